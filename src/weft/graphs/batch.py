@@ -1,0 +1,237 @@
+"""GraphBatch: what a model sees, with one padding contract for every kind of batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.errors import DataError
+from weft.graphs.graph import Array, Graph
+from weft.graphs.loops import shift_ranges
+from weft.graphs.table import GraphTable, check_ids, gather_rows, offsets_of
+
+__all__ = ["Budget", "GraphBatch", "assemble"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """The padded size of a batch. One node and one graph are kept for the padding.
+
+    Attributes:
+        nodes: N, room for N - 1 real nodes.
+        edges: E, room for E real edges.
+        graphs: G, room for G - 1 real graphs.
+    """
+
+    nodes: int
+    edges: int
+    graphs: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class GraphBatch:
+    """G graphs with N nodes and E edges, as tensors on one device.
+
+    Real graphs come first. In a padded batch the graph after them owns every padding node (at
+    least one) and every padding edge, each a self-loop on the first padding node; empty graphs
+    follow. Masks are prefix masks, padding rows of columns are 0. An unpadded batch has none of
+    this and masks that are all true.
+
+    Edges are sorted by receiver, so a receiver's messages are one segment; `out_order` sorts them
+    by sender, which makes the gradient of a gather a segment sum too.
+
+    Attributes:
+        nodes: node columns, each [N, ...].
+        edges: edge columns, each [E, ...].
+        graphs: graph columns, each [G, ...].
+        senders: int32 or int64 [E].
+        receivers: int [E], ascending.
+        in_offsets: int [N + 1]; edges in_offsets[v]:in_offsets[v + 1] enter node v.
+        out_offsets: int [N + 1]; edges out_order[out_offsets[v]:out_offsets[v + 1]] leave node v.
+        out_order: int [E], a permutation of the edges, ascending in their sender.
+        node_offsets: int [G + 1]; nodes node_offsets[g]:node_offsets[g + 1] are graph g's.
+        node_graph: int [N], the graph of each node.
+        node_mask: bool [N].
+        edge_mask: bool [E].
+        graph_mask: bool [G].
+    """
+
+    nodes: dict[str, Tensor]
+    edges: dict[str, Tensor]
+    graphs: dict[str, Tensor]
+    senders: Tensor
+    receivers: Tensor
+    in_offsets: Tensor
+    out_offsets: Tensor
+    out_order: Tensor
+    node_offsets: Tensor
+    node_graph: Tensor
+    node_mask: Tensor
+    edge_mask: Tensor
+    graph_mask: Tensor
+
+    @property
+    def num_nodes(self) -> int:
+        """N, padding included."""
+        return self.node_mask.shape[0]
+
+    @property
+    def num_edges(self) -> int:
+        """E, padding included."""
+        return self.edge_mask.shape[0]
+
+    @property
+    def num_graphs(self) -> int:
+        """G, padding included."""
+        return self.graph_mask.shape[0]
+
+    @property
+    def num_real_graphs(self) -> int:
+        """Graphs that are not padding (reads the mask: waits for an accelerator)."""
+        return int(self.graph_mask.sum())
+
+    def __repr__(self) -> str:
+        return (
+            f"GraphBatch({self.num_graphs} graphs, {self.num_nodes} nodes, {self.num_edges} edges, "
+            f"columns: {', '.join([*self.nodes, *self.edges, *self.graphs]) or 'none'})"
+        )
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> GraphBatch:
+        """The same batch on another device."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> GraphBatch:
+        """The same batch in page-locked memory, for a faster copy to a GPU."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def replace(self, **changes: Any) -> GraphBatch:
+        """A copy with other fields, such as `edges={"weight": w}`."""
+        return GraphBatch(**{f.name: getattr(self, f.name) for f in fields(self)} | changes)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> GraphBatch:
+        changed: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, dict):
+                changed[f.name] = {name: change(tensor) for name, tensor in value.items()}
+            else:
+                changed[f.name] = change(value)
+        return GraphBatch(**changed)
+
+    def unbatch(self) -> list[Graph]:
+        """The real graphs, as numpy; their edges in the batch's order."""
+        offsets = self.node_offsets.tolist()
+        in_offsets = self.in_offsets.tolist()
+        host = self.to("cpu")
+        graphs = []
+        for g in range(self.num_real_graphs):
+            first, stop = offsets[g], offsets[g + 1]
+            edges = slice(in_offsets[first], in_offsets[stop])
+            graphs.append(
+                Graph(
+                    num_nodes=stop - first,
+                    senders=host.senders[edges].numpy() - first,
+                    receivers=host.receivers[edges].numpy() - first,
+                    nodes={k: v[first:stop].numpy() for k, v in host.nodes.items()},
+                    edges={k: v[edges].numpy() for k, v in host.edges.items()},
+                    graph={k: v[g].numpy() for k, v in host.graphs.items()},
+                )
+            )
+        return graphs
+
+
+torch.export.register_dataclass(GraphBatch)
+
+
+def assemble(
+    table: GraphTable, graphs: Sequence[int] | Array, budget: Budget | None = None
+) -> GraphBatch:
+    """The batch of these graphs of `table`, padded to `budget`, or unpadded without one.
+
+    Every column is gathered from the table in one pass; ragged columns stay behind.
+
+    Raises:
+        DataError: the graphs do not fit the budget; the message prints both sides.
+    """
+    ids = check_ids(table, graphs)
+    node_starts, node_stops = table.node_offsets[ids], table.node_offsets[ids + 1]
+    edge_starts, edge_stops = table.edge_offsets[ids], table.edge_offsets[ids + 1]
+    node_bases = offsets_of(node_stops - node_starts)
+    edge_bases = offsets_of(edge_stops - edge_starts)
+    real = Budget(nodes=int(node_bases[-1]), edges=int(edge_bases[-1]), graphs=len(ids))
+    size = real if budget is None else _fitting(real, budget)
+    small = max(size.nodes, size.edges) < 2**31
+    index = np.dtype(np.int32 if small else np.int64)
+
+    def edge_ends(name: str) -> Tensor:
+        out = np.empty(size.edges, dtype=index)
+        shift_ranges(table.columns[name], edge_starts, edge_stops, node_bases, out)
+        out[real.edges :] = real.nodes
+        return torch.from_numpy(out)
+
+    def edge_offsets(name: str) -> Tensor:
+        out = np.empty(size.nodes + 1, dtype=index)
+        shift_ranges(table.columns[name], node_starts, node_stops, edge_bases, out)
+        # The first padding node's edges begin where the real ones end; all later ones have none.
+        out[real.nodes] = real.edges
+        out[real.nodes + 1 :] = size.edges
+        return torch.from_numpy(out)
+
+    out_order = np.empty(size.edges, dtype=index)
+    shift_ranges(table.columns["out_order"], edge_starts, edge_stops, edge_bases, out_order)
+    out_order[real.edges :] = np.arange(real.edges, size.edges)
+    node_offsets = np.full(size.graphs + 1, size.nodes, dtype=index)
+    node_offsets[: real.graphs + 1] = node_bases
+    levels: dict[str, dict[str, Tensor]] = {"node": {}, "edge": {}, "graph": {}}
+    rows = {
+        "node": (node_starts, node_stops, size.nodes),
+        "edge": (edge_starts, edge_stops, size.edges),
+        "graph": (ids, ids + 1, size.graphs),
+    }
+    for name, column in table.schema.items():
+        if column.level != "ragged":
+            starts, stops, total = rows[column.level]
+            values = gather_rows(table.columns[name], starts, stops, rows=total)
+            levels[column.level][name] = torch.from_numpy(values)
+    return GraphBatch(
+        nodes=levels["node"],
+        edges=levels["edge"],
+        graphs=levels["graph"],
+        senders=edge_ends("senders"),
+        receivers=edge_ends("receivers"),
+        in_offsets=edge_offsets("in_start"),
+        out_offsets=edge_offsets("out_start"),
+        out_order=torch.from_numpy(out_order),
+        node_offsets=torch.from_numpy(node_offsets),
+        node_graph=torch.from_numpy(
+            np.repeat(np.arange(size.graphs, dtype=index), np.diff(node_offsets))
+        ),
+        node_mask=_prefix_mask(size.nodes, real.nodes),
+        edge_mask=_prefix_mask(size.edges, real.edges),
+        graph_mask=_prefix_mask(size.graphs, real.graphs),
+    )
+
+
+def _fitting(real: Budget, budget: Budget) -> Budget:
+    if (
+        real.nodes > budget.nodes - 1
+        or real.edges > budget.edges
+        or real.graphs > budget.graphs - 1
+    ):
+        raise DataError(
+            f"the batch is larger than its budget: it has {real.nodes} nodes, {real.edges} edges "
+            f"and {real.graphs} graphs, the budget has room for {budget.nodes - 1}, "
+            f"{budget.edges} and {budget.graphs - 1}; take fewer graphs or a larger budget"
+        )
+    return budget
+
+
+def _prefix_mask(size: int, real: int) -> Tensor:
+    mask = torch.zeros(size, dtype=torch.bool)
+    mask[:real] = True
+    return mask

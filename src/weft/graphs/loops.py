@@ -1,0 +1,59 @@
+"""The compiled loops of this room: counting sort of edges and copying ranges of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+__all__ = ["copy_ranges", "counting_order", "group_starts", "shift_ranges"]
+
+
+@njit(cache=True, nogil=True)
+def counting_order(keys: Any, num_keys: int) -> Any:
+    """Stable order that sorts integer `keys` [e] in 0..num_keys-1: O(e), int64 [e]."""
+    starts = np.zeros(num_keys + 1, dtype=np.int64)
+    for key in keys:
+        starts[key + 1] += 1
+    for key in range(num_keys):
+        starts[key + 1] += starts[key]
+    order = np.empty(keys.shape[0], dtype=np.int64)
+    for edge in range(keys.shape[0]):
+        order[starts[keys[edge]]] = edge
+        starts[keys[edge]] += 1
+    return order
+
+
+@njit(cache=True, nogil=True)
+def group_starts(keys: Any, num_keys: int) -> Any:
+    """CSR offsets int64 [num_keys + 1] of integer `keys` [e], sorted or not."""
+    starts = np.zeros(num_keys + 1, dtype=np.int64)
+    for key in keys:
+        starts[key + 1] += 1
+    for key in range(num_keys):
+        starts[key + 1] += starts[key]
+    return starts
+
+
+@njit(cache=True, nogil=True)
+def copy_ranges(source: Any, starts: Any, stops: Any, width: int, out: Any) -> None:
+    """Copy rows starts[i]:stops[i] of `source`, `width` items each, one range after another."""
+    position = 0
+    for i in range(starts.shape[0]):
+        first = starts[i] * width
+        count = (stops[i] - starts[i]) * width
+        out[position : position + count] = source[first : first + count]
+        position += count
+
+
+@njit(cache=True, nogil=True)
+def shift_ranges(source: Any, starts: Any, stops: Any, shifts: Any, out: Any) -> None:
+    """Like copy_ranges for an index column: adds shifts[i] to every value of range i."""
+    position = 0
+    for i in range(starts.shape[0]):
+        first = starts[i]
+        shift = shifts[i]
+        for k in range(stops[i] - first):
+            out[position + k] = source[first + k] + shift
+        position += stops[i] - first

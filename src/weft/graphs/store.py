@@ -1,0 +1,285 @@
+"""Tables on disk: a folder with one .npy file a column and a manifest that is written last."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from weft.errors import DataError
+from weft.graphs.build import table_from_graphs
+from weft.graphs.graph import Array, Graph
+from weft.graphs.schema import TOPOLOGY, Column, Schema, check_schema, infer_schema
+from weft.graphs.table import GraphTable
+
+__all__ = ["open_table", "write_table"]
+
+FORMAT = "weft graph table"
+VERSION = 1
+MANIFEST = "table.json"
+# Tables up to this size are checked to the last byte when they are opened (about 0.1 s).
+CHECK_BYTES = 128 * 2**20
+_CHUNK_GRAPHS = 2048
+_CHUNK_ROWS = 4_000_000
+
+
+def write_table(
+    path: str | Path,
+    graphs: Iterable[Graph | GraphTable],
+    schema: Schema | None = None,
+    *,
+    metadata: Mapping[str, Any] | None = None,
+) -> GraphTable:
+    """Write graphs (or tables in memory, one after another) to the folder `path` and open it.
+
+    Memory stays bounded: graphs are taken in chunks and streamed to disk. The folder appears
+    under its name only when it is whole; on any failure nothing is left behind.
+
+    Raises:
+        DataError: a graph that does not fit the schema; `path` exists already.
+    """
+    path = Path(path)
+    if path.exists():
+        raise DataError(f"{path} exists already; remove it first or choose another name")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.partial"
+    temporary.mkdir()
+    try:
+        chunks = _chunks(graphs, schema)
+        _write(temporary, chunks, schema, dict(metadata or {}))
+        temporary.rename(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return open_table(path)
+
+
+def _chunks(graphs: Iterable[Graph | GraphTable], schema: Schema | None) -> Iterator[GraphTable]:
+    waiting: list[Graph] = []
+    rows = first = 0
+    for item in graphs:
+        if isinstance(item, GraphTable):
+            yield item
+            continue
+        schema = schema or infer_schema(item)
+        waiting.append(item)
+        rows += item.num_nodes + item.num_edges
+        if len(waiting) == _CHUNK_GRAPHS or rows >= _CHUNK_ROWS:
+            yield table_from_graphs(waiting, schema, first=first)
+            first += len(waiting)
+            waiting, rows = [], 0
+    if waiting:
+        yield table_from_graphs(waiting, schema, first=first)
+
+
+class _ColumnFile:
+    """A .npy file that grows: numpy leaves room in the header for the final number of rows."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        self.path, self.dtype, self.shape = path, dtype, shape
+        self.rows, self.crc = 0, 0
+        self.file: BinaryIO = path.open("w+b")
+        self._header()
+
+    def _header(self) -> None:
+        self.file.seek(0)
+        np.lib.format.write_array_header_1_0(
+            self.file,
+            {
+                "descr": np.lib.format.dtype_to_descr(self.dtype),
+                "fortran_order": False,
+                "shape": (self.rows, *self.shape),
+            },
+        )
+
+    def append(self, values: Array) -> None:
+        data = np.ascontiguousarray(values, dtype=self.dtype).reshape(-1).view(np.uint8).data
+        self.crc = zlib.crc32(data, self.crc)
+        self.file.write(data)
+        self.rows += values.shape[0]
+
+    def close(self) -> None:
+        self._header()
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+
+    def entry(self) -> dict[str, Any]:
+        return {
+            "dtype": self.dtype.name,
+            "shape": [self.rows, *self.shape],
+            "bytes": self.path.stat().st_size,
+            "crc32": self.crc,
+        }
+
+
+def _write(
+    folder: Path, chunks: Iterable[GraphTable], schema: Schema | None, metadata: dict[str, Any]
+) -> None:
+    files: dict[str, _ColumnFile] = {}
+    totals: dict[str, int] = {}
+    with ExitStack() as stack:
+
+        def append(name: str, values: Array) -> None:
+            if name not in files:
+                files[name] = _ColumnFile(folder / f"{name}.npy", values.dtype, values.shape[1:])
+                stack.callback(files[name].file.close)
+            files[name].append(values)
+
+        def append_offsets(name: str, offsets: Array) -> None:
+            if name not in files:
+                append(name, np.zeros(1, dtype=np.int64))
+            append(name, offsets[1:] + totals.get(name, 0))
+            totals[name] = totals.get(name, 0) + int(offsets[-1])
+
+        empty = schema is not None
+        for chunk in chunks:
+            schema = schema or chunk.schema
+            if dict(chunk.schema) != dict(schema):
+                raise DataError(
+                    f"chunks have different columns: {sorted(chunk.schema)} after {sorted(schema)}"
+                )
+            empty = False
+            _append_chunk(chunk, append, append_offsets)
+        if empty:
+            assert schema is not None
+            _append_chunk(table_from_graphs([], schema), append, append_offsets)
+        if schema is None:
+            raise DataError("no graphs to write and no schema: the columns are unknown")
+        for file in files.values():
+            file.close()
+        manifest = {
+            "columns": {name: asdict(column) for name, column in schema.items()},
+            "arrays": {name: file.entry() for name, file in sorted(files.items())},
+            "metadata": metadata,
+        }
+    _write_manifest(folder / MANIFEST, manifest)
+
+
+def _append_chunk(chunk: GraphTable, append: Any, append_offsets: Any) -> None:
+    for name, values in chunk.columns.items():
+        append(name, values)
+    append_offsets("node_offsets", chunk.node_offsets)
+    append_offsets("edge_offsets", chunk.edge_offsets)
+    for name, offsets in chunk.ragged_offsets.items():
+        append_offsets(f"{name}_offsets", offsets)
+
+
+def _write_manifest(path: Path, manifest: dict[str, Any]) -> None:
+    body = json.dumps(manifest)
+    whole = {"format": FORMAT, "version": VERSION, "crc32": zlib.crc32(body.encode()), **manifest}
+    with path.open("w", encoding="utf-8") as file:
+        json.dump(whole, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def open_table(path: str | Path, *, check: bool | None = None) -> GraphTable:
+    """Map the table in the folder `path`.
+
+    Structure, sizes and offsets are always checked. `check` decides whether the checksum of every
+    byte is too: by default for tables up to 128 MiB.
+
+    Raises:
+        DataError: not a table, another format version, a file that is missing, cut or corrupted;
+            the message names the file and what to do.
+    """
+    path = Path(path)
+    manifest = _read_manifest(path)
+    schema = {
+        name: Column(**{**entry, "shape": tuple(entry["shape"])})
+        for name, entry in manifest["columns"].items()
+    }
+    check_schema(schema)
+    arrays = manifest["arrays"]
+    if check is None:
+        check = sum(entry["bytes"] for entry in arrays.values()) <= CHECK_BYTES
+    ragged = [name for name, column in schema.items() if column.level == "ragged"]
+    offset_names = ["node_offsets", "edge_offsets", *(f"{name}_offsets" for name in ragged)]
+    wanted = [*offset_names, *TOPOLOGY, *schema]
+    for name in wanted:
+        if name not in arrays:
+            raise DataError(f"{path / MANIFEST} lists no array '{name}'; build the table again")
+    mapped = {name: _map_array(path / f"{name}.npy", arrays[name], check) for name in wanted}
+    table = GraphTable(
+        schema=schema,
+        columns={name: mapped[name] for name in [*TOPOLOGY, *schema]},
+        node_offsets=mapped["node_offsets"],
+        edge_offsets=mapped["edge_offsets"],
+        ragged_offsets={name: mapped[f"{name}_offsets"] for name in ragged},
+        metadata=manifest["metadata"],
+        path=path,
+    )
+    _check_offsets(table)
+    return table
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    file = path / MANIFEST
+    try:
+        whole = json.loads(file.read_text(encoding="utf-8"))
+        found, version = whole["format"], whole["version"]
+    except FileNotFoundError:
+        raise DataError(f"{path} is not a graph table: it has no {MANIFEST}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise DataError(f"{file} is damaged ({error}); build the table again") from None
+    if found != FORMAT:
+        raise DataError(f"{file} says format {found!r}, not {FORMAT!r}")
+    if version != VERSION:
+        raise DataError(
+            f"{file} has format version {version}; this weft reads version {VERSION}. "
+            "Build the table again with this weft, or open it with the one that wrote it"
+        )
+    manifest = {key: whole.get(key) for key in ("columns", "arrays", "metadata")}
+    if whole.get("crc32") != zlib.crc32(json.dumps(manifest).encode()):
+        raise DataError(f"{file} is damaged (its checksum is wrong); build the table again")
+    return manifest
+
+
+def _map_array(file: Path, entry: dict[str, Any], check: bool) -> Array:
+    try:
+        size = file.stat().st_size
+        if size != entry["bytes"]:
+            raise DataError(
+                f"{file} has {size} bytes, {entry['bytes']} expected: it was cut or overwritten; "
+                "build the table again"
+            )
+        mapped = np.load(file, mmap_mode="r" if all(entry["shape"]) else None, allow_pickle=False)
+    except FileNotFoundError:
+        raise DataError(f"{file} is missing; build the table again") from None
+    except (ValueError, EOFError, SyntaxError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{file} is damaged ({error}); build the table again") from None
+    array: Array = np.asarray(mapped)
+    if list(array.shape) != entry["shape"] or array.dtype.name != entry["dtype"]:
+        raise DataError(
+            f"{file} holds {array.dtype}{list(array.shape)}, "
+            f"{entry['dtype']}{entry['shape']} expected; build the table again"
+        )
+    if check and zlib.crc32(array.reshape(-1).view(np.uint8).data) != entry["crc32"]:
+        raise DataError(f"{file} is damaged (its checksum is wrong); build the table again")
+    return array
+
+
+def _check_offsets(table: GraphTable) -> None:
+    """Offsets rise from 0 to the length of every column of their level."""
+    count = len(table)
+    expected = {name: table.offsets(name) for name in table.schema}
+    for name in TOPOLOGY:
+        expected[name] = table.node_offsets if TOPOLOGY[name] == "node" else table.edge_offsets
+    for name, offsets in expected.items():
+        rises = offsets.shape == (count + 1,) and offsets[0] == 0 and (np.diff(offsets) >= 0).all()
+        if not rises or offsets[-1] != table.columns[name].shape[0]:
+            raise DataError(
+                f"{table.path}: the offsets of column '{name}' do not match its "
+                f"{table.columns[name].shape[0]} rows; build the table again"
+            )

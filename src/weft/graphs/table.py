@@ -1,0 +1,187 @@
+"""GraphTable: a data set of graphs as columns, in memory or mapped from disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.errors import DataError
+from weft.graphs.graph import Array, Graph
+from weft.graphs.loops import copy_ranges
+from weft.graphs.schema import Schema
+
+__all__ = ["GraphTable", "check_ids", "gather_rows", "offsets_of"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class GraphTable:
+    """g graphs with N nodes and E edges in all, every column concatenated over the graphs.
+
+    Edges are sorted by (receiver, sender) within each graph; node and edge numbers are local to
+    their graph. Made by `table_from_graphs`, `table_from_columns` or `open_table`; the arrays are
+    never changed.
+
+    Attributes:
+        schema: the user's columns.
+        columns: every array by name: node columns [N, ...], edge columns [E, ...], graph columns
+            [g, ...], ragged ones [rows, ...]; and the topology: `senders`, `receivers` [E],
+            `out_order` [E] (the edges in order of sender), `in_start`, `out_start` [N] (where a
+            node's edges begin among its graph's edges, in either order).
+        node_offsets: int64 [g + 1], where each graph's nodes begin.
+        edge_offsets: int64 [g + 1], where each graph's edges begin.
+        ragged_offsets: int64 [g + 1] for each ragged column.
+        metadata: what the source wrote about itself; JSON values.
+        path: the folder it is mapped from, or None.
+    """
+
+    schema: Schema
+    columns: Mapping[str, Array]
+    node_offsets: Array
+    edge_offsets: Array
+    ragged_offsets: Mapping[str, Array] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    path: Path | None = None
+
+    def __len__(self) -> int:
+        return int(self.node_offsets.shape[0]) - 1
+
+    def __repr__(self) -> str:
+        return (
+            f"GraphTable({len(self):,} graphs, {self.total_nodes:,} nodes, "
+            f"{self.total_edges:,} edges, columns: {', '.join(self.schema) or 'none'})"
+        )
+
+    @property
+    def total_nodes(self) -> int:
+        """N, the number of nodes in all graphs."""
+        return int(self.node_offsets[-1])
+
+    @property
+    def total_edges(self) -> int:
+        """E, the number of edges in all graphs."""
+        return int(self.edge_offsets[-1])
+
+    @property
+    def num_nodes(self) -> Array:
+        """int64 [g], the nodes of each graph: sizes without loading anything."""
+        return np.diff(self.node_offsets)
+
+    @property
+    def num_edges(self) -> Array:
+        """int64 [g], the edges of each graph."""
+        return np.diff(self.edge_offsets)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all columns in bytes."""
+        return sum(int(array.nbytes) for array in self.columns.values())
+
+    def offsets(self, name: str) -> Array:
+        """int64 [g + 1], where each graph's rows of the column `name` begin."""
+        level = self.schema[name].level
+        if level == "ragged":
+            return self.ragged_offsets[name]
+        if level == "graph":
+            return np.arange(len(self) + 1, dtype=np.int64)
+        return self.node_offsets if level == "node" else self.edge_offsets
+
+    def column(self, name: str) -> Array:
+        """The whole column `name`; a KeyError-free message lists what there is."""
+        if name not in self.schema:
+            where = f" of {self.path}" if self.path else ""
+            raise DataError(
+                f"no column '{name}' in the table{where}; it has {', '.join(self.schema) or 'none'}"
+            )
+        return self.columns[name]
+
+    def __getitem__(self, index: int) -> Graph:
+        """Graph `index` as views of the columns, its edges in the table's order."""
+        count = len(self)
+        if not -count <= index < count:
+            raise IndexError(f"graph {index} of a table of {count}")
+        i = index % count
+        nodes = slice(int(self.node_offsets[i]), int(self.node_offsets[i + 1]))
+        edges = slice(int(self.edge_offsets[i]), int(self.edge_offsets[i + 1]))
+        levels: dict[str, dict[str, Array]] = {"node": {}, "edge": {}, "graph": {}, "ragged": {}}
+        for name, column in self.schema.items():
+            values = self.columns[name]
+            if column.level == "ragged":
+                first, stop = self.ragged_offsets[name][i : i + 2]
+                part = values[int(first) : int(stop)]
+            elif column.level == "graph":
+                part = values[i, ...]
+            else:
+                part = values[nodes if column.level == "node" else edges]
+            levels[column.level][name] = part
+        return Graph(
+            num_nodes=nodes.stop - nodes.start,
+            senders=self.columns["senders"][edges],
+            receivers=self.columns["receivers"][edges],
+            nodes=levels["node"],
+            edges=levels["edge"],
+            graph=levels["graph"],
+            ragged=levels["ragged"],
+        )
+
+    def __iter__(self) -> Iterator[Graph]:
+        return (self[i] for i in range(len(self)))
+
+    def select(self, graphs: Sequence[int] | Array) -> GraphTable:
+        """A table in memory of the graphs with these numbers, in this order."""
+        ids = check_ids(self, graphs)
+        columns = {}
+        for name, values in self.columns.items():
+            offsets = self.offsets(name) if name in self.schema else self._topology_offsets(name)
+            columns[name] = gather_rows(values, offsets[ids], offsets[ids + 1])
+        return GraphTable(
+            schema=self.schema,
+            columns=columns,
+            node_offsets=offsets_of(self.num_nodes[ids]),
+            edge_offsets=offsets_of(self.num_edges[ids]),
+            ragged_offsets={
+                name: offsets_of(np.diff(offsets)[ids])
+                for name, offsets in self.ragged_offsets.items()
+            },
+            metadata=self.metadata,
+        )
+
+    def _topology_offsets(self, name: str) -> Array:
+        return self.node_offsets if name.endswith("_start") else self.edge_offsets
+
+
+def check_ids(table: GraphTable, graphs: Sequence[int] | Array) -> Array:
+    """`graphs` as int64 [b], every one a graph of `table`."""
+    ids = np.asarray(graphs, dtype=np.int64).reshape(-1)
+    if ids.size and (ids.min() < 0 or ids.max() >= len(table)):
+        bad = int(ids[(ids < 0) | (ids >= len(table))][0])
+        raise DataError(f"graph {bad} asked for, but the table holds graphs 0 to {len(table) - 1}")
+    return ids
+
+
+def gather_rows(
+    values: Array, starts: Array, stops: Array, *, rows: int | None = None, fill: int = 0
+) -> Array:
+    """Rows starts[i]:stops[i] of `values` one range after another, padded with `fill` to `rows`."""
+    real = int((stops - starts).sum())
+    out = np.empty((real if rows is None else rows, *values.shape[1:]), dtype=values.dtype)
+    # Bytes have one compiled loop for every dtype and row shape.
+    width = values.dtype.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))
+    if width:
+        copy_ranges(_bytes(values), starts, stops, width, _bytes(out))
+    out[real:] = fill
+    return out
+
+
+def _bytes(array: Array) -> Array:
+    return array.reshape(-1).view(np.uint8)
+
+
+def offsets_of(counts: Array) -> Array:
+    """CSR offsets int64 [g + 1] of int `counts` [g]."""
+    offsets = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
