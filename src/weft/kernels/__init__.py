@@ -1,1 +1,27 @@
-"""."""
+"""The few hot loops, as torch operators: segment reductions, gathers, sparse products."""
+
+from weft.kernels.functions import (
+    SortedEdges,
+    gather_receivers,
+    gather_senders,
+    segment_max,
+    segment_mean,
+    segment_sum,
+    spmm,
+    sum_to_receivers,
+    sum_to_senders,
+)
+from weft.kernels.threads import reset_threads
+
+__all__ = [
+    "SortedEdges",
+    "gather_receivers",
+    "gather_senders",
+    "reset_threads",
+    "segment_max",
+    "segment_mean",
+    "segment_sum",
+    "spmm",
+    "sum_to_receivers",
+    "sum_to_senders",
+]

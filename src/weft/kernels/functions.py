@@ -1,0 +1,117 @@
+"""What models call: message passing over anything that carries sorted edges, such as GraphBatch."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from torch import Tensor
+
+from weft.kernels import operators
+
+__all__ = [
+    "SortedEdges",
+    "gather_receivers",
+    "gather_senders",
+    "segment_max",
+    "segment_mean",
+    "segment_sum",
+    "spmm",
+    "sum_to_receivers",
+    "sum_to_senders",
+]
+
+
+class SortedEdges(Protocol):
+    """E edges over N nodes, sorted by receiver, with CSR views both ways (see GraphBatch)."""
+
+    @property
+    def senders(self) -> Tensor: ...  # noqa: D102
+    @property
+    def receivers(self) -> Tensor: ...  # noqa: D102
+    @property
+    def in_offsets(self) -> Tensor: ...  # noqa: D102
+    @property
+    def out_offsets(self) -> Tensor: ...  # noqa: D102
+    @property
+    def out_order(self) -> Tensor: ...  # noqa: D102
+
+
+def spmm(edges: SortedEdges, x: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Sum over incoming edges of weight · x[sender], [N, ...], without making edge tensors.
+
+    Args:
+        edges: a GraphBatch, or anything with its edge fields.
+        x: [N, ...].
+        weight: [E] one a edge; [E, ...] of the shape of a row of x, one a feature; None for ones.
+    """
+    flat = _flat(x)
+    if weight is not None and weight.ndim > 1:
+        weight = _flat(weight)
+    out = operators.spmm(
+        flat,
+        weight,
+        edges.receivers,
+        edges.senders,
+        edges.in_offsets,
+        None,
+        edges.out_offsets,
+        edges.out_order,
+    )
+    return _shaped(out, x)
+
+
+def gather_senders(edges: SortedEdges, x: Tensor) -> Tensor:
+    """X [N, ...] of each edge's sender, [E, ...]."""
+    out = operators.gather(_flat(x), edges.senders, edges.out_offsets, edges.out_order)
+    return _shaped(out, x)
+
+
+def gather_receivers(edges: SortedEdges, x: Tensor) -> Tensor:
+    """X [N, ...] of each edge's receiver, [E, ...]."""
+    out = operators.gather(_flat(x), edges.receivers, edges.in_offsets, None)
+    return _shaped(out, x)
+
+
+def sum_to_receivers(edges: SortedEdges, values: Tensor) -> Tensor:
+    """Sum of edge values [E, ...] over the edges that enter each node, [N, ...]."""
+    out = operators.segment_sum(_flat(values), edges.in_offsets, None, edges.receivers, False)
+    return _shaped(out, values)
+
+
+def sum_to_senders(edges: SortedEdges, values: Tensor) -> Tensor:
+    """Sum of edge values [E, ...] over the edges that leave each node, [N, ...]."""
+    out = operators.segment_sum(
+        _flat(values), edges.out_offsets, edges.out_order, edges.senders, False
+    )
+    return _shaped(out, values)
+
+
+def segment_sum(values: Tensor, offsets: Tensor, index: Tensor | None = None) -> Tensor:
+    """Sums of consecutive rows of `values` [E, ...]: rows offsets[r]:offsets[r + 1] make row r.
+
+    `index` [E], the segment of each row, saves the backward pass from finding it again.
+    """
+    out = operators.segment_sum(_flat(values), offsets, None, index, False)
+    return _shaped(out, values)
+
+
+def segment_mean(values: Tensor, offsets: Tensor, index: Tensor | None = None) -> Tensor:
+    """Means of consecutive rows, as `segment_sum`; 0 for an empty segment."""
+    out = operators.segment_sum(_flat(values), offsets, None, index, True)
+    return _shaped(out, values)
+
+
+def segment_max(values: Tensor, offsets: Tensor) -> Tensor:
+    """Largest of consecutive rows by feature, as `segment_sum`; 0 for an empty segment."""
+    out, _ = operators.segment_max(_flat(values), offsets, None)
+    return _shaped(out, values)
+
+
+def _flat(x: Tensor) -> Tensor:
+    """[rows, features] of x [rows, ...]; torch cannot infer -1 when there are no rows."""
+    return x.reshape(x.shape[0], math.prod(x.shape[1:]))
+
+
+def _shaped(out: Tensor, like: Tensor) -> Tensor:
+    return out.reshape(out.shape[0], *like.shape[1:])

@@ -1,0 +1,299 @@
+"""The torch operators `weft::*`: compiled loops on the CPU, plain torch elsewhere.
+
+Each has a fake implementation for tracing and an autograd formula made of these same operators,
+so that second derivatives exist and a backward pass is as fast and deterministic as a forward
+one. Values are [E, F] or [N, F]; indices are int32 or int64.
+"""
+
+# No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.kernels import loops, plain
+from weft.kernels.threads import run_rows
+
+__all__ = ["edge_products", "gather", "segment_max", "segment_sum", "spmm"]
+
+
+def _compiled(*tensors: Tensor | None) -> bool:
+    return all(
+        t is None or (t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64))
+        for t in tensors
+    )
+
+
+def _array(tensor: Tensor | None) -> Any:
+    return None if tensor is None else tensor.detach().contiguous().numpy()
+
+
+@torch.library.custom_op("weft::segment_sum", mutates_args=())
+def segment_sum(
+    values: Tensor, offsets: Tensor, order: Tensor | None, index: Tensor | None, mean: bool
+) -> Tensor:
+    """Sums [N, F] of the rows of each segment, or their means.
+
+    Args:
+        values: [E, F].
+        offsets: int [N + 1]; positions offsets[r]:offsets[r + 1] belong to segment r.
+        order: int [E], the edge at each position; None where that is the identity.
+        index: int [E], the segment of each edge, for the backward pass; None: found when needed.
+        mean: divide by the number of rows.
+    """
+    if not _compiled(values):
+        return plain.segment_reduce(values, offsets, order, "mean" if mean else "sum")
+    out = torch.empty(offsets.shape[0] - 1, values.shape[1], dtype=values.dtype)
+    array, starts, places, target = _array(values), _array(offsets), _array(order), out.numpy()
+
+    def loop(first: int, stop: int) -> None:
+        loops.segment_sum(array, starts, places, mean, target, first, stop)
+
+    run_rows(loop, out.shape[0], values.shape[1], starts)
+    return out
+
+
+@segment_sum.register_fake
+def _(
+    values: Tensor, offsets: Tensor, order: Tensor | None, index: Tensor | None, mean: bool
+) -> Tensor:
+    return values.new_empty(offsets.shape[0] - 1, values.shape[1])
+
+
+def _segment_index(
+    offsets: Tensor, order: Tensor | None, index: Tensor | None, rows: int
+) -> Tensor:
+    if index is not None:
+        return index
+    counts = offsets.diff()
+    sorted_index = torch.repeat_interleave(counts, output_size=rows)
+    if order is None:
+        return sorted_index
+    return torch.empty_like(sorted_index).scatter_(0, order.long(), sorted_index)
+
+
+def _segment_sum_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    values, offsets, order, index, mean = inputs
+    ctx.save_for_backward(offsets, order, index)
+    ctx.mean, ctx.rows = mean, values.shape[0]
+
+
+def _segment_sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    offsets, order, index = ctx.saved_tensors
+    if ctx.mean:
+        grad = grad / offsets.diff().clamp(min=1)[:, None].to(grad.dtype)
+    index = _segment_index(offsets, order, index, ctx.rows)
+    return gather(grad, index, offsets, order), None, None, None, None
+
+
+segment_sum.register_autograd(_segment_sum_backward, setup_context=_segment_sum_setup)
+
+
+@torch.library.custom_op("weft::gather", mutates_args=())
+def gather(x: Tensor, index: Tensor, offsets: Tensor, order: Tensor | None) -> Tensor:
+    """Rows x[index], [E, F]; the CSR view (offsets, order) of `index` serves the backward pass."""
+    if not _compiled(x):
+        return plain.gather_rows(x, index)
+    out = torch.empty(index.shape[0], x.shape[1], dtype=x.dtype)
+    array, rows, target = _array(x), _array(index), out.numpy()
+
+    def loop(first: int, stop: int) -> None:
+        loops.gather_rows(array, rows, target, first, stop)
+
+    run_rows(loop, out.shape[0], x.shape[1])
+    return out
+
+
+@gather.register_fake
+def _(x: Tensor, index: Tensor, offsets: Tensor, order: Tensor | None) -> Tensor:
+    return x.new_empty(index.shape[0], x.shape[1])
+
+
+def _gather_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, index, offsets, order = inputs
+    ctx.save_for_backward(index, offsets, order)
+
+
+def _gather_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    index, offsets, order = ctx.saved_tensors
+    return segment_sum(grad, offsets, order, index, False), None, None, None
+
+
+gather.register_autograd(_gather_backward, setup_context=_gather_setup)
+
+
+@torch.library.custom_op("weft::segment_max", mutates_args=())
+def segment_max(values: Tensor, offsets: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Maxima [N, F] by segment and feature, and int64 [N, F] the edges that hold them.
+
+    An empty segment gives 0 and edge -1. The first of equal values wins.
+    """
+    if not _compiled(values):
+        return plain.segment_max(values, offsets, order)
+    shape = (offsets.shape[0] - 1, values.shape[1])
+    out = torch.empty(shape, dtype=values.dtype)
+    winners = torch.empty(shape, dtype=torch.int64)
+    array, starts, places = _array(values), _array(offsets), _array(order)
+    target, edges = out.numpy(), winners.numpy()
+
+    def loop(first: int, stop: int) -> None:
+        loops.segment_max(array, starts, places, target, edges, first, stop)
+
+    run_rows(loop, out.shape[0], values.shape[1], starts)
+    return out, winners
+
+
+@segment_max.register_fake
+def _(values: Tensor, offsets: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor]:
+    shape = (offsets.shape[0] - 1, values.shape[1])
+    return values.new_empty(shape), values.new_empty(shape, dtype=torch.int64)
+
+
+def _segment_max_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[1])
+    ctx.rows = inputs[0].shape[0]
+    ctx.mark_non_differentiable(output[1])
+
+
+def _segment_max_backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    (winners,) = ctx.saved_tensors
+    if ctx.rows == 0:
+        return grad.new_zeros(0, grad.shape[1]), None, None
+    grad = grad.masked_fill(winners < 0, 0.0)
+    # Every edge is in one segment, so no two rows add to the same place but exact zeros.
+    empty = grad.new_zeros(ctx.rows, grad.shape[1])
+    return empty.scatter_add(0, winners.clamp(min=0), grad), None, None
+
+
+segment_max.register_autograd(_segment_max_backward, setup_context=_segment_max_setup)
+
+
+@torch.library.custom_op("weft::spmm", mutates_args=())
+def spmm(
+    x: Tensor,
+    weight: Tensor | None,
+    rows: Tensor,
+    columns: Tensor,
+    offsets: Tensor,
+    order: Tensor | None,
+    offsets_t: Tensor,
+    order_t: Tensor | None,
+) -> Tensor:
+    """Sparse times dense: out[r] = Σ weight[e] · x[columns[e]] over the edges e with rows[e] = r.
+
+    Args:
+        x: [M, F].
+        weight: [E], [E, F] (a weight a feature), or None for ones.
+        rows: int [E], output row of each edge.
+        columns: int [E], row of `x` that each edge reads.
+        offsets: int [N + 1], CSR offsets over `rows`.
+        order: int [E], edges by row; None where the edges are stored so.
+        offsets_t: int [M + 1], CSR offsets over `columns`.
+        order_t: int [E], edges by column; None where the edges are stored so.
+    """
+    if not _compiled(x, weight):
+        return plain.spmm(x, weight, columns, offsets, order)
+    out = torch.empty(offsets.shape[0] - 1, x.shape[1], dtype=x.dtype)
+    array, scale, reads = _array(x), _array(weight), _array(columns)
+    starts, places, target = _array(offsets), _array(order), out.numpy()
+
+    def loop(first: int, stop: int) -> None:
+        loops.spmm(array, scale, reads, starts, places, target, first, stop)
+
+    run_rows(loop, out.shape[0], x.shape[1], starts)
+    return out
+
+
+@spmm.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor | None,
+    rows: Tensor,
+    columns: Tensor,
+    offsets: Tensor,
+    order: Tensor | None,
+    offsets_t: Tensor,
+    order_t: Tensor | None,
+) -> Tensor:
+    return x.new_empty(offsets.shape[0] - 1, x.shape[1])
+
+
+def _spmm_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weight, *topology = inputs
+    # x is kept only where the weights learn: a fixed adjacency does not hold activations alive.
+    keep = x if weight is not None and weight.requires_grad else None
+    ctx.save_for_backward(keep, weight, *topology)
+
+
+def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, rows, columns, offsets, order, offsets_t, order_t = ctx.saved_tensors
+    grad_x = grad_weight = None
+    if ctx.needs_input_grad[0]:
+        grad_x = spmm(grad, weight, columns, rows, offsets_t, order_t, offsets, order)
+    if ctx.needs_input_grad[1]:
+        grad_weight = edge_products(
+            grad, x, rows, columns, offsets, order, offsets_t, order_t, weight.ndim == 2
+        )
+    return grad_x, grad_weight, None, None, None, None, None, None
+
+
+spmm.register_autograd(_spmm_backward, setup_context=_spmm_setup)
+
+
+@torch.library.custom_op("weft::edge_products", mutates_args=())
+def edge_products(
+    a: Tensor,
+    b: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    offsets: Tensor,
+    order: Tensor | None,
+    offsets_t: Tensor,
+    order_t: Tensor | None,
+    by_feature: bool,
+) -> Tensor:
+    """Products a[rows[e]] · b[columns[e]]: [E] dot products, or [E, F] by feature.
+
+    The sampled dense-dense product, adjoint to `spmm` in its weights; arguments as there.
+    """
+    if not _compiled(a, b):
+        return plain.edge_products(a, b, rows, columns, by_feature)
+    shape = (rows.shape[0], a.shape[1]) if by_feature else (rows.shape[0],)
+    out = torch.empty(shape, dtype=a.dtype)
+    left, right, target = _array(a), _array(b), out.numpy()
+    writes, reads = _array(rows), _array(columns)
+
+    def loop(first: int, stop: int) -> None:
+        loops.edge_products(left, right, writes, reads, target, first, stop)
+
+    run_rows(loop, out.shape[0], a.shape[1])
+    return out
+
+
+@edge_products.register_fake
+def _(
+    a: Tensor,
+    b: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    offsets: Tensor,
+    order: Tensor | None,
+    offsets_t: Tensor,
+    order_t: Tensor | None,
+    by_feature: bool,
+) -> Tensor:
+    return a.new_empty((rows.shape[0], a.shape[1]) if by_feature else (rows.shape[0],))
+
+
+def _edge_products_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:-1])
+
+
+def _edge_products_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    a, b, rows, columns, offsets, order, offsets_t, order_t = ctx.saved_tensors
+    grad_a = spmm(b, grad, rows, columns, offsets, order, offsets_t, order_t)
+    grad_b = spmm(a, grad, columns, rows, offsets_t, order_t, offsets, order)
+    return grad_a, grad_b, None, None, None, None, None, None, None
+
+
+edge_products.register_autograd(_edge_products_backward, setup_context=_edge_products_setup)

@@ -1,0 +1,62 @@
+"""The operators in plain torch: for devices and dtypes without a compiled loop, and for tests."""
+
+import torch
+from torch import Tensor
+
+__all__ = ["edge_products", "gather_rows", "segment_max", "segment_reduce", "spmm"]
+
+
+def segment_reduce(values: Tensor, offsets: Tensor, order: Tensor | None, reduce: str) -> Tensor:
+    """Sum or mean [N, F] of segments of `values` [E, F]; 0 for an empty one."""
+    if order is not None:
+        values = values.index_select(0, order)
+    # Not index_add: its atomics make sums on a GPU depend on timing.
+    out = torch.segment_reduce(
+        values.contiguous(), reduce, offsets=offsets.long(), axis=0, unsafe=True, initial=0
+    )
+    return out.nan_to_num(nan=0.0) if values.shape[0] == 0 else out
+
+
+def segment_max(values: Tensor, offsets: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Maximum [N, F] by segment and the edge it came from (-1 for an empty segment)."""
+    if order is None:
+        order = torch.arange(values.shape[0], device=values.device)
+    counts = offsets.diff().long()
+    segment = torch.repeat_interleave(counts, output_size=values.shape[0])
+    shape = (counts.shape[0], values.shape[1])
+    sorted_values = values.index_select(0, order)
+    spread = segment[:, None].expand_as(sorted_values)
+    best = sorted_values.new_full(shape, -torch.inf).scatter_reduce(
+        0, spread, sorted_values, "amax"
+    )
+    # Among equal values the first position wins, as in the compiled loop.
+    position = torch.arange(values.shape[0], device=values.device)[:, None].expand_as(spread)
+    mine = best.gather(0, spread)
+    wins = (sorted_values == mine) | (sorted_values.isnan() & mine.isnan())
+    none = values.shape[0]
+    first = position.new_full(shape, none).scatter_reduce(
+        0, spread, position.where(wins, none), "amin"
+    )
+    winners = torch.cat([order.long(), order.new_full((1,), -1).long()])[first]
+    return best.masked_fill(winners < 0, 0.0), winners
+
+
+def gather_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Rows x[index], [E, F]."""
+    return x.index_select(0, index)
+
+
+def spmm(
+    x: Tensor, weight: Tensor | None, columns: Tensor, offsets: Tensor, order: Tensor | None
+) -> Tensor:
+    """Weighted sums [N, F] of rows of `x` by CSR row."""
+    messages = x.index_select(0, columns)
+    if weight is not None:
+        messages = messages * (weight[:, None] if weight.ndim == 1 else weight)
+    return segment_reduce(messages, offsets, order, "sum")
+
+
+def edge_products(a: Tensor, b: Tensor, rows: Tensor, columns: Tensor, by_feature: bool) -> Tensor:
+    """Products a[rows] · b[columns] by edge: dot products [E], or [E, F] by feature."""
+    product = a.index_select(0, rows) * b.index_select(0, columns)
+    return product if by_feature else product.sum(1)
