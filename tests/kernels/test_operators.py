@@ -50,9 +50,7 @@ def dense(batch: GraphBatch, weight: Tensor) -> Tensor:
     return matrix
 
 
-graphs = st.builds(
-    batch_of, st.integers(0, 12), st.integers(0, 40), st.integers(0, 2**16)
-)
+graphs = st.builds(batch_of, st.integers(0, 12), st.integers(0, 40), st.integers(0, 2**16))
 
 
 @settings(deadline=None, max_examples=40)
@@ -130,9 +128,7 @@ def test_compiled_loops_equal_plain_torch(index: torch.dtype, dtype: torch.dtype
             strict=True,
         ):
             torch.testing.assert_close(got, want)
-    torch.testing.assert_close(
-        operators.gather(x, rows, offsets, None), plain.gather_rows(x, rows)
-    )
+    torch.testing.assert_close(operators.gather(x, rows, offsets, None), plain.gather_rows(x, rows))
     for by_feature in (False, True):
         torch.testing.assert_close(
             operators.edge_products(x, x, *edges, by_feature),
@@ -216,7 +212,9 @@ def test_dtypes_without_a_loop_use_plain_torch() -> None:
     batch = batch_of(6, 15)
     x = randn(6, 4, grad=False).bfloat16()
     assert F.spmm(batch, x).dtype == torch.bfloat16
-    torch.testing.assert_close(F.spmm(batch, x), F.spmm(batch, x.float()).bfloat16(), atol=0.1, rtol=0.05)
+    torch.testing.assert_close(
+        F.spmm(batch, x), F.spmm(batch, x.float()).bfloat16(), atol=0.1, rtol=0.05
+    )
 
 
 def test_no_edges_and_no_nodes() -> None:

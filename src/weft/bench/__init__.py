@@ -1,1 +1,19 @@
-"""."""
+"""Side by side with the peers: one JSON schema, raw samples kept, ratios within one run."""
+
+from weft.bench.assemble import AssembleBench, bench_assemble
+from weft.bench.citations import CitationsBench, bench_citations
+from weft.bench.gcn import GCNBench, bench_gcn
+from weft.bench.result import BenchResult, CaseResult, Contender, print_result
+
+__all__ = [
+    "AssembleBench",
+    "BenchResult",
+    "CaseResult",
+    "CitationsBench",
+    "Contender",
+    "GCNBench",
+    "bench_assemble",
+    "bench_citations",
+    "bench_gcn",
+    "print_result",
+]

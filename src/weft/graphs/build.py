@@ -47,8 +47,14 @@ def table_from_graphs(
         columns[name] = _concatenate(parts, name, column, first)
     for i, graph in enumerate(graphs):
         graph.validate(f"graph {first + i}")
+        _check_no_more_columns(graph, schema, f"graph {first + i}")
     ends = {
-        name: np.concatenate([np.empty(0, np.int32), *(getattr(g, name) for g in graphs)])
+        # The dtype is not left to promotion: int64 and uint64 together would make float64.
+        name: np.concatenate(
+            [np.empty(0, np.int64), *(getattr(graph, name) for graph in graphs)],
+            dtype=np.int64,
+            casting="unsafe",
+        )
         for name in ("senders", "receivers")
     }
     return table_from_columns(
@@ -64,6 +70,16 @@ def table_from_graphs(
         metadata=metadata,
         first=first,
     )
+
+
+def _check_no_more_columns(graph: Graph, schema: Schema, name: str) -> None:
+    for level, field in _LEVELS.items():
+        for column in getattr(graph, field):
+            if column not in schema or schema[column].level != level:
+                raise DataError(
+                    f"{name}: {level} column '{column}' is not in the table's schema "
+                    f"({', '.join(schema) or 'no columns'}); add it there or leave it out"
+                )
 
 
 def _concatenate(parts: list[Array], name: str, column: Column, first: int) -> Array:
@@ -102,6 +118,9 @@ def table_from_columns(
     """
     check_schema(schema)
     count = len(num_nodes)
+    for what, counts in (("num_edges", num_edges), *(ragged_rows or {}).items()):
+        if counts is not None and len(counts) != count:
+            raise DataError(f"{what} counts the rows of {len(counts)} graphs, num_nodes of {count}")
     node_offsets = offsets_of(num_nodes)
     edge_offsets = offsets_of(np.zeros(count, np.int64) if num_edges is None else num_edges)
     ragged_offsets = {name: offsets_of(rows) for name, rows in (ragged_rows or {}).items()}
@@ -122,6 +141,8 @@ def table_from_columns(
             "graph": np.arange(count + 1),
         }.get(column.level)
         if offsets is None:
+            if name not in ragged_offsets:
+                raise DataError(f"ragged column '{name}' has no entry in ragged_rows")
             offsets = ragged_offsets[name]
         values = _checked(np.asarray(columns[name]), name, column, offsets, first)
         arrays[name] = values[order] if column.level == "edge" and order is not None else values
@@ -149,20 +170,22 @@ def _checked(values: Array, name: str, column: Column, offsets: Array, first: in
             raise DataError(
                 f"column '{name}' holds {values.dtype} values; the schema says {target}"
             )
-        narrowed = values.astype(target)
-        if target.kind in "iu" and not np.array_equal(narrowed, values):
+        with np.errstate(over="ignore"):  # what overflows is found below, with its graph
+            narrowed = values.astype(target)
+        if target.kind in "biu" and not np.array_equal(narrowed, values):
             raise DataError(f"column '{name}' has values that do not fit {target}")
         values = narrowed
-    if target.kind == "f" and not column.missing:
-        finite = np.isfinite(values)
+    if target.kind == "f":
+        finite = ~np.isinf(values) if column.missing else np.isfinite(values)
         if not finite.all():
             row = int(np.argwhere(~finite)[0][0])
             bad = np.ravel(values[row])[~np.ravel(finite[row])][0]
             graph = int(np.searchsorted(offsets, row, side="right")) - 1
+            remedy = ", or declare the column with missing=True if NaN means not measured"
             raise DataError(
                 f"graph {first + graph}: {column.level} column '{name}' is "
                 f"{bad} in row {row - offsets[graph]}; "
-                "remove it, or declare the column with missing=True if NaN means not measured"
+                f"correct or remove it{remedy if np.isnan(bad) else ''}"
             )
     return np.ascontiguousarray(values)
 
@@ -178,6 +201,8 @@ def _topology(
             raise DataError(
                 f"{name} has shape {list(ends.shape)}; {[int(edge_offsets[-1])]} needed"
             )
+        if ends.dtype.kind not in "iu":
+            raise DataError(f"{name} holds {ends.dtype} values; integers needed")
         bad = (ends < 0) | (ends >= np.repeat(num_nodes, num_edges))
         if bad.any():
             edge = int(np.argmax(bad))
@@ -190,7 +215,8 @@ def _topology(
     small = max(num_nodes.max(initial=0), num_edges.max(initial=0)) < 2**31
     index = np.int32 if small else np.int64
     node_base = np.repeat(node_offsets[:-1], num_edges)
-    sending, receiving = senders + node_base, receivers + node_base
+    sending = senders.astype(np.int64) + node_base
+    receiving = receivers.astype(np.int64) + node_base
     order = None
     step = np.diff(receiving)
     if (step < 0).any() or (np.diff(sending)[step == 0] < 0).any():

@@ -47,6 +47,13 @@ class Graph:
         """The number of edges e."""
         return int(self.senders.shape[0])
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of the edges and all columns in bytes."""
+        levels = (self.nodes, self.edges, self.graph, self.ragged)
+        columns = sum(np.asarray(values).nbytes for level in levels for values in level.values())
+        return int(self.senders.nbytes + self.receivers.nbytes + columns)
+
     def validate(self, name: str = "graph") -> None:
         """Check lengths and edge ends; raise DataError naming the field. `name` says which graph.
 

@@ -28,6 +28,8 @@ TOPOLOGY: dict[str, Level] = {
 # A column's name is also its file's name: nothing that could leave the folder.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_\-]*")
 _KINDS = "biuf"
+# The arrays of a ragged column `node` would be called like the table's own.
+_OWN_OFFSETS = ("node", "edge")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,18 +65,21 @@ def check_schema(schema: Schema) -> None:
                 f"column name {name!r} is not usable: letters, digits, '_' and '-' only, "
                 f"not ending in '_offsets' and none of {sorted(TOPOLOGY)}"
             )
+        if column.level == "ragged" and name in _OWN_OFFSETS:
+            raise DataError(f"a ragged column cannot be called '{name}'; choose another name")
         if column.level not in get_args(Level):
             raise DataError(
                 f"column '{name}' has level {column.level!r}; choose from {list(get_args(Level))}"
             )
         try:
-            storable = np.dtype(column.dtype).kind in _KINDS
+            dtype = np.dtype(column.dtype)
+            storable = dtype.kind in _KINDS and dtype.itemsize <= 8
         except TypeError:
             storable = False
         if not storable:
             raise DataError(
                 f"column '{name}' has dtype {column.dtype!r}; only booleans, integers and floats "
-                "can be stored (text: encode it as a ragged uint8 column)"
+                "of up to 64 bits can be stored (text: encode it as a ragged uint8 column)"
             )
 
 

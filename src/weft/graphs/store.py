@@ -8,7 +8,7 @@ import secrets
 import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,7 +29,7 @@ MANIFEST = "table.json"
 # Tables up to this size are checked to the last byte when they are opened (about 0.1 s).
 CHECK_BYTES = 128 * 2**20
 _CHUNK_GRAPHS = 2048
-_CHUNK_ROWS = 4_000_000
+_CHUNK_BYTES = 32 * 2**20
 
 
 def write_table(
@@ -46,10 +46,15 @@ def write_table(
 
     Raises:
         DataError: a graph that does not fit the schema; `path` exists already.
+        OSError: the disk is full or not writable; it names the file.
     """
     path = Path(path)
     if path.exists():
         raise DataError(f"{path} exists already; remove it first or choose another name")
+    try:
+        json.dumps(dict(metadata or {}))
+    except TypeError as error:
+        raise DataError(f"{path}: metadata must be JSON values: {error}") from None
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.partial"
     temporary.mkdir()
@@ -64,20 +69,32 @@ def write_table(
 
 def _chunks(graphs: Iterable[Graph | GraphTable], schema: Schema | None) -> Iterator[GraphTable]:
     waiting: list[Graph] = []
-    rows = first = 0
+    size = first = 0
     for item in graphs:
-        if isinstance(item, GraphTable):
-            yield item
-            continue
-        schema = schema or infer_schema(item)
-        waiting.append(item)
-        rows += item.num_nodes + item.num_edges
-        if len(waiting) == _CHUNK_GRAPHS or rows >= _CHUNK_ROWS:
+        is_table = isinstance(item, GraphTable)
+        full = len(waiting) >= _CHUNK_GRAPHS or size >= _CHUNK_BYTES
+        if waiting and (is_table or full):
             yield table_from_graphs(waiting, schema, first=first)
             first += len(waiting)
-            waiting, rows = [], 0
+            waiting, size = [], 0
+        if isinstance(item, GraphTable):
+            yield item
+            first += len(item)
+        else:
+            schema = infer_schema(item) if schema is None else schema
+            waiting.append(item)
+            size += item.num_bytes
     if waiting:
         yield table_from_graphs(waiting, schema, first=first)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Put the file's name into an OSError such as a full disk; write() itself does not know it."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 class _ColumnFile:
@@ -101,16 +118,28 @@ class _ColumnFile:
         )
 
     def append(self, values: Array) -> None:
+        if not np.can_cast(values.dtype, self.dtype, "safe"):
+            raise DataError(
+                f"column '{self.path.stem}' is {self.dtype} in the first chunk and {values.dtype} "
+                "in a later one; write the largest graphs first"
+            )
         data = np.ascontiguousarray(values, dtype=self.dtype).reshape(-1).view(np.uint8).data
         self.crc = zlib.crc32(data, self.crc)
-        self.file.write(data)
+        with _naming(self.path):
+            self.file.write(data)
         self.rows += values.shape[0]
 
     def close(self) -> None:
-        self._header()
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.file.close()
+        with _naming(self.path):
+            self._header()
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            self.file.close()
+
+    def discard(self) -> None:
+        # On a full disk closing fails once more; the first error, with its file, is the one to see.
+        with suppress(OSError):
+            self.file.close()
 
     def entry(self) -> dict[str, Any]:
         return {
@@ -131,7 +160,7 @@ def _write(
         def append(name: str, values: Array) -> None:
             if name not in files:
                 files[name] = _ColumnFile(folder / f"{name}.npy", values.dtype, values.shape[1:])
-                stack.callback(files[name].file.close)
+                stack.callback(files[name].discard)
             files[name].append(values)
 
         def append_offsets(name: str, offsets: Array) -> None:
@@ -142,13 +171,14 @@ def _write(
 
         empty = schema is not None
         for chunk in chunks:
-            schema = schema or chunk.schema
+            schema = chunk.schema if schema is None else schema
             if dict(chunk.schema) != dict(schema):
                 raise DataError(
                     f"chunks have different columns: {sorted(chunk.schema)} after {sorted(schema)}"
                 )
             empty = False
             _append_chunk(chunk, append, append_offsets)
+            del chunk  # not held while the next one is built
         if empty:
             assert schema is not None
             _append_chunk(table_from_graphs([], schema), append, append_offsets)
@@ -176,7 +206,7 @@ def _append_chunk(chunk: GraphTable, append: Any, append_offsets: Any) -> None:
 def _write_manifest(path: Path, manifest: dict[str, Any]) -> None:
     body = json.dumps(manifest)
     whole = {"format": FORMAT, "version": VERSION, "crc32": zlib.crc32(body.encode()), **manifest}
-    with path.open("w", encoding="utf-8") as file:
+    with _naming(path), path.open("w", encoding="utf-8") as file:
         json.dump(whole, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
@@ -194,21 +224,19 @@ def open_table(path: str | Path, *, check: bool | None = None) -> GraphTable:
     """
     path = Path(path)
     manifest = _read_manifest(path)
-    schema = {
-        name: Column(**{**entry, "shape": tuple(entry["shape"])})
-        for name, entry in manifest["columns"].items()
-    }
-    check_schema(schema)
-    arrays = manifest["arrays"]
+    try:
+        schema = {
+            name: Column(**{**entry, "shape": tuple(entry["shape"])})
+            for name, entry in manifest["columns"].items()
+        }
+        check_schema(schema)
+        arrays = _check_arrays(manifest["arrays"], schema)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path / MANIFEST} is damaged ({error}); build the table again") from None
     if check is None:
         check = sum(entry["bytes"] for entry in arrays.values()) <= CHECK_BYTES
     ragged = [name for name, column in schema.items() if column.level == "ragged"]
-    offset_names = ["node_offsets", "edge_offsets", *(f"{name}_offsets" for name in ragged)]
-    wanted = [*offset_names, *TOPOLOGY, *schema]
-    for name in wanted:
-        if name not in arrays:
-            raise DataError(f"{path / MANIFEST} lists no array '{name}'; build the table again")
-    mapped = {name: _map_array(path / f"{name}.npy", arrays[name], check) for name in wanted}
+    mapped = {name: _map_array(path / f"{name}.npy", arrays[name], check) for name in arrays}
     table = GraphTable(
         schema=schema,
         columns={name: mapped[name] for name in [*TOPOLOGY, *schema]},
@@ -227,7 +255,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         whole = json.loads(file.read_text(encoding="utf-8"))
         found, version = whole["format"], whole["version"]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise DataError(f"{path} is not a graph table: it has no {MANIFEST}") from None
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise DataError(f"{file} is damaged ({error}); build the table again") from None
@@ -244,6 +272,30 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
+def _check_arrays(arrays: dict[str, Any], schema: Schema) -> dict[str, dict[str, Any]]:
+    """The manifest's entries of the arrays that this schema needs, each of the right kind."""
+    ragged = [f"{name}_offsets" for name, column in schema.items() if column.level == "ragged"]
+    wanted: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+        **dict.fromkeys(("node_offsets", "edge_offsets", *ragged), (("int64",), ())),
+        **dict.fromkeys(TOPOLOGY, (("int32", "int64"), ())),
+        **{name: ((np.dtype(c.dtype).name,), tuple(c.shape)) for name, c in schema.items()},
+    }
+    for name, (dtypes, row) in wanted.items():
+        if name not in arrays:
+            raise DataError(f"it lists no array '{name}'")
+        entry = arrays[name]
+        sizes = [*entry["shape"], entry["bytes"], entry["crc32"]]
+        if not all(isinstance(size, int) and size >= 0 for size in sizes):
+            raise DataError(f"the sizes of array '{name}' are not whole numbers")
+        if entry["dtype"] not in dtypes or tuple(entry["shape"][1:]) != row or not entry["shape"]:
+            raise DataError(
+                f"array '{name}' is {entry['dtype']}{entry['shape']}, which is not its column's"
+            )
+    if arrays["node_offsets"]["shape"] == [0]:
+        raise DataError("array 'node_offsets' has no rows")
+    return {name: arrays[name] for name in wanted}
+
+
 def _map_array(file: Path, entry: dict[str, Any], check: bool) -> Array:
     try:
         size = file.stat().st_size
@@ -255,12 +307,13 @@ def _map_array(file: Path, entry: dict[str, Any], check: bool) -> Array:
         mapped = np.load(file, mmap_mode="r" if all(entry["shape"]) else None, allow_pickle=False)
     except FileNotFoundError:
         raise DataError(f"{file} is missing; build the table again") from None
-    except (ValueError, EOFError, SyntaxError) as error:
-        if isinstance(error, DataError):
-            raise
+    except DataError:
+        raise
+    except Exception as error:  # numpy parses the header: a flipped byte there can raise anything
         raise DataError(f"{file} is damaged ({error}); build the table again") from None
     array: Array = np.asarray(mapped)
-    if list(array.shape) != entry["shape"] or array.dtype.name != entry["dtype"]:
+    # Dtypes, not their names: '>f4' is called float32 too.
+    if list(array.shape) != entry["shape"] or array.dtype != np.dtype(entry["dtype"]):
         raise DataError(
             f"{file} holds {array.dtype}{list(array.shape)}, "
             f"{entry['dtype']}{entry['shape']} expected; build the table again"
@@ -277,9 +330,11 @@ def _check_offsets(table: GraphTable) -> None:
     for name in TOPOLOGY:
         expected[name] = table.node_offsets if TOPOLOGY[name] == "node" else table.edge_offsets
     for name, offsets in expected.items():
-        rises = offsets.shape == (count + 1,) and offsets[0] == 0 and (np.diff(offsets) >= 0).all()
-        if not rises or offsets[-1] != table.columns[name].shape[0]:
+        rows = table.columns[name].shape[0]
+        fits = offsets.shape == (count + 1,)
+        if not (fits and offsets[0] == 0 and offsets[-1] == rows and (np.diff(offsets) >= 0).all()):
+            assert table.path is not None
             raise DataError(
-                f"{table.path}: the offsets of column '{name}' do not match its "
-                f"{table.columns[name].shape[0]} rows; build the table again"
+                f"{table.path / f'{name}.npy'} has {rows} rows, which do not match the offsets "
+                "of its graphs; build the table again"
             )

@@ -155,10 +155,14 @@ class GraphTable:
 
 def check_ids(table: GraphTable, graphs: Sequence[int] | Array) -> Array:
     """`graphs` as int64 [b], every one a graph of `table`."""
-    ids = np.asarray(graphs, dtype=np.int64).reshape(-1)
+    given = np.asarray(graphs).reshape(-1)
+    if given.size and given.dtype.kind not in "iu":
+        raise DataError(f"graphs are chosen by number, got {given.dtype} (np.flatnonzero a mask)")
+    ids = given.astype(np.int64)
     if ids.size and (ids.min() < 0 or ids.max() >= len(table)):
         bad = int(ids[(ids < 0) | (ids >= len(table))][0])
-        raise DataError(f"graph {bad} asked for, but the table holds graphs 0 to {len(table) - 1}")
+        holds = f"graphs 0 to {len(table) - 1}" if len(table) else "no graphs"
+        raise DataError(f"graph {bad} asked for, but the table holds {holds}")
     return ids
 
 

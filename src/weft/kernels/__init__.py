@@ -1,5 +1,6 @@
 """The few hot loops, as torch operators: segment reductions, gathers, sparse products."""
 
+from weft.kernels.counter_dropout import dropout, relu_dropout
 from weft.kernels.functions import (
     SortedEdges,
     gather_receivers,
@@ -15,8 +16,10 @@ from weft.kernels.threads import reset_threads
 
 __all__ = [
     "SortedEdges",
+    "dropout",
     "gather_receivers",
     "gather_senders",
+    "relu_dropout",
     "reset_threads",
     "segment_max",
     "segment_mean",

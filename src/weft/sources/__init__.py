@@ -1,1 +1,48 @@
-"""."""
+"""Where graphs come from: packages, archives, files and generators, each becoming a GraphTable."""
+
+from weft.sources.atoms import atoms_table
+from weft.sources.cache import cached_table, data_folder
+from weft.sources.catalogue import CATALOGUE, Source, load
+from weft.sources.citations import (
+    cora_from_package,
+    planetoid,
+    random_split,
+    row_normalise,
+    shchur,
+)
+from weft.sources.crystals import crystals_table
+from weft.sources.download import fetch
+from weft.sources.edge_lists import EdgeList, edge_list_graph, read_edge_list
+from weft.sources.matrix_market import read_matrix_market
+from weft.sources.qm9 import ATOM_REFERENCES, QM9_TARGETS
+from weft.sources.qm9_csv import qm9_from_csv
+from weft.sources.qm9_xyz import qm9_from_archive
+from weft.sources.synthetic import planted_partition, rmat, small_graphs, temporal
+
+__all__ = [
+    "ATOM_REFERENCES",
+    "CATALOGUE",
+    "QM9_TARGETS",
+    "EdgeList",
+    "Source",
+    "atoms_table",
+    "cached_table",
+    "cora_from_package",
+    "crystals_table",
+    "data_folder",
+    "edge_list_graph",
+    "fetch",
+    "load",
+    "planetoid",
+    "planted_partition",
+    "qm9_from_archive",
+    "qm9_from_csv",
+    "random_split",
+    "read_edge_list",
+    "read_matrix_market",
+    "rmat",
+    "row_normalise",
+    "shchur",
+    "small_graphs",
+    "temporal",
+]

@@ -1,0 +1,170 @@
+"""The one JSON schema of every benchmark, and the table that people read."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import statistics
+import sys
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import weft
+from weft.files import write_atomically
+
+__all__ = ["BenchResult", "CaseResult", "Contender", "machine", "print_result"]
+
+SCHEMA = "weft bench 1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """One library in one case.
+
+    Attributes:
+        samples: seconds of each timed step (or values in the case's unit), in order.
+        versions: of the libraries it used.
+        absent: why it could not run; empty if it did.
+    """
+
+    samples: list[float] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    absent: str = ""
+
+    @property
+    def median(self) -> float | None:
+        """Median of the samples, or None if absent."""
+        return statistics.median(self.samples) if self.samples else None
+
+    @property
+    def mean(self) -> float | None:
+        """Mean of the samples, or None if absent."""
+        return statistics.fmean(self.samples) if self.samples else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseResult:
+    """All contenders over the same work; `weft` is ours."""
+
+    case: str
+    what: str
+    unit: str
+    contenders: dict[str, Contender]
+
+    def ratios(self, ours: str) -> dict[str, float]:
+        """Peer median / median of `ours`, for each other contender that ran."""
+        base = self.contenders[ours].median
+        if base is None:
+            return {}
+        return {
+            name: c.median / base
+            for name, c in self.contenders.items()
+            if c.median is not None and not name.startswith("weft")
+        }
+
+    @property
+    def own(self) -> list[str]:
+        """Our variants: `weft` and those that begin with it."""
+        return [name for name in self.contenders if name.startswith("weft")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchResult:
+    """A whole benchmark: what ran, where, with which command."""
+
+    name: str
+    cases: list[CaseResult]
+    command: str = field(default_factory=lambda: shlex.join(["weft", *sys.argv[1:]]))
+    created: str = field(
+        default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds")
+    )
+
+    def to_json(self) -> dict[str, Any]:
+        """The schema: machine, versions, command; by case raw samples, medians and ratios."""
+        cases = []
+        for case in self.cases:
+            contenders = {
+                name: {**asdict(c), "median": c.median, "mean": c.mean}
+                for name, c in case.contenders.items()
+            }
+            ratios = {own: case.ratios(own) for own in case.own}
+            cases.append(
+                {
+                    "case": case.case,
+                    "what": case.what,
+                    "unit": case.unit,
+                    "contenders": contenders,
+                    "ratios": ratios,
+                }
+            )
+        return {
+            "schema": SCHEMA,
+            "name": self.name,
+            "created": self.created,
+            "command": self.command,
+            "machine": machine(),
+            "versions": {"weft": weft.__version__, "python": platform.python_version()},
+            "cases": cases,
+        }
+
+    def save(self, path: Path) -> None:
+        """Write the JSON file, whole or not at all."""
+        text = json.dumps(self.to_json(), indent=1)
+        write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    model = platform.processor() or platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    except OSError:
+        pass
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "cpu": model,
+        "cores": cores,
+        "memory_gib": round(memory / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
+
+
+def print_result(result: BenchResult, console: Console) -> None:
+    """A table a case: medians, spread, and each peer's median as a multiple of each of ours."""
+    for case in result.cases:
+        scale, unit = (1e3, "ms") if case.unit == "s" else (1.0, case.unit)
+        table = Table(title=f"{result.name}: {case.case}", caption=case.what, title_justify="left")
+        table.add_column("contender")
+        for heading in (f"median {unit}", "mean", "min – max"):
+            table.add_column(heading, justify="right")
+        peers = len(case.own) < len(case.contenders)
+        for own in case.own if peers else []:
+            table.add_column(f"/ {own}", justify="right")
+        ratios = {own: case.ratios(own) for own in case.own}
+        for name, contender in case.contenders.items():
+            if contender.median is None or contender.mean is None:
+                table.add_row(name, "absent", "", contender.absent)
+                continue
+            low, high = min(contender.samples) * scale, max(contender.samples) * scale
+            multiples = [
+                f"{ratios[own][name]:.2f}" if name in ratios[own] else "" for own in case.own
+            ]
+            table.add_row(
+                name,
+                f"{contender.median * scale:.4g}",
+                f"{contender.mean * scale:.4g}",
+                f"{low:.3g} – {high:.3g}",
+                *(multiples if peers else []),
+            )
+        console.print(table)

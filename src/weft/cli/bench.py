@@ -1,0 +1,91 @@
+"""`weft bench NAME`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from weft.bench import (
+    AssembleBench,
+    BenchResult,
+    CitationsBench,
+    GCNBench,
+    bench_assemble,
+    bench_citations,
+    bench_gcn,
+    print_result,
+)
+from weft.cli.show import print_config
+
+__all__ = ["COMMANDS", "Assemble", "Citations", "Gcn"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bench:
+    """Options of every benchmark.
+
+    Attributes:
+        json: write machine, versions, command, raw samples, medians and ratios to this file.
+        print_config: print the settings as JSON and stop.
+    """
+
+    json: Path | None = None
+    print_config: bool = False
+
+    def _go(
+        self, console: Console, config: Any, bench: Callable[[Any, Progress], BenchResult]
+    ) -> int:
+        if self.print_config:
+            return print_config(config, console)
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=Console(stderr=True)) as progress:
+            result = bench(config, progress)
+        print_result(result, console)
+        if self.json:
+            result.save(self.json)
+            console.print(f"written to {self.json}", soft_wrap=True)
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gcn(_Bench):
+    """Full-batch GCN training, an epoch: weft and torch_geometric."""
+
+    config: Annotated[GCNBench, tyro.conf.arg(name="")] = field(default_factory=GCNBench)
+
+    def __call__(self, console: Console) -> int:
+        """Run it."""
+        return self._go(console, self.config, bench_gcn)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assemble(_Bench):
+    """Assembling a batch of QM9 molecules: weft, torch_geometric and jraph."""
+
+    config: Annotated[AssembleBench, tyro.conf.arg(name="")] = field(default_factory=AssembleBench)
+
+    def __call__(self, console: Console) -> int:
+        """Run it."""
+        return self._go(console, self.config, bench_assemble)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Citations(_Bench):
+    """Test accuracy of the GCN on Cora, CiteSeer and PubMed over seeds."""
+
+    config: Annotated[CitationsBench, tyro.conf.arg(name="")] = field(
+        default_factory=CitationsBench
+    )
+
+    def __call__(self, console: Console) -> int:
+        """Run it."""
+        return self._go(console, self.config, bench_citations)
+
+
+COMMANDS = {"gcn": Gcn, "assemble": Assemble, "citations": Citations}

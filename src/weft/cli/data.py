@@ -1,0 +1,132 @@
+"""`weft data list | get | info`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from weft.errors import DataError
+from weft.graphs import GraphTable, open_table
+from weft.sources import CATALOGUE, data_folder, load
+
+__all__ = ["COMMANDS", "DataGet", "DataInfo", "DataList"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataList:
+    """List the data sets that weft knows, and the tables in the cache.
+
+    Attributes:
+        data_dir: the data folder; by default $WEFT_DATA_DIR or the user's cache folder.
+    """
+
+    data_dir: Path | None = None
+
+    def __call__(self, console: Console) -> int:
+        """Print the catalogue, and what else is in the cache."""
+        folder = data_folder(self.data_dir)
+        cached = {path.stem for path in folder.glob("*.weft")}
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for heading in ("name", "what", "from", "cached"):
+            table.add_column(heading, no_wrap=heading == "name")
+        for name, source in CATALOGUE.items():
+            table.add_row(name, source.title, source.origin, "yes" if name in cached else "")
+        console.print(table)
+        own = sorted(cached - set(CATALOGUE))
+        if own:
+            console.print(f"Your own tables: {', '.join(own)}")
+        console.print(f"Data folder: {folder}", soft_wrap=True)
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataGet:
+    """Build the table of a data set: parse, check, store; later runs open it in a moment.
+
+    Attributes:
+        name: the data set, see `weft data list`.
+        files: files or folders to read instead of the official ones.
+        targets: values to keep from files that hold many, such as energy.
+        table: name of the table in the cache; by default the data set's own.
+        data_dir: the data folder; by default $WEFT_DATA_DIR or the user's cache folder.
+        rebuild: build it again even if it is cached.
+    """
+
+    name: Annotated[str, tyro.conf.Positional]
+    files: tuple[Path, ...] = ()
+    targets: tuple[str, ...] = ()
+    table: str | None = None
+    data_dir: Path | None = None
+    rebuild: bool = False
+
+    def __call__(self, console: Console) -> int:
+        """Build or open the table and describe it."""
+        table = load(
+            self.name,
+            files=self.files,
+            targets=self.targets,
+            table=self.table,
+            data_dir=self.data_dir,
+            rebuild=self.rebuild,
+        )
+        describe(table, console)
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataInfo:
+    """Describe a table: sizes, columns with units, where it came from.
+
+    Attributes:
+        name: a cached table's name, or the folder of any table.
+        check: compare every byte with its checksum (always done up to 128 MiB).
+        data_dir: the data folder; by default $WEFT_DATA_DIR or the user's cache folder.
+    """
+
+    name: Annotated[str, tyro.conf.Positional]
+    check: bool = False
+    data_dir: Path | None = None
+
+    def __call__(self, console: Console) -> int:
+        """Open the table and describe it."""
+        cached = data_folder(self.data_dir) / f"{self.name}.weft"
+        path = cached if cached.exists() else Path(self.name)
+        if not path.exists():
+            raise DataError(
+                f"there is no table '{self.name}' in {cached.parent} and no such folder; "
+                f"`weft data get {self.name}` builds the data sets that `weft data list` shows"
+            )
+        describe(open_table(path, check=True if self.check else None), console)
+        return 0
+
+
+def describe(table: GraphTable, console: Console) -> None:
+    """Print what a table holds."""
+    nodes, edges = table.num_nodes, table.num_edges
+    console.print(
+        f"{table.path}\n{len(table):,} graphs, {table.total_nodes:,} nodes, "
+        f"{table.total_edges:,} edges, {table.num_bytes / 2**20:,.1f} MiB",
+        soft_wrap=True,
+    )
+    if len(table) > 1:
+        console.print(
+            f"nodes a graph: {nodes.min()} to {nodes.max()}, mean {nodes.mean():.2f}; "
+            f"edges a graph: {edges.min()} to {edges.max()}, mean {edges.mean():.2f}"
+        )
+    shown = Table()
+    for heading in ("column", "level", "type", "unit", "what"):
+        shown.add_column(heading)
+    for name, column in table.schema.items():
+        kind = column.dtype + (str(list(column.shape)) if column.shape else "")
+        shown.add_row(name, column.level, kind, column.unit, column.doc)
+    console.print(shown)
+    for key, value in table.metadata.items():
+        console.print(f"{key}: {value}", soft_wrap=True, highlight=False)
+
+
+COMMANDS = {"list": DataList, "get": DataGet, "info": DataInfo}

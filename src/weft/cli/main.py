@@ -1,0 +1,91 @@
+"""Finds the command, parses its options from dataclasses, and turns a user's mistake into words."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import tyro
+from rich.console import Console
+
+import weft
+
+__all__ = ["main"]
+
+GROUPS = {
+    "data": "the data sets: list them, get one, look at one",
+    "train": "train a model with a recipe",
+    "bench": "time weft side by side with other libraries",
+}
+
+_HELP = """weft {version}: fast training of graph neural networks.
+
+usage: weft GROUP COMMAND [OPTIONS]
+
+{groups}
+
+`weft GROUP --help` lists the commands, `weft GROUP COMMAND --help` every option.
+
+To begin:
+  weft data list
+  weft train citations --data cora-package
+"""
+
+
+class Command(Protocol):
+    """A command's dataclass: its options are its fields."""
+
+    def __call__(self, console: Console) -> int:
+        """Do it; give the exit code."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `weft`; give the exit code: 0, 2 for a user's mistake, 128 + n for signal n."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    console = Console()
+    if not words or words[0] in ("-h", "--help", "help"):
+        groups = "\n".join(f"  {name:<7} {what}" for name, what in GROUPS.items())
+        console.out(_HELP.format(version=weft.__version__, groups=groups), highlight=False)
+        return 0
+    if words[0] in ("--version", "-V"):
+        console.out(f"weft {weft.__version__}", highlight=False)
+        return 0
+    errors = Console(stderr=True, soft_wrap=True)
+    if words[0] not in GROUPS:
+        errors.print(f"weft: there is no '{words[0]}'; choose from {', '.join(GROUPS)}")
+        return 2
+    try:
+        command = parse(words[0], words[1:])
+        return command(console)
+    except (ValueError, OSError) as error:
+        if os.environ.get("WEFT_DEBUG"):
+            raise
+        errors.print(f"weft: {_sentence(error)}", style="red", markup=False, highlight=False)
+        return 2
+    except KeyboardInterrupt:
+        errors.print("weft: interrupted")
+        return 130
+
+
+def parse(group: str, words: Sequence[str]) -> Command:
+    """The command of `group` that `words` ask for, with its options."""
+    # Imported only now: `weft --help` should not wait for torch.
+    module = importlib.import_module(f"weft.cli.{group}")
+    commands: dict[str, Callable[..., Any]] = module.COMMANDS
+    command: Command = tyro.extras.subcommand_cli_from_dict(
+        commands,
+        prog=f"weft {group}",
+        description=f"weft {group}: {GROUPS[group]}.",
+        args=list(words),
+    )
+    return command
+
+
+def _sentence(error: ValueError | OSError) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror}"
+    return str(error) or type(error).__name__

@@ -1,0 +1,181 @@
+"""Dropout from a counter: the mask is a function of (seed, row, column), never stored.
+
+torch draws a random number an element in one thread and keeps the mask; here each row's mask is
+recomputed wherever it is needed, in parallel, the same for any number of threads and for any way
+of splitting the rows.
+"""
+
+# No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from weft.kernels.threads import run_rows
+
+__all__ = ["dropout", "relu_dropout"]
+
+_ROW = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_COLUMN = np.uint32(0x9E3779B9)
+_HASH_1 = np.uint32(0x7FEB352D)
+_HASH_2 = np.uint32(0x846CA68B)
+
+
+@njit(cache=True, nogil=True)
+def _rows(
+    x: Any, seed: Any, limit: Any, scale: Any, relu: bool, out: Any, first: int, stop: int
+) -> None:
+    """Out = x · scale where the hash of (seed, row, column) reaches `limit`, else 0."""
+    width = x.shape[1]
+    zero = x.dtype.type(0)
+    for row in range(first, stop):
+        # splitmix64 gives every row two independent 32-bit keys; its columns are hashed in 32
+        # bits, which fit the vector units.
+        key = (np.uint64(row) + np.uint64(1)) * _ROW + seed
+        key = (key ^ (key >> np.uint64(30))) * _MIX_1
+        key = (key ^ (key >> np.uint64(27))) * _MIX_2
+        key = key ^ (key >> np.uint64(31))
+        low, high = np.uint32(key), np.uint32(key >> np.uint64(32))
+        for column in range(width):
+            h = np.uint32(np.uint32(column) * _COLUMN) ^ low
+            h = np.uint32((h ^ (h >> np.uint32(16))) * _HASH_1)
+            h = np.uint32((h ^ (h >> np.uint32(15))) * _HASH_2)
+            h = h ^ (h >> np.uint32(16)) ^ high
+            h = np.uint32((h ^ (h >> np.uint32(16))) * _HASH_1)
+            h = h ^ (h >> np.uint32(15))
+            value = x[row, column] * scale
+            keep = h >= limit
+            if relu:
+                keep = keep and value > zero
+            out[row, column] = value if keep else zero
+
+
+@njit(cache=True, nogil=True)
+def _pass_positive(grad: Any, out: Any, scale: Any, result: Any, first: int, stop: int) -> None:
+    zero = grad.dtype.type(0)
+    for row in range(first, stop):
+        for column in range(grad.shape[1]):
+            passed = grad[row, column] * scale
+            result[row, column] = passed if out[row, column] > zero else zero
+
+
+def _limit(p: float) -> int:
+    return min(round(p * 2**32), 2**32 - 1)
+
+
+def _compiled(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+
+
+def _plain_keep(seed: Tensor, p: float, rows: int, width: int, device: torch.device) -> Tensor:
+    """The same mask bool [rows, width] in torch: 64-bit words that wrap, shifted without sign."""
+
+    def shift(word: Tensor, bits: int) -> Tensor:
+        return (word >> bits).bitwise_and(2 ** (64 - bits) - 1)
+
+    def signed(constant: np.uint64) -> int:
+        return int(constant.astype(np.int64))
+
+    word = 2**32 - 1
+    key = (torch.arange(rows, device=device) + 1) * signed(_ROW) + seed.to(device)
+    key = (key ^ shift(key, 30)) * signed(_MIX_1)
+    key = (key ^ shift(key, 27)) * signed(_MIX_2)
+    key = key ^ shift(key, 31)
+    low, high = (key & word)[:, None], shift(key, 32)[:, None]
+    h = ((torch.arange(width, device=device) * int(_COLUMN)) & word) ^ low
+    h = ((h ^ (h >> 16)) * int(_HASH_1)) & word
+    h = ((h ^ (h >> 15)) * int(_HASH_2)) & word
+    h = h ^ (h >> 16) ^ high
+    h = ((h ^ (h >> 16)) * int(_HASH_1)) & word
+    return (h ^ (h >> 15)) >= _limit(p)
+
+
+@torch.library.custom_op("weft::dropout", mutates_args=())
+def _dropout(x: Tensor, seed: Tensor, p: float, relu: bool) -> Tensor:
+    """X [N, F] (or its positive part) with elements dropped at probability p; seed int64 [1]."""
+    if not _compiled(x):
+        kept = _plain_keep(seed, p, x.shape[0], x.shape[1], x.device)
+        return (x.relu() if relu else x) * (1 / (1 - p)) * kept
+    out = torch.empty(x.shape, dtype=x.dtype)
+    array, target = x.detach().contiguous().numpy(), out.numpy()
+    number, limit = seed.numpy().view(np.uint64)[0], np.uint32(_limit(p))
+    scale = array.dtype.type(1 / (1 - p))
+
+    def loop(first: int, stop: int) -> None:
+        _rows(array, number, limit, scale, relu, target, first, stop)
+
+    run_rows(loop, x.shape[0], x.shape[1])
+    return out
+
+
+@_dropout.register_fake
+def _(x: Tensor, seed: Tensor, p: float, relu: bool) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("weft::pass_positive", mutates_args=())
+def _positive_grad(grad: Tensor, out: Tensor, scale: float) -> Tensor:
+    """Grad · scale [N, F] where `out` is positive, else 0."""
+    if not _compiled(grad):
+        return (grad * scale).where(out > 0, 0.0)
+    result = torch.empty(grad.shape, dtype=grad.dtype)
+    array, mask, target = grad.detach().contiguous().numpy(), out.detach().numpy(), result.numpy()
+    factor = array.dtype.type(scale)
+
+    def loop(first: int, stop: int) -> None:
+        _pass_positive(array, mask, factor, target, first, stop)
+
+    run_rows(loop, grad.shape[0], grad.shape[1])
+    return result
+
+
+@_positive_grad.register_fake
+def _(grad: Tensor, out: Tensor, scale: float) -> Tensor:
+    return grad.new_empty(grad.shape)
+
+
+def _positive_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+    ctx.scale = inputs[2]
+
+
+def _positive_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return _positive_grad(grad, ctx.saved_tensors[0], ctx.scale), None, None
+
+
+_positive_grad.register_autograd(_positive_backward, setup_context=_positive_setup)
+
+
+def _dropout_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, seed, ctx.p, ctx.relu = inputs
+    ctx.save_for_backward(seed, output if ctx.relu else None)
+
+
+def _dropout_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    seed, out = ctx.saved_tensors
+    if ctx.relu:
+        # A positive output was kept and its input was positive: the output is its own mask.
+        return _positive_grad(grad, out, 1 / (1 - ctx.p)), None, None, None
+    return _dropout(grad, seed, ctx.p, False), None, None, None
+
+
+_dropout.register_autograd(_dropout_backward, setup_context=_dropout_setup)
+
+
+def _seed() -> Tensor:
+    """A fresh seed from torch's generator, so that torch.manual_seed governs dropout too."""
+    return torch.randint(-(2**63), 2**63 - 1, (1,))
+
+
+def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
+    """X [N, F] with elements zeroed at probability p and the rest scaled by 1 / (1 - p)."""
+    return _dropout(x, _seed(), p, False) if training and p > 0 else x
+
+
+def relu_dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
+    """dropout(relu(x)) for x [N, F] in one pass, and one pass backward."""
+    return _dropout(x, _seed(), p, True) if training and p > 0 else x.relu()

@@ -1,0 +1,113 @@
+"""Reading tar and zip archives member by member; nothing is ever extracted to disk."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from weft.errors import DataError
+
+__all__ = ["MEMBER_LIMIT", "members"]
+
+MEMBER_LIMIT = 2**28
+"""Bytes that one member may have unless the caller says otherwise: 256 MiB."""
+
+# What the standard library raises for files that are cut or damaged.
+_DAMAGE = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    gzip.BadGzipFile,
+    lzma.LZMAError,
+    zlib.error,
+    EOFError,
+    ValueError,
+    NotImplementedError,
+)
+_BLOCK = 512
+
+
+def members(path: Path, *, limit: int = MEMBER_LIMIT) -> Iterator[tuple[str, io.BytesIO]]:
+    """Name and content of every file in a tar (plain, .gz, .bz2, .xz) or zip archive, in order.
+
+    Folders are passed over. Each member is read whole, so that damage is met here and not in the
+    reader's code.
+
+    Args:
+        path: the archive.
+        limit: largest size of a member in bytes; a small archive can unpack to a huge file.
+
+    Raises:
+        DataError: the archive is cut or damaged, or a member is a link or a device, has a path
+            that leads out of the archive's folder, or is larger than `limit`.
+    """
+    try:
+        yield from (_zip if zipfile.is_zipfile(path) else _tar)(path, limit)
+    except DataError:
+        raise
+    except FileNotFoundError:
+        raise DataError(f"{path} is not there") from None
+    except (*_DAMAGE, OSError) as error:
+        raise DataError(
+            f"{path} is cut, damaged or no archive ({str(error) or type(error).__name__}); "
+            "get it again"
+        ) from None
+
+
+def _tar(path: Path, limit: int) -> Iterator[tuple[str, io.BytesIO]]:
+    with tarfile.open(path, "r:*") as archive:
+        for member in archive:
+            _check_name(path, member.name)
+            if member.isdir():
+                continue
+            if not member.isreg():
+                raise DataError(
+                    f"{path}: member {member.name!r} is a link or a device, not a plain file"
+                )
+            _check_size(path, member.name, member.size, limit)
+            file = archive.extractfile(member)
+            assert file is not None
+            yield member.name, io.BytesIO(file.read())
+        # tarfile takes a damaged header, or no more data, for the end: only zeros may follow it.
+        stream = archive.fileobj
+        assert stream is not None
+        while rest := stream.read(2**20):
+            if any(rest):
+                raise DataError(f"{path} is damaged after byte {archive.offset} of its content")
+        if stream.tell() < archive.offset + _BLOCK:
+            raise DataError(f"{path} is cut: it has no end mark; get it again")
+
+
+def _zip(path: Path, limit: int) -> Iterator[tuple[str, io.BytesIO]]:
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            _check_name(path, member.filename)
+            if member.is_dir():
+                continue
+            kind = stat.S_IFMT(member.external_attr >> 16)
+            if kind not in (0, stat.S_IFREG):
+                raise DataError(
+                    f"{path}: member {member.filename!r} is a link or a device, not a plain file"
+                )
+            if member.flag_bits & 1:
+                raise DataError(f"{path}: member {member.filename!r} is encrypted")
+            _check_size(path, member.filename, member.file_size, limit)
+            yield member.filename, io.BytesIO(archive.read(member))
+
+
+def _check_name(path: Path, name: str) -> None:
+    posix, windows = PurePosixPath(name), PureWindowsPath(name)
+    outside = posix.is_absolute() or windows.anchor or ".." in windows.parts
+    if outside or "\0" in name:
+        raise DataError(f"{path}: member {name!r} leads out of the archive's folder")
+
+
+def _check_size(path: Path, name: str, size: int, limit: int) -> None:
+    if size > limit:
+        raise DataError(f"{path}: member {name!r} has {size:,} bytes; the limit is {limit:,}")

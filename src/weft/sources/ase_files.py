@@ -1,0 +1,130 @@
+"""Structures one by one from the files that ASE reads, each with the words that name its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from weft.errors import DataError
+from weft.sources.progress import Move
+
+__all__ = ["Structure", "files_of", "read_structures"]
+
+
+class Structure(NamedTuple):
+    """One structure: where it stands, ASE's Atoms, and every value that came with it by name."""
+
+    where: str
+    atoms: Any
+    values: Mapping[str, Any]
+
+
+def files_of(sources: Iterable[Path]) -> list[Path]:
+    """The files among `sources`, and the *.cif files of the folders among them, by name."""
+    files: list[Path] = []
+    for source in sources:
+        if source.is_dir():
+            found = sorted(source.glob("*.cif"))
+            if not found:
+                raise DataError(f"no *.cif files in the folder {source}")
+            files += found
+        elif source.exists():
+            files.append(source)
+        else:
+            raise DataError(f"{source} is not there")
+    if not files:
+        raise DataError("no files to read structures from")
+    return files
+
+
+def read_structures(files: Sequence[Path], move: Move) -> Iterator[Structure]:
+    """Every structure of `files`, one at a time.
+
+    Raises:
+        DataError: ASE is not installed, or a file cannot be read; the message names file,
+            structure (counted from 0, as ASE does) and, in xyz files, line.
+    """
+    try:
+        import ase.io.formats as formats
+    except ImportError:
+        raise DataError(
+            "reading structures needs ASE, which is not installed: pip install 'weft[chem]'"
+        ) from None
+    for done, file in enumerate(files):
+        try:
+            kind = formats.filetype(str(file))
+        except Exception as error:
+            raise DataError(f"{file}: ASE does not know this format ({error})") from None
+        starts = _xyz_starts(file) if kind in ("extxyz", "xyz") else []
+        read = _database(file, kind) if kind in ("db", "json", "aselmdb") else _with_ase(file, kind)
+        number = 0
+        for number in count():
+            where = f"{file}, structure {number}"
+            where += f" (line {starts[number]})" if number < len(starts) else ""
+            try:
+                found = next(read, None)
+            # ASE's readers raise whatever their parsing meets: any error is the file's.
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                raise DataError(f"{where} cannot be read ({reason})") from None
+            if found is None:
+                break
+            yield Structure(where, *found)
+            if len(files) == 1:
+                move(number + 1, total=len(starts) or None)
+        if number == 0:
+            raise DataError(f"{file} holds no structures")
+        if len(files) > 1:
+            move(done + 1)
+
+
+def _with_ase(file: Path, kind: str) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+    from ase.io import iread
+
+    # A file's name may hold an @, which ASE would take for the structures to read.
+    for atoms in iread(str(file), index=":", format=kind, do_not_split_by_at_sign=True):
+        results = atoms.calc.results if atoms.calc is not None else {}
+        yield atoms, {**results, **atoms.arrays, **atoms.info}
+
+
+def _database(file: Path, kind: str) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+    from ase.db import connect
+
+    with connect(str(file), type=kind, use_lock_file=False) as database:
+        for row in database.select():
+            atoms = row.toatoms()
+            results = atoms.calc.results if atoms.calc is not None else {}
+            yield atoms, {**results, **atoms.arrays, **row.data, **row.key_value_pairs}
+
+
+def _xyz_starts(file: Path) -> list[int]:
+    """First line of each structure of an xyz file, counted from 1.
+
+    ASE takes an empty line for the end of the file, and lines that are missing for atoms of
+    another structure; both would lose structures in silence, so they are errors here.
+    """
+    from ase.io.formats import open_with_compression
+
+    starts: list[int] = []
+    with open_with_compression(str(file), "r") as lines:
+        numbered = enumerate(lines, start=1)
+        for number, line in numbered:
+            if starts and line.lstrip().startswith("VEC"):
+                continue
+            if not line.strip().isdecimal():
+                if not line.strip() and not any(rest.strip() for _, rest in numbered):
+                    break
+                raise DataError(
+                    f"{file}, line {number}: {line.strip()[:60]!r} where structure {len(starts)} "
+                    "should begin with its number of atoms"
+                )
+            starts.append(number)
+            wanted = int(line) + 1
+            if sum(1 for _ in islice(numbered, wanted)) < wanted:
+                raise DataError(
+                    f"{file}, structure {len(starts) - 1} (line {number}): the file ends before "
+                    f"its {wanted - 1} atoms do"
+                )
+    return starts

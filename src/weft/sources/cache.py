@@ -1,0 +1,128 @@
+"""The cache of tables: where it is, and how a table gets there once and whole."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from weft.errors import DataError
+from weft.graphs import GraphTable, open_table
+
+__all__ = ["cached_table", "data_folder", "full_disk_named"]
+
+_FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
+_TAKEN = {errno.ENOTEMPTY, errno.EEXIST}
+_REMEDY = "choose another folder with --data-dir or the environment variable WEFT_DATA_DIR"
+# A table's name is also a folder's name and stands in a command line.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]*")
+
+
+def data_folder(given: Path | None = None) -> Path:
+    """The folder that holds downloads and tables; it is made if it is not there.
+
+    It is `given`, else $WEFT_DATA_DIR, else weft's folder in the user's cache
+    ($XDG_CACHE_HOME/weft or ~/.cache/weft). A folder that may only be read is fine as long as
+    everything asked for is in it.
+
+    Raises:
+        DataError: the folder cannot be made; the message says how to choose another.
+    """
+    if given is not None:
+        folder = given
+    elif named := os.environ.get("WEFT_DATA_DIR"):
+        folder = Path(named)
+    else:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft"
+    folder = folder.expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"the data folder {folder} cannot be made ({error.strerror}); {_REMEDY}"
+        ) from None
+    return folder
+
+
+def cached_table(
+    name: str,
+    build: Callable[[Path], GraphTable],
+    *,
+    data_dir: Path | None = None,
+    rebuild: bool = False,
+) -> GraphTable:
+    """The table `name` of the data folder; `build` writes it if it is not there yet.
+
+    `build(path)` writes the table to the folder `path` with `write_table`. It works under a
+    private name, so nobody ever sees half a table; when two processes build the same one, the
+    first to finish wins and the other opens the winner's.
+
+    Args:
+        name: name of the table; it lives in `<data folder>/<name>.weft`.
+        build: writes the table.
+        data_dir: the data folder, see `data_folder`.
+        rebuild: build even if the table is there; the old one stays until the new one is whole.
+
+    Raises:
+        DataError: the folder cannot be written or the disk is full (nothing is left behind), or
+            the table there is damaged (the message says how to rebuild it).
+    """
+    assert _NAME.fullmatch(name), name
+    folder = data_folder(data_dir)
+    path = folder / f"{name}.weft"
+    if rebuild or not path.exists():
+        with _workshop(folder, name) as workshop, full_disk_named(folder):
+            build(workshop / path.name)
+            if rebuild:
+                with suppress(FileNotFoundError):
+                    path.rename(workshop / "old")
+            try:
+                (workshop / path.name).rename(path)
+            except OSError as error:
+                if error.errno not in _TAKEN:
+                    raise
+    try:
+        return open_table(path)
+    except (DataError, OSError) as error:
+        raise DataError(f"{error}: run `weft data get {name} --rebuild`") from None
+
+
+@contextmanager
+def _workshop(folder: Path, name: str) -> Iterator[Path]:
+    """A private folder beside the tables, gone at the end."""
+    workshop = folder / f".{name}.{secrets.token_hex(4)}.building"
+    try:
+        workshop.mkdir()
+    except OSError as error:
+        if error.errno in _FULL:
+            raise _full(folder) from None
+        raise DataError(
+            f"the data folder {folder} cannot be written ({error.strerror}); {_REMEDY}"
+        ) from None
+    try:
+        yield workshop
+    finally:
+        shutil.rmtree(workshop, ignore_errors=True)
+
+
+@contextmanager
+def full_disk_named(folder: Path) -> Iterator[None]:
+    """Turn the failure of a write for want of room into a DataError that names `folder`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise _full(folder) from error
+        raise
+
+
+def _full(folder: Path) -> DataError:
+    return DataError(
+        f"no room left to write in {folder} (disk full, quota or file size limit); make room "
+        f"there, or {_REMEDY}"
+    )

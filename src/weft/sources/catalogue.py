@@ -1,0 +1,303 @@
+"""The data sets that weft knows by name, and how each becomes a table in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.errors import DataError
+from weft.graphs import Graph, GraphTable, write_table
+from weft.sources.atoms import atoms_table
+from weft.sources.cache import cached_table, data_folder
+from weft.sources.citations import cora_from_package, fetch_planetoid, planetoid, shchur
+from weft.sources.crystals import crystals_table
+from weft.sources.download import fetch
+from weft.sources.edge_lists import edge_list_graph, read_edge_list
+from weft.sources.matrix_market import read_matrix_market
+from weft.sources.qm9_csv import qm9_from_csv
+from weft.sources.qm9_xyz import (
+    fetch_qm9_archive,
+    fetch_uncharacterized,
+    qm9_from_archive,
+    uncharacterized,
+)
+from weft.sources.synthetic import planted_partition, rmat
+
+__all__ = ["CATALOGUE", "Request", "Source", "load"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a user asked of a source.
+
+    Attributes:
+        path: the folder the table goes to.
+        name: the data set's name in the catalogue.
+        files: the user's own files or folders; empty to find or fetch the official ones.
+        targets: names of the values to keep, for files that hold many.
+        downloads: folder for what is fetched.
+        progress: show progress bars.
+    """
+
+    path: Path
+    name: str
+    files: tuple[Path, ...]
+    targets: tuple[str, ...]
+    downloads: Path
+    progress: bool
+
+    def only_file(self) -> Path:
+        """The one file or folder that was given."""
+        if len(self.files) != 1:
+            raise DataError(
+                f"'{self.name}' reads one file or folder, {len(self.files)} given: name it with "
+                f"--files"
+            )
+        return self.files[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One entry of the catalogue.
+
+    Attributes:
+        title: what it is, for people.
+        kind: what its graphs are.
+        origin: where the data comes from.
+        licence: of the data.
+        build: writes the table to request.path.
+    """
+
+    title: str
+    kind: str
+    origin: str
+    licence: str
+    build: Callable[[Request], GraphTable]
+
+
+def load(
+    name: str,
+    *,
+    files: Sequence[Path] = (),
+    targets: Sequence[str] = (),
+    table: str | None = None,
+    data_dir: Path | None = None,
+    rebuild: bool = False,
+    progress: bool = True,
+) -> GraphTable:
+    """The data set `name` as a table: from the cache, or built and cached.
+
+    Args:
+        name: a name of CATALOGUE.
+        files: files or folders to read instead of the official ones. A table built from them is
+            cached under `table`.
+        targets: values to keep from files that hold many.
+        table: name in the cache; the data set's own by default.
+        data_dir: the data folder, see `data_folder`.
+        rebuild: build again even if it is cached.
+        progress: show progress bars.
+
+    Raises:
+        DataError: an unknown name, or data that cannot be found or read.
+    """
+    if name not in CATALOGUE:
+        raise DataError(f"there is no data set '{name}'; choose from {', '.join(CATALOGUE)}")
+
+    def build(path: Path) -> GraphTable:
+        request = Request(
+            path=path,
+            name=name,
+            files=tuple(files),
+            targets=tuple(targets),
+            downloads=data_folder(data_dir) / "downloads",
+            progress=progress,
+        )
+        return CATALOGUE[name].build(request)
+
+    return cached_table(table or name, build, data_dir=data_dir, rebuild=rebuild)
+
+
+def _one_graph(request: Request, graph: Graph, **metadata: Any) -> GraphTable:
+    source = CATALOGUE[request.name]
+    return write_table(
+        request.path,
+        [graph],
+        metadata={"source": source.title, "licence": source.licence, **metadata},
+    )
+
+
+def _qm9(request: Request) -> GraphTable:
+    folder = request.only_file() if request.files else None
+    return qm9_from_csv(request.path, folder=folder, progress=request.progress)
+
+
+def _qm9_official(request: Request) -> GraphTable:
+    listed: list[int] = []
+    if request.files:
+        archive = request.only_file()
+    else:
+        archive = fetch_qm9_archive(request.downloads, progress=request.progress)
+        listed = uncharacterized(
+            fetch_uncharacterized(request.downloads, progress=request.progress)
+        )
+    return qm9_from_archive(
+        request.path, archive, leave_out=frozenset(listed), progress=request.progress
+    )
+
+
+def _planetoid(request: Request) -> GraphTable:
+    folder = (
+        request.only_file()
+        if request.files
+        else fetch_planetoid(request.name, request.downloads / "planetoid")
+    )
+    return _one_graph(request, planetoid(folder, request.name))
+
+
+def _shchur(request: Request) -> GraphTable:
+    return _one_graph(request, shchur(request.only_file()))
+
+
+def _snap(sha256: str) -> Callable[[Request], GraphTable]:
+    def build(request: Request) -> GraphTable:
+        if request.files:
+            file = request.only_file()
+        else:
+            address = f"https://snap.stanford.edu/data/{request.name}.txt.gz"
+            file = fetch(address, sha256, folder=request.downloads, progress=request.progress)
+        edges = read_edge_list(file)
+        return _one_graph(request, edge_list_graph(edges))
+
+    return build
+
+
+def _atoms(request: Request) -> GraphTable:
+    if not request.files:
+        raise DataError("'atoms' needs the files to read: name them with --files")
+    return atoms_table(
+        request.path, request.files, targets=request.targets, progress=request.progress
+    )
+
+
+def _crystals(request: Request) -> GraphTable:
+    return crystals_table(
+        request.path, request.only_file(), targets=request.targets, progress=request.progress
+    )
+
+
+def _edge_list(request: Request) -> GraphTable:
+    edges = read_edge_list(request.only_file(), columns=("src", "dst"))
+    return _one_graph(request, edge_list_graph(edges))
+
+
+def _temporal_edge_list(request: Request) -> GraphTable:
+    return _one_graph(request, edge_list_graph(read_edge_list(request.only_file())))
+
+
+def _matrix_market(request: Request) -> GraphTable:
+    return _one_graph(request, read_matrix_market(request.only_file()))
+
+
+def _citations(name: str) -> Source:
+    return Source(
+        title=f"{name}: citations, bags of words, public split (Yang et al. 2016)",
+        kind="one graph",
+        origin="Planetoid files ind.*: download or --files FOLDER",
+        licence="not stated",
+        build=_planetoid,
+    )
+
+
+def _coauthors(title: str) -> Source:
+    return Source(
+        title=f"{title} (Shchur et al. 2018)",
+        kind="one graph",
+        origin="npz or zip of gnn-benchmark: --files FILE",
+        licence="MIT",
+        build=_shchur,
+    )
+
+
+def _temporal(title: str, sha256: str) -> Source:
+    return Source(
+        title=f"{title}, edges with times (SNAP)",
+        kind="temporal graph",
+        origin="SNAP: download or --files FILE",
+        licence="not stated",
+        build=_snap(sha256),
+    )
+
+
+def _own(title: str, kind: str, build: Callable[[Request], GraphTable]) -> Source:
+    return Source(title=title, kind=kind, origin="--files", licence="yours", build=build)
+
+
+CATALOGUE: dict[str, Source] = {
+    "qm9": Source(
+        title="QM9: 130,831 molecules, geometries and 15 properties",
+        kind="molecules",
+        origin="Python package qm9pack, or --files FOLDER with its CSV files",
+        licence="CC0",
+        build=_qm9,
+    ),
+    "qm9-official": Source(
+        title="QM9 from the authors' archive dsgdb9nsd.xyz.tar.bz2",
+        kind="molecules",
+        origin="figshare: download or --files ARCHIVE",
+        licence="CC0",
+        build=_qm9_official,
+    ),
+    "cora-package": Source(
+        title="Cora as LINQS published it, with a random split like the public one",
+        kind="one graph",
+        origin="Python package graphdatascience",
+        licence="Apache-2.0 (package)",
+        build=lambda request: _one_graph(request, cora_from_package()),
+    ),
+    "cora": _citations("cora"),
+    "citeseer": _citations("citeseer"),
+    "pubmed": _citations("pubmed"),
+    "amazon-photo": _coauthors("Amazon Photo: co-purchases"),
+    "amazon-computers": _coauthors("Amazon Computers: co-purchases"),
+    "coauthor-cs": _coauthors("Coauthor CS"),
+    "coauthor-physics": _coauthors("Coauthor Physics"),
+    "CollegeMsg": _temporal(
+        "CollegeMsg: private messages",
+        "50ae2d98ed3bad9ddb18dbd495a89e5e10cfb8f7e86932827db29fc41b41f9fa",
+    ),
+    "email-Eu-core-temporal": _temporal(
+        "e-mail of a European institution",
+        "f6cc93249978e59d1aba111b55ea10ec553917419a3be1210012b5db3580efa6",
+    ),
+    "sx-mathoverflow": _temporal(
+        "Math Overflow: answers and comments",
+        "cdc635fda76dab06ab02ca242563fa333bb83d096571342ef0326d85ff0c04da",
+    ),
+    "planted-partition": Source(
+        title="10,000 nodes in 8 classes, generated",
+        kind="one graph",
+        origin="made here, always the same",
+        licence="none needed",
+        build=lambda request: _one_graph(
+            request, planted_partition(10_000, 8, mean_degree=10, homophily=0.8, num_features=32)
+        ),
+    ),
+    "rmat": Source(
+        title="R-MAT, 100,000 nodes and 1,000,000 edges, generated",
+        kind="one graph",
+        origin="made here, always the same",
+        licence="none needed",
+        build=lambda request: _one_graph(
+            request, rmat(num_nodes=100_000, num_edges=1_000_000, seed=0)
+        ),
+    ),
+    "atoms": _own("your extxyz, CIF, ASE database, ...", "molecules or crystals", _atoms),
+    "crystals": _own("your crystals as JSON lines", "crystals", _crystals),
+    "edge-list": _own("your edge list: src dst", "one graph", _edge_list),
+    "temporal-edge-list": _own(
+        "your edge list: src dst time", "temporal graph", _temporal_edge_list
+    ),
+    "matrix-market": _own("your MatrixMarket file", "one graph", _matrix_market),
+}

@@ -1,0 +1,324 @@
+"""Citation and co-purchase graphs: Planetoid's files, Cora from a package, Shchur et al.'s npz."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from weft.errors import DataError
+from weft.graphs import Array, Graph
+from weft.sources.download import fetch
+from weft.sources.edge_lists import both_directions
+from weft.sources.pickles import load_pickle
+
+__all__ = [
+    "PLANETOID_FILES",
+    "PLANETOID_NAMES",
+    "cora_from_package",
+    "fetch_planetoid",
+    "planetoid",
+    "random_split",
+    "row_normalise",
+    "shchur",
+]
+
+PLANETOID_NAMES = ("cora", "citeseer", "pubmed")
+
+PLANETOID_FILES = {
+    "ind.citeseer.allx": "2ac30345d95c9ec933a817ee0bdd6a5f077f8c184a20e696910192d534414668",
+    "ind.citeseer.ally": "f704b2d986dde6c2669934de1f3ae5696a6cf9455c0f6b2646a2d135ea0a1c95",
+    "ind.citeseer.graph": "d79a4ef9d3e7169aee8946145f6b7306e35bc79bffad26346cfb94e10e9912a7",
+    "ind.citeseer.test.index": "2af990671580b6b2df5d158d1038f8292e30c9cd821b5453f399659b25b723d4",
+    "ind.citeseer.tx": "539a8906a2da97628d212f2fdd668c109a8b3f0d36574b59e5d3fd5b5303da21",
+    "ind.citeseer.ty": "55e5bd1ba1e733a04598753ad1a8d57957f4b8f89e74519f41f4f4938767e4ce",
+    "ind.citeseer.x": "d20de19150741e555de0ed037195630fc194114ebc7fd72ced62810148aa22f6",
+    "ind.citeseer.y": "8ba87e515d8e3ee3cf52f6d2c5b86aa73f11ecad825a808455209ec26cd54924",
+    "ind.cora.allx": "9419ba2f26f5c35243db64aba110e0f35a04851609e0dc5433450676ca6b8543",
+    "ind.cora.ally": "2b998f5cc7fedc86e7f97ca2498f47a1ffc1462c29e2d578b23bf3f62b6e7d71",
+    "ind.cora.graph": "58f13302f39dde8852dad6fe6d15b89b077b6d7f837626bce671ef80344b383d",
+    "ind.cora.test.index": "297ce89af2b51a6a194181c7dbe1796c6a1cf9cd9349a88383b1b1e227867875",
+    "ind.cora.tx": "b9afbaa4a400df991f6f02ef677e1e44da55ffc04801fd02f9e673987829226a",
+    "ind.cora.ty": "41f5ac76596a1699cc33f53084a2419e92961c42bb75f36fc38e616d348532ad",
+    "ind.cora.x": "23cfa55d91c6f624233f5eb7b6e3f141f1bd2b2ae39608a63cf5d084bb27baab",
+    "ind.cora.y": "94465c14eb53e04ca262198dcbb2521ee8af60fb3f3d546cd6ca24a511b0e7d1",
+    "ind.pubmed.allx": "508e538e2abdccdd54c4d3e9f49d638b4af7107d85845f66ddea5a5152658b7e",
+    "ind.pubmed.ally": "0c37bbe3b5014ec365e9d393cf4791925e5ed94fb194305d74f064a8d7b50f0e",
+    "ind.pubmed.graph": "5b89f0036ca22909471f1e6558eb42fa06e0c730a577bde5b058b40638f81dc9",
+    "ind.pubmed.test.index": "b101d421688bbaecbd82e8a18f1e282378d6830f3a37666f28ebc47f844341b5",
+    "ind.pubmed.tx": "4eb5f5d0f30f26497eb0ac6ac9719d09c67e284f1ed0385c93f3ef27a671da3d",
+    "ind.pubmed.ty": "ee2e0d4819d9fbcc403689c3bf2e49face401b605932f093bc58ab6461130fdd",
+    "ind.pubmed.x": "fbe9cb5c47200d1b7769a26e579be3b7130b556831f9d850e77c4c74f2599b33",
+    "ind.pubmed.y": "e6c807633307a07ed659249006536a147c7999c797f11a2560752990181b41b3",
+}
+"""SHA-256 of each file."""
+
+_PLANETOID_ADDRESS = (
+    "https://github.com/tkipf/gcn/raw/39a4089fe72ad9f055ed6fdb9746abdcfebc4d81/gcn/data"
+)
+_VALIDATION_NODES = 500
+
+
+def fetch_planetoid(name: str, folder: str | Path) -> Path:
+    """Download the files of `cora`, `citeseer` or `pubmed` to `folder`; what is there stays."""
+    _check_name(name)
+    for file, sha256 in PLANETOID_FILES.items():
+        if file.startswith(f"ind.{name}."):
+            fetch(f"{_PLANETOID_ADDRESS}/{file}", sha256, folder=Path(folder))
+    return Path(folder)
+
+
+def planetoid(folder: str | Path, name: str) -> Graph:
+    """A citation graph with the public split of Yang et al. (2016).
+
+    Edges are undirected: both directions of each, once, without self-loops. Node columns:
+    `x` float32 [n, f] as published (see `row_normalise`), `y` int64 [n], and the masks `train`
+    (20 nodes a class), `validation` (500) and `test` (1000), bool [n]. CiteSeer has 15 nodes
+    that its files give edges but neither words nor class: x = 0, y = -1, and they are in no mask.
+
+    Args:
+        folder: holds the eight files `ind.<name>.*`.
+        name: `cora`, `citeseer` or `pubmed`.
+
+    Raises:
+        DataError: a file is missing, damaged, or does not fit the others; the message names it.
+    """
+    _check_name(name)
+    folder = Path(folder)
+
+    def path(part: str) -> Path:
+        return folder / f"ind.{name}.{part}"
+
+    test = _read_numbers(path("test.index"))
+    known_x, test_x = (_load(path(part), csr_matrix) for part in ("allx", "tx"))
+    known_y, test_y, train_y = (_load(path(part), np.ndarray) for part in ("ally", "ty", "y"))
+    num_train = len(train_y)
+    known = known_x.shape[0]
+    if known < num_train + _VALIDATION_NODES or known_x.shape[1] != test_x.shape[1]:
+        raise DataError(
+            f"{path('allx')} has {known} rows of {known_x.shape[1]} features; the files y and tx "
+            f"want at least {num_train + _VALIDATION_NODES} rows of {test_x.shape[1]}"
+        )
+    named = np.unique(test)
+    if test_x.shape[0] != len(named) or len(test) != len(named) or not (named >= known).all():
+        raise DataError(
+            f"{path('test.index')} must name {test_x.shape[0]} different nodes from {known} on, "
+            "as the files tx and allx say; get the files again"
+        )
+    for part, labels, rows in (("ally", known_y, known), ("ty", test_y, len(test))):
+        if labels.ndim != 2 or labels.shape[0] != rows:
+            raise DataError(f"{path(part)} has shape {list(labels.shape)}, not {rows} one-hot rows")
+    num_nodes = int(test.max(initial=known - 1)) + 1
+    x = np.zeros((num_nodes, known_x.shape[1]), dtype=np.float32)
+    x[:known] = known_x.toarray()
+    x[test] = test_x.toarray()
+    y = np.full(num_nodes, -1, dtype=np.int64)
+    y[:known] = known_y.argmax(axis=1)
+    y[test] = test_y.argmax(axis=1)
+    senders, receivers = _neighbour_lists(path("graph"), num_nodes)
+    return Graph(
+        num_nodes=num_nodes,
+        senders=senders,
+        receivers=receivers,
+        nodes={
+            "x": x,
+            "y": y,
+            "train": _mask(num_nodes, np.arange(num_train)),
+            "validation": _mask(num_nodes, np.arange(num_train, num_train + _VALIDATION_NODES)),
+            "test": _mask(num_nodes, test),
+        },
+    )
+
+
+def _check_name(name: str) -> None:
+    if name not in PLANETOID_NAMES:
+        raise DataError(f"no citation graph {name!r}; choose from {', '.join(PLANETOID_NAMES)}")
+
+
+def _load(path: Path, kind: type) -> Any:
+    loaded = load_pickle(path)
+    if not isinstance(loaded, kind):
+        raise DataError(f"{path} holds a {type(loaded).__name__}; a {kind.__name__} is wanted")
+    return loaded
+
+
+def _read_numbers(path: Path) -> Array:
+    try:
+        lines = path.read_text(encoding="ascii").split()
+        return np.array([int(line) for line in lines], dtype=np.int64)
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing") from None
+    except ValueError as error:
+        raise DataError(f"{path} must have a node number on each line: {error}") from None
+
+
+def _neighbour_lists(path: Path, num_nodes: int) -> tuple[Array, Array]:
+    neighbours: Mapping[int, list[int]] = _load(path, dict)
+    try:
+        counts = [len(found) for found in neighbours.values()]
+        senders = np.repeat(np.fromiter(neighbours, dtype=np.int64, count=len(counts)), counts)
+        receivers = np.array([v for found in neighbours.values() for v in found], dtype=np.int64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{path} must hold a list of node numbers for a node: {error}") from None
+    for ends in (senders, receivers):
+        if ends.size and (ends.min() < 0 or ends.max() >= num_nodes):
+            bad = int(ends[(ends < 0) | (ends >= num_nodes)][0])
+            raise DataError(f"{path} names node {bad}, out of range for {num_nodes} nodes")
+    return both_directions(senders, receivers, num_nodes)
+
+
+def _mask(num_nodes: int, chosen: Array) -> Array:
+    mask = np.zeros(num_nodes, dtype=np.bool_)
+    mask[chosen] = True
+    return mask
+
+
+def row_normalise(x: Array) -> Array:
+    """Every row of x [n, f] divided by its sum, as the GCN paper does; rows of sum 0 stay 0."""
+    sums = x.sum(axis=1, keepdims=True)
+    normalised: Array = np.divide(x, sums, out=np.zeros_like(x), where=sums != 0)
+    return normalised
+
+
+def random_split(
+    y: Array, *, per_class: int = 20, validation: int = 500, test: int = 1000, seed: int = 0
+) -> dict[str, Array]:
+    """Random masks `train`, `validation` and `test`, bool [n], of the public split's sizes.
+
+    Args:
+        y: int [n], classes; nodes with y < 0 have none and are in no mask.
+        per_class: training nodes of each class.
+        validation: validation nodes.
+        test: test nodes.
+        seed: the same seed gives the same split.
+
+    Raises:
+        DataError: too few nodes in a class or in all.
+    """
+    order = np.random.default_rng(seed).permutation(np.flatnonzero(y >= 0))
+    chosen = []
+    for label in np.unique(y[order]):
+        members = order[y[order] == label]
+        if len(members) < per_class:
+            raise DataError(
+                f"class {label} has {len(members)} nodes, too few for {per_class} to train on"
+            )
+        chosen.append(members[:per_class])
+    train = np.concatenate([np.empty(0, dtype=np.int64), *chosen])
+    rest = order[~_mask(len(y), train)[order]]
+    if len(rest) < validation + test:
+        raise DataError(
+            f"{len(rest)} nodes are left beside the {len(train)} training nodes, too few for "
+            f"{validation} validation and {test} test nodes"
+        )
+    return {
+        "train": _mask(len(y), train),
+        "validation": _mask(len(y), rest[:validation]),
+        "test": _mask(len(y), rest[validation : validation + test]),
+    }
+
+
+def cora_from_package() -> Graph:
+    """Cora as LINQS published it, out of the installed package `graphdatascience`: no download.
+
+    Columns as in `planetoid`, but the nodes are in another order and the split is `random_split`
+    with seed 0, so accuracies are near those of the public split, not the same.
+
+    Raises:
+        DataError: the package, or pyarrow to read it, is not installed.
+    """
+    spec = find_spec("graphdatascience")
+    if spec is None or spec.origin is None or find_spec("pyarrow") is None:
+        raise DataError(
+            "Cora comes out of the package graphdatascience, read with pyarrow; "
+            "install them with: pip install 'weft[data]'"
+        )
+    # The package's own import needs a database driver and pandas; its files are all we want.
+    folder = Path(spec.origin).parent / "resources" / "cora"
+    nodes = _read_parquet(folder / "cora_nodes.parquet.gzip", ("nodeId", "subject", "features"))
+    cites = _read_parquet(folder / "cora_rels.parquet.gzip", ("sourceNodeId", "targetNodeId"))
+    ids = nodes["nodeId"].to_numpy()
+    order = np.argsort(ids)
+    senders, receivers = (
+        order[np.searchsorted(ids, cites[end].to_numpy(), sorter=order)]
+        for end in ("sourceNodeId", "targetNodeId")
+    )
+    senders, receivers = both_directions(senders, receivers, len(ids))
+    features = nodes["features"].combine_chunks().flatten().to_numpy()
+    y = nodes["subject"].to_numpy().astype(np.int64)
+    return Graph(
+        num_nodes=len(ids),
+        senders=senders,
+        receivers=receivers,
+        nodes={
+            "x": features.reshape(len(ids), -1).astype(np.float32),
+            "y": y,
+            **random_split(y),
+        },
+    )
+
+
+def _read_parquet(path: Path, columns: tuple[str, ...]) -> Any:
+    from pyarrow import ArrowException
+    from pyarrow.parquet import read_table
+
+    try:
+        return read_table(path, columns=list(columns))
+    except (OSError, ArrowException) as error:
+        raise DataError(
+            f"{path} cannot be read ({error}); install the package again: pip install 'weft[data]'"
+        ) from None
+
+
+def shchur(path: str | Path) -> Graph:
+    """A graph of Shchur et al. (2018), Amazon or Coauthor: an npz file, or a zip that holds one.
+
+    Edges as in `planetoid`; node columns `x` and `y`, no split (see `random_split`). x is dense:
+    n * f * 4 bytes, 1.2 GB for Coauthor Physics (34,493 x 8,415), 50 MB for Amazon Computers.
+
+    Raises:
+        DataError: the file is missing or damaged, or an array is missing or wrong.
+    """
+    path = Path(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            inner = [member for member in archive.namelist() if member.endswith(".npz")]
+            source = io.BytesIO(archive.read(inner[0])) if len(inner) == 1 else path
+        with np.load(source, allow_pickle=False) as arrays:
+            adjacency = _stored_csr(arrays, "adj")
+            dense = "attr_matrix" in arrays
+            x = arrays["attr_matrix"] if dense else _stored_csr(arrays, "attr").toarray()
+            y = arrays["labels"].astype(np.int64)
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing") from None
+    except KeyError as error:
+        raise DataError(f"{path} has no array {error}") from None
+    except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    num_nodes = adjacency.shape[0]
+    if adjacency.shape[1] != num_nodes or len(x) != num_nodes or len(y) != num_nodes:
+        raise DataError(
+            f"{path}: the adjacency matrix is {adjacency.shape[0]} x {adjacency.shape[1]}, but "
+            f"there are {len(x)} rows of features and {len(y)} labels"
+        )
+    entries = adjacency.tocoo()
+    senders, receivers = both_directions(entries.row, entries.col, num_nodes)
+    return Graph(
+        num_nodes=num_nodes,
+        senders=senders,
+        receivers=receivers,
+        nodes={"x": x.astype(np.float32, copy=False), "y": y},
+    )
+
+
+def _stored_csr(arrays: Mapping[str, Array], name: str) -> csr_matrix[Any]:
+    parts = tuple(arrays[f"{name}_{part}"] for part in ("data", "indices", "indptr"))
+    matrix = csr_matrix(parts, shape=tuple(arrays[f"{name}_shape"]))
+    matrix.check_format(full_check=True)
+    return matrix

@@ -1,0 +1,179 @@
+"""Crystals as JSON lines: one crystal a line, plain or gzip'd.
+
+A line is an object `{"dataset": text, "id": text, "lattice": [[ax, ay, az], [bx, by, bz], [cx, cy,
+cz]], "z": [n atomic numbers], "frac": [n fractional positions], "targets": {name: number}}` with
+the lattice in Å. A target that is absent or null was not measured.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from weft.errors import DataError
+from weft.graphs import Array, Column, Graph, GraphTable, write_table
+from weft.sources.atoms import ATOMS_SCHEMA, check_structure
+from weft.sources.progress import Move, progress_bar
+
+__all__ = ["crystals_table"]
+
+_FIELDS = ("dataset", "id", "lattice", "z", "frac", "targets")
+_HUGE = sys.float_info.max
+_PBC = np.ones(3, dtype=bool)
+
+
+def crystals_table(
+    path: Path, file: Path, *, targets: Sequence[str] = (), progress: bool = True
+) -> GraphTable:
+    """Write the crystals of a JSON-lines file to the table in the folder `path`, streaming.
+
+    Columns are those of ATOMS_SCHEMA (positions inside or outside the cell as the file has them),
+    `id` and `dataset` as ragged UTF-8 text, and one float64 graph column for each of `targets`,
+    NaN where a crystal has no such target. There are no edges: a cutoff decides them.
+
+    Args:
+        path: the table's folder; it must not exist yet.
+        file: the crystals, plain or gzip'd.
+        targets: names among the file's targets.
+        progress: show a progress bar.
+
+    Raises:
+        DataError: a malformed line, or a target that no crystal has; the message names file, line
+            and field.
+    """
+    clash = sorted({name for name in targets if name in ATOMS_SCHEMA or name in ("id", "dataset")})
+    if clash or len(set(targets)) < len(targets):
+        raise ValueError(
+            f"targets {list(targets)} must be unique and none of {[*ATOMS_SCHEMA, 'id', 'dataset']}"
+        )
+    schema = {
+        **ATOMS_SCHEMA,
+        **{
+            name: Column(level="graph", dtype="float64", missing=True, doc="as in the file")
+            for name in targets
+        },
+        "id": Column(level="ragged", dtype="uint8", doc="the crystal's name, UTF-8"),
+        "dataset": Column(level="ragged", dtype="uint8", doc="the set it comes from, UTF-8"),
+    }
+    if not file.is_file():
+        raise DataError(f"{file} is not there")
+    metadata = {"source": "crystals as JSON lines", "files": [file.name]}
+    with progress_bar("crystals", file.stat().st_size, show=progress) as move:
+        return write_table(path, _graphs(file, targets, move), schema, metadata=metadata)
+
+
+def _graphs(file: Path, targets: Sequence[str], move: Move) -> Iterator[Graph]:
+    met: dict[str, int] = {}
+    number = 0
+    for number, line in _lines(file, move):
+        where = f"{file}, line {number}"
+        crystal = _object(where, line)
+        for name in crystal["targets"]:
+            met[name] = met.get(name, 0) + 1
+        yield _graph(where, crystal, targets)
+    if number == 0:
+        raise DataError(f"{file} holds no crystals")
+    for name in targets:
+        if name not in met:
+            raise DataError(
+                f"{file}: no crystal has a target '{name}'; there are {', '.join(sorted(met))}"
+            )
+
+
+def _lines(file: Path, move: Move) -> Iterator[tuple[int, str]]:
+    """Number and text of every line; empty lines are passed over."""
+    with file.open("rb") as raw:
+        packed = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        stream = gzip.GzipFile(fileobj=raw) if packed else raw
+        number = 0
+        try:
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    yield number, line.decode("utf-8")
+                if number % 256 == 0:
+                    move(raw.tell())
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise DataError(f"{file} is cut or damaged after line {number} ({error})") from None
+        except UnicodeDecodeError as error:
+            raise DataError(f"{file}, line {number}: {error}") from None
+        move(raw.tell())
+
+
+def _not_a_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a number")
+
+
+def _object(where: str, line: str) -> dict[str, Any]:
+    try:
+        crystal = json.loads(line, parse_constant=_not_a_number)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: not JSON ({error})") from None
+    if not isinstance(crystal, dict):
+        raise DataError(f"{where}: a {type(crystal).__name__}, not an object with {_FIELDS}")
+    for name in _FIELDS:
+        if name not in crystal:
+            raise DataError(f"{where}: no field '{name}'; it has {', '.join(crystal) or 'none'}")
+    for name in ("dataset", "id"):
+        if not isinstance(crystal[name], str):
+            raise DataError(f"{where}, field '{name}': {crystal[name]!r} is not text")
+    if not isinstance(crystal["targets"], dict):
+        raise DataError(f"{where}, field 'targets': not an object of names and numbers")
+    return crystal
+
+
+def _graph(where: str, crystal: dict[str, Any], targets: Sequence[str]) -> Graph:
+    lattice = _array(where, crystal, "lattice", "if", (3, 3))
+    z = _array(where, crystal, "z", "i", None)
+    frac = _array(where, crystal, "frac", "if", (len(z), 3))
+    with np.errstate(all="ignore"):  # what comes out of infinite numbers is checked next
+        pos = frac @ lattice
+    check_structure(where, z, pos, lattice, _PBC)
+    return Graph(
+        num_nodes=len(z),
+        nodes={"z": z.astype(np.uint8), "pos": pos.astype(np.float32)},
+        graph={
+            "cell": lattice.astype(np.float32),
+            "pbc": _PBC,
+            **{name: _target(where, crystal["targets"].get(name), name) for name in targets},
+        },
+        ragged={name: _text(crystal[name]) for name in ("id", "dataset")},
+    )
+
+
+def _array(
+    where: str, crystal: dict[str, Any], name: str, kinds: str, shape: tuple[int, int] | None
+) -> Array:
+    """Field `name` as an array of `shape`, or any vector without one; `kinds` are numpy's."""
+    try:
+        array = np.array(crystal[name])
+    except ValueError:  # lists of different lengths
+        array = np.array(None)
+    fits = array.ndim == 1 if shape is None else array.shape == shape
+    if array.dtype.kind not in kinds or not fits or not array.size:
+        what = "numbers" if "f" in kinds else "whole numbers"
+        size = f"of shape {list(shape)}" if shape else "in one list"
+        raise DataError(
+            f"{where}, field '{name}': {json.dumps(crystal[name])[:60]} should be {what} {size}"
+        )
+    return array
+
+
+def _target(where: str, value: Any, name: str) -> Array:
+    if value is None:
+        value = math.nan
+    elif isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _HUGE:
+        raise DataError(f"{where}, target '{name}': {str(value)[:40]!r} is not a finite number")
+    return np.array(value, dtype=np.float64)
+
+
+def _text(text: str) -> Array:
+    return np.frombuffer(text.encode(), dtype=np.uint8)

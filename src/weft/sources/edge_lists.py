@@ -1,0 +1,346 @@
+"""Edge lists as text: `src dst [time] [weight]` lines, as SNAP and its neighbours publish them."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal, get_args
+
+import numpy as np
+
+from weft.errors import DataError
+from weft.graphs import Array, Graph
+from weft.sources import loops
+
+__all__ = [
+    "EdgeColumn",
+    "EdgeList",
+    "both_directions",
+    "edge_list_graph",
+    "index_dtype",
+    "read_edge_list",
+]
+
+EdgeColumn = Literal["src", "dst", "time", "weight"]
+"""What a token of a line may be."""
+
+IdKind = Literal["auto", "integer", "text"]
+
+_BLOCK_BYTES = 16 * 2**20
+_LONGEST_LINE = 2**20
+_GZIP_MAGIC = b"\x1f\x8b"
+_UTF8_MARK = b"\xef\xbb\xbf"
+_ROLES = {"src": loops.SRC, "dst": loops.DST, "time": loops.TIME, "weight": loops.WEIGHT}
+_TOKEN_MASK = 2**32 - 1
+_SHOWN_CHARACTERS = 80
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class EdgeList:
+    """e edges between n nodes in the order of their file.
+
+    Attributes:
+        senders: int32 [e] (int64 beyond 2^31 nodes), nodes numbered 0 to n - 1.
+        receivers: the same, [e].
+        time: float64 [e], in the file's unit, or None. Whole numbers are exact up to 2^53.
+        weight: float64 [e], or None.
+        ids: [n], what the file calls each node, ascending: int64, or str objects for names.
+        skipped: malformed lines left out.
+    """
+
+    senders: Array
+    receivers: Array
+    time: Array | None = None
+    weight: Array | None = None
+    ids: Array
+    skipped: int = 0
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of nodes n, all of which have an edge if they were read from a file."""
+        return int(self.ids.shape[0])
+
+    @property
+    def num_edges(self) -> int:
+        """The number of edges e."""
+        return int(self.senders.shape[0])
+
+    def __repr__(self) -> str:
+        columns = [name for name in ("time", "weight") if getattr(self, name) is not None]
+        return (
+            f"EdgeList({self.num_nodes:,} nodes, {self.num_edges:,} edges, "
+            f"columns: {', '.join(columns) or 'none'}, {self.skipped:,} lines skipped)"
+        )
+
+
+def edge_list_graph(edges: EdgeList) -> Graph:
+    """The directed multigraph of the list, with `time` and `weight` as edge columns."""
+    columns = {"time": edges.time, "weight": edges.weight}
+    return Graph(
+        num_nodes=edges.num_nodes,
+        senders=edges.senders,
+        receivers=edges.receivers,
+        edges={name: values for name, values in columns.items() if values is not None},
+    )
+
+
+def both_directions(senders: Array, receivers: Array, num_nodes: int) -> tuple[Array, Array]:
+    """Senders and receivers of the undirected simple graph of these edges.
+
+    Every edge appears once in each direction, sorted by (receiver, sender); self-loops are gone.
+    """
+    low = np.minimum(senders, receivers).astype(np.int64)
+    high = np.maximum(senders, receivers)
+    pairs = _sorted_distinct((low * num_nodes + high)[low != high])
+    low, high = np.divmod(pairs, num_nodes)
+    keys = np.concatenate([pairs, high * num_nodes + low])
+    keys.sort()
+    new_receivers, new_senders = np.divmod(keys, num_nodes)
+    dtype = index_dtype(num_nodes)
+    return new_senders.astype(dtype), new_receivers.astype(dtype)
+
+
+def _sorted_distinct(values: Array) -> Array:
+    # numpy's own `unique` hashes integers since 2.3, which is several times slower than sorting.
+    ordered = np.sort(values)
+    new = np.ones(len(ordered), dtype=np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
+    return ordered[new]
+
+
+def index_dtype(num_nodes: int) -> np.dtype[np.signedinteger]:
+    """The narrowest dtype of node numbers that the kernels take: int32, or int64 if it must be."""
+    return np.dtype(np.int32 if num_nodes < 2**31 else np.int64)
+
+
+def read_edge_list(
+    path: str | Path,
+    *,
+    columns: Sequence[EdgeColumn] = ("src", "dst", "time"),
+    ids: IdKind = "auto",
+    skip_malformed: bool = False,
+) -> EdgeList:
+    """Read a text file, plain or gzip, with an edge on each line.
+
+    Tokens are separated by blanks, tabs or a comma; blank lines and lines that begin with # or %
+    are passed over. The file is read in blocks: beside the result, memory holds the node ids of
+    the file as int64.
+
+    Args:
+        path: the file.
+        columns: what the tokens of a line are, in order; a line has exactly these.
+        ids: whether nodes are called by whole numbers or by names (`text`, slower). `auto` lets
+            the first edge decide.
+        skip_malformed: count malformed lines in `skipped` instead of raising.
+
+    Raises:
+        DataError: the file cannot be read; or a line has too few or too many tokens, an id or
+            number that is none, a time or weight that is not finite, or a negative time; the
+            message has file, line number and line.
+    """
+    path = Path(path)
+    roles = _roles(columns)
+    if ids not in get_args(IdKind):
+        raise ValueError(f"ids is {ids!r}; choose from {list(get_args(IdKind))}")
+    text = None if ids == "auto" else ids == "text"
+    parts: dict[str, list[Array]] = {name: [] for name in columns}
+    names: dict[bytes, int] = {}
+    first_line = 1
+    skipped = 0
+    for block in _blocks(path):
+        if text is None:
+            text = _first_ids_are_text(block, roles)
+        rows, lines = _parse(path, block, roles, bool(text), skip_malformed, first_line, ids)
+        for name, values in rows.items():
+            ends = text and name in ("src", "dst")
+            parts[name].append(_number_names(block, values, names) if ends else values)
+        first_line += lines.seen
+        skipped += lines.skipped
+    if text:
+        labels, lookup = _sorted_names(path, names)
+    else:
+        labels, lookup = _compact_numbers([*parts["src"], *parts["dst"]])
+    dtype = index_dtype(len(labels))
+    return EdgeList(
+        senders=_concatenated(parts.pop("src"), dtype, lookup),
+        receivers=_concatenated(parts.pop("dst"), dtype, lookup),
+        time=_concatenated(parts.pop("time"), np.float64) if "time" in parts else None,
+        weight=_concatenated(parts.pop("weight"), np.float64) if "weight" in parts else None,
+        ids=labels,
+        skipped=skipped,
+    )
+
+
+def _roles(columns: Sequence[EdgeColumn]) -> Array:
+    if not {"src", "dst"} <= set(columns) <= set(_ROLES) or len(set(columns)) != len(columns):
+        raise ValueError(
+            f"columns is {tuple(columns)}; name each token of a line once, from {list(_ROLES)}, "
+            "with 'src' and 'dst' among them"
+        )
+    return np.array([_ROLES[name] for name in columns], dtype=np.int64)
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """The file's bytes in blocks of whole lines."""
+    try:
+        with path.open("rb") as raw:
+            magic = raw.read(len(_GZIP_MAGIC))
+            raw.seek(0)
+            if magic == _GZIP_MAGIC:
+                with gzip.open(raw) as unpacked:
+                    yield from _whole_lines(path, unpacked)
+            else:
+                yield from _whole_lines(path, raw)
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+
+
+def _whole_lines(path: Path, file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
+    tail = b""
+    first = True
+    while chunk := file.read(_BLOCK_BYTES):
+        if first:
+            chunk = chunk.removeprefix(_UTF8_MARK)
+            first = False
+        cut = chunk.rfind(b"\n") + 1
+        if cut:
+            yield tail + chunk[:cut]
+            tail = chunk[cut:]
+        else:
+            tail += chunk
+            if len(tail) > _LONGEST_LINE:
+                raise DataError(
+                    f"{path} has a line of more than {_LONGEST_LINE} bytes: it is no edge list"
+                )
+    if tail:
+        yield tail
+
+
+@dataclass(frozen=True)
+class _Lines:
+    seen: int
+    skipped: int
+
+
+def _first_ids_are_text(block: bytes, roles: Array) -> bool | None:
+    """Whether an id of the block's first edge is no whole number; None without an edge."""
+    ends = np.empty((2, 1), dtype=np.int64)
+    numbers = np.empty((2, 1), dtype=np.float64)
+    rows = loops.parse_lines(_bytes(block), roles, True, True, *ends, *numbers)[0]
+    if rows == 0:
+        return None
+    tokens = (block[token >> 32 : token & _TOKEN_MASK] for token in ends[:, 0].tolist())
+    return not all(re.fullmatch(rb"[+-]?[0-9]+", token) for token in tokens)
+
+
+def _parse(
+    path: Path, block: bytes, roles: Array, text: bool, skip: bool, first_line: int, ids: IdKind
+) -> tuple[dict[str, Array], _Lines]:
+    """The columns of a block's edges (ids of kind text as places in the block)."""
+    most = block.count(b"\n") + 1
+    columns: dict[int, Array] = {
+        role: np.empty(most if role in roles else 0, np.int64 if role < loops.TIME else np.float64)
+        for role in _ROLES.values()
+    }
+    count, seen, skipped, status, start, hard = loops.parse_lines(
+        _bytes(block), roles, text, skip, *columns.values()
+    )
+    if status != loops.OK:
+        stop = block.find(b"\n", start)
+        line = block[start : stop if stop >= 0 else len(block)].decode("utf-8", "replace").strip()
+        shown = line if len(line) <= _SHOWN_CHARACTERS else line[:_SHOWN_CHARACTERS] + "..."
+        reason = _reason(status, roles, ids)
+        raise DataError(f"{path}, line {first_line + seen - 1}: {reason}; the line is {shown!r}")
+    for row, role, first, last in hard.tolist():
+        columns[role][row] = float(block[first:last])
+    # A block of comments must not keep its whole scratch space alive.
+    found = {
+        name: columns[role][:count].copy() if count < most - 1 else columns[role][:count]
+        for name, role in _ROLES.items()
+        if role in roles
+    }
+    return found, _Lines(seen, skipped)
+
+
+def _reason(status: int, roles: Array, ids: IdKind) -> str:
+    names = [name for role in roles.tolist() for name, known in _ROLES.items() if known == role]
+    wanted = f"{len(names)} tokens ({', '.join(names)}) wanted"
+    auto = " (the first edge's ids are; if nodes have names, pass ids='text')"
+    return {
+        loops.TOO_FEW: f"{wanted}, fewer found",
+        loops.TOO_MANY: f"{wanted}, more found",
+        loops.EMPTY_FIELD: f"{wanted}, one is empty",
+        loops.BAD_ID: f"a node id is not a whole number{auto if ids == 'auto' else ''}",
+        loops.HUGE_ID: "a node id does not fit 64 bits (pass ids='text' to take ids as names)",
+        loops.BAD_NUMBER: "a time or weight is not a finite decimal number",
+        loops.HUGE_NUMBER: "a time or weight is beyond 1e308",
+        loops.NEGATIVE_TIME: "the time is negative; times count from 0 (a weight may be negative)",
+    }[status]
+
+
+def _bytes(block: bytes) -> Array:
+    return np.frombuffer(block, dtype=np.uint8)
+
+
+def _number_names(block: bytes, tokens: Array, names: dict[bytes, int]) -> Array:
+    """Numbers of the names at these places of the block, in order of first appearance."""
+    number = names.setdefault
+    return np.array(
+        [number(block[at >> 32 : at & _TOKEN_MASK], len(names)) for at in tokens.tolist()],
+        dtype=np.int64,
+    )
+
+
+def _sorted_names(path: Path, names: dict[bytes, int]) -> tuple[Array, Callable[[Array], Array]]:
+    labels = np.empty(len(names), dtype=object)
+    # UTF-8 sorts like the characters it encodes.
+    ordered = sorted(names)
+    for i, name in enumerate(ordered):
+        try:
+            labels[i] = name.decode()
+        except UnicodeDecodeError:
+            raise DataError(
+                f"{path}: the node id {name!r} is not UTF-8; convert the file"
+            ) from None
+    rank = np.empty(len(names), dtype=np.int64)
+    rank[[names[name] for name in ordered]] = np.arange(len(names))
+    return labels, rank.__getitem__
+
+
+def _compact_numbers(blocks: list[Array]) -> tuple[Array, Callable[[Array], Array]]:
+    """The ascending distinct ids of all blocks, and the function from ids to 0..n-1."""
+    blocks = [block for block in blocks if block.size]
+    if not blocks:
+        return np.empty(0, dtype=np.int64), lambda block: block
+    low = min(int(block.min()) for block in blocks)
+    span = max(int(block.max()) for block in blocks) - low + 1
+    # A table of all ids in the range is several times faster than sorting, if it is small enough.
+    if span <= max(2**20, 4 * sum(block.size for block in blocks)):
+        present = np.zeros(span, dtype=np.bool_)
+        for block in blocks:
+            present[block - low] = True
+        rank = np.cumsum(present, dtype=index_dtype(span)) - 1
+        return np.flatnonzero(present) + low, lambda block: rank[block - low]
+    ids = _sorted_distinct(np.concatenate([_sorted_distinct(block) for block in blocks]))
+    slots = loops.hash_ids(ids, 1 << (2 * len(ids)).bit_length())
+    return ids, lambda block: loops.find_ids(ids, slots, block)
+
+
+def _concatenated(
+    blocks: list[Array], dtype: np.typing.DTypeLike, lookup: Callable[[Array], Array] | None = None
+) -> Array:
+    """All blocks as one array, each let go as soon as it is copied."""
+    out = np.empty(sum(block.size for block in blocks), dtype=dtype)
+    at = 0
+    blocks.reverse()
+    while blocks:
+        block = blocks.pop()
+        out[at : at + block.size] = block if lookup is None else lookup(block)
+        at += block.size
+    return out

@@ -1,0 +1,430 @@
+"""The training loop: any module, any optimizer, any batches; resumes to the bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from weft.errors import DataError
+from weft.training.batches import Batches, Stateful, graphs_in
+from weft.training.checkpoint import (
+    copy_weights,
+    load_checkpoint,
+    plain_module,
+    put_weights,
+    read_weights,
+    save_checkpoint,
+    save_weights,
+)
+from weft.training.config import FitConfig, FitResult, NonFiniteLoss
+from weft.training.numerics import denormals_flushed
+from weft.training.progress import FitProgress
+from weft.training.run import Run
+from weft.training.stopping import is_better, stop_on_signals
+
+__all__ = ["fit"]
+
+Loss = Callable[[Any, Any], "Tensor | tuple[Tensor, Mapping[str, Tensor | float]]"]
+
+
+@dataclass(kw_only=True)
+class _State:
+    """How far a run has come; all plain values, so that a checkpoint holds it as it is."""
+
+    epoch: int = 0
+    step: int = 0
+    position: int = 0
+    graphs: int = 0
+    seconds: float = 0.0
+    train_seconds: float = 0.0
+    epoch_graphs: int = 0
+    epoch_sums: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    best_value: float | None = None
+    best_epoch: int | None = None
+    best_metrics: dict[str, float] = field(default_factory=dict)
+
+
+def fit(
+    model: nn.Module,
+    optimizer: Optimizer,
+    train: Iterable[Any],
+    loss: Loss,
+    *,
+    config: FitConfig,
+    evaluate: Callable[[Any], Mapping[str, float]] | None = None,
+    scheduler: LRScheduler | ReduceLROnPlateau | None = None,
+    run: Run | None = None,
+    extras: Mapping[str, Stateful] | None = None,
+) -> FitResult:
+    """Train `model`; with a `run`, log, keep checkpoints, and go on where the run stopped.
+
+    SIGINT and SIGTERM end it after the current step, with a checkpoint; a second one raises
+    KeyboardInterrupt. Denormal floats count as zero meanwhile (see `flush_denormals`); no global
+    setting is different afterwards.
+
+    Args:
+        model: any module, on any device, compiled or not.
+        optimizer: any torch optimizer that steps without a closure.
+        train: batches, iterated once an epoch: a list, a DataLoader, or anything of one's own. A
+            `set_epoch(e)` (its own, its sampler's or its batch sampler's) is called before each
+            epoch with e from 0. With `state_dict` and `load_state_dict` it resumes by itself:
+            the state must name the epoch and the batches handed out so far. Without, an
+            interrupted epoch is replayed from the random numbers it began with.
+        loss: gives the loss of a batch, a tensor of one value, and, if wanted, more values by
+            name, to be averaged over the graphs of the epoch.
+        config: how long, and what to watch.
+        evaluate: measures the model, which is in eval mode meanwhile. Gradients stay on: use
+            torch.no_grad() in it unless it needs them.
+        scheduler: stepped after every optimizer step (ReduceLROnPlateau: at every evaluation,
+            with the monitored metric).
+        run: a folder for checkpoints and metrics.
+        extras: whatever else has a state to be resumed, by name: averaged weights, masks.
+
+    Raises:
+        NonFiniteLoss: the loss is nan or infinite. The weights are those before that step.
+        DataError: the run's checkpoint is damaged or of another model.
+    """
+    if isinstance(optimizer, LBFGS):
+        raise ValueError("LBFGS evaluates the loss several times a step, which fit does not do")
+    if config.monitor is None and isinstance(scheduler, ReduceLROnPlateau):
+        raise ValueError("ReduceLROnPlateau needs config.monitor, the metric it watches")
+    with denormals_flushed(), FitProgress(epochs=config.epochs, quiet=config.quiet) as progress:
+        return _Fit(
+            model, optimizer, Batches(train), loss, config, evaluate, scheduler, run, extras or {}
+        ).go(progress)
+
+
+class _Fit:
+    """One call of `fit`: its parts and how far it has come."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        batches: Batches,
+        loss: Loss,
+        config: FitConfig,
+        evaluate: Callable[[Any], Mapping[str, float]] | None,
+        scheduler: LRScheduler | ReduceLROnPlateau | None,
+        run: Run | None,
+        extras: Mapping[str, Stateful],
+    ) -> None:
+        self.model, self.optimizer, self.batches, self.loss = model, optimizer, batches, loss
+        self.config, self.evaluate, self.scheduler = config, evaluate, scheduler
+        self.run, self.extras = run, extras
+        self.at = _State()
+        self.best_weights: dict[str, Any] | None = None
+        self.best_is_saved = True
+        self.clock = self.saved_at = time.perf_counter()
+
+    def go(self, progress: FitProgress) -> FitResult:
+        if not self.model.training:
+            self.model.train()
+        if self.run is not None and self.run.checkpoint.exists():
+            self.resume(self.run)
+            progress.note(f"going on after step {self.at.step} of {self.run.folder}")
+        else:
+            if self.run is not None:
+                self.run.metrics.keep(0, 0)
+            # At once: a folder that cannot be written is better known now than in an hour.
+            self.save()
+        with stop_on_signals() as request:
+            stopped = self.train(progress, lambda: request.signal)
+            self.save()
+        if self.best_weights is not None:
+            put_weights(self.model, self.best_weights, "the best epoch")
+        elif self.run is not None:
+            save_weights(self.run.weights, copy_weights(self.model), self.about())
+        result = FitResult(
+            epochs=self.at.epoch,
+            steps=self.at.step,
+            stopped=stopped,
+            metrics=self.at.metrics,
+            best_metrics=self.at.best_metrics,
+            best_epoch=self.at.best_epoch,
+            seconds=self.at.seconds,
+            graphs_per_second=self.rate(),
+        )
+        if self.run is not None:
+            self.run.summarise(**dataclasses.asdict(result))
+        return result
+
+    def train(self, progress: FitProgress, signal: Callable[[], str | None]) -> str:
+        """Epochs until there is a reason to stop, which it gives."""
+        at = self.at
+        while True:
+            if self.is_stale():
+                return "early stopping"
+            # An epoch cut by max_steps is still to be evaluated when it is resumed right there.
+            if at.epoch >= self.config.epochs or (self.is_over() and at.position == 0):
+                return "finished"
+            batches = self.batches.open(at.epoch)
+            total = self.total_steps()
+            while not self.is_over():
+                began = time.perf_counter()
+                self.batches.mark()
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    break
+                value = self.step(batch)
+                at.train_seconds += time.perf_counter() - began
+                progress.step(
+                    epoch=at.epoch + 1,
+                    step=at.step,
+                    total=total,
+                    loss=value,
+                    graphs_per_second=self.rate(),
+                )
+                if self.is_due():
+                    self.save()
+                if signal() is not None:
+                    return f"interrupted by {signal()}"
+            self.end_epoch(progress)
+            if signal() is not None:
+                return f"interrupted by {signal()}"
+
+    def is_over(self) -> bool:
+        """Whether the steps are used up."""
+        return self.config.max_steps is not None and self.at.step >= self.config.max_steps
+
+    def is_stale(self) -> bool:
+        """Whether the best epoch is too long ago."""
+        if self.config.patience is None or self.at.best_epoch is None:
+            return False
+        return self.at.epoch - self.at.best_epoch >= self.config.patience
+
+    def is_due(self) -> bool:
+        """Whether it is time for a checkpoint."""
+        if self.config.checkpoint_every:
+            return self.at.step % self.config.checkpoint_every == 0
+        return time.perf_counter() - self.saved_at >= self.config.checkpoint_seconds
+
+    def step(self, batch: Any) -> float:
+        """Forward, backward, update; returns the loss."""
+        at = self.at
+        self.optimizer.zero_grad(set_to_none=True)
+        result = self.loss(self.model, batch)
+        value, others = result if isinstance(result, tuple) else (result, {})
+        if value.numel() != 1:
+            raise ValueError(
+                f"the loss has shape {list(value.shape)}; give one value, such as its mean()"
+            )
+        number = float(value.detach())
+        if not math.isfinite(number):
+            self.fail(f"the loss is {number}")
+        value.backward()  # type: ignore[no-untyped-call]
+        if self.config.clip_norm is not None:
+            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+            norm = float(nn.utils.clip_grad_norm_(parameters, self.config.clip_norm))
+            if not math.isfinite(norm):
+                self.fail(f"the norm of the gradients is {norm}")
+        rate = float(self.optimizer.param_groups[0]["lr"])
+        self.optimizer.step()
+        if self.scheduler is not None and not isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step()
+        values = {"loss": number, **{name: _number(other) for name, other in others.items()}}
+        graphs = graphs_in(batch)
+        at.step += 1
+        at.position += 1
+        at.graphs += graphs
+        at.epoch_graphs += graphs
+        for name, each in values.items():
+            at.epoch_sums[name] = at.epoch_sums.get(name, 0.0) + each * graphs
+        if at.step % self.config.log_every == 0:
+            self.log({**values, "lr": rate})
+        return number
+
+    def end_epoch(self, progress: FitProgress) -> None:
+        """Average, evaluate, remember the best."""
+        at, config = self.at, self.config
+        if at.position == 0:
+            raise ValueError(
+                f"train gave no batches in epoch {at.epoch + 1}; it must hold some and be iterable "
+                "again for every epoch (a list or a DataLoader, not a generator)"
+            )
+        at.metrics = {f"train_{k}": v / max(1, at.epoch_graphs) for k, v in at.epoch_sums.items()}
+        number = at.epoch + 1
+        evaluated = number % config.evaluate_every == 0 or number == config.epochs or self.is_over()
+        if evaluated and self.evaluate is not None:
+            with _eval_mode(self.model):
+                given = self.evaluate(self.model)
+            values = {name: float(value) for name, value in given.items()}
+            progress.evaluated(values)
+            at.metrics |= values
+        # From here on the epoch counts as done; a checkpoint taken now is between two epochs.
+        self.batches.close()
+        at.epoch, at.position, at.epoch_graphs, at.epoch_sums = number, 0, 0, {}
+        if evaluated and config.monitor is not None:
+            self.compare(config.monitor)
+        self.log({**at.metrics, "graphs_per_second": self.rate()})
+        if not config.checkpoint_every and self.is_due():
+            self.save()
+
+    def compare(self, monitor: str) -> None:
+        """Keep these weights if the monitored metric is the best so far."""
+        at = self.at
+        if monitor not in at.metrics:
+            raise ValueError(
+                f"monitor is {monitor!r}, but the metrics are {', '.join(sorted(at.metrics))}"
+            )
+        value = at.metrics[monitor]
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step(value)
+        if is_better(value, at.best_value, self.config.mode):
+            at.best_value, at.best_epoch, at.best_metrics = value, at.epoch, dict(at.metrics)
+            if self.config.keep_best:
+                self.best_weights, self.best_is_saved = copy_weights(self.model), False
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """A line of metrics about the step or epoch that was just done."""
+        if self.run is not None:
+            # After an epoch `at.epoch` counts it already; within one it does not yet.
+            epoch = self.at.epoch + (self.at.position > 0)
+            self.run.metrics.log(step=self.at.step, epoch=epoch, seconds=self.tick(), values=values)
+
+    def tick(self) -> float:
+        """Seconds so far, brought up to date."""
+        now = time.perf_counter()
+        self.at.seconds += now - self.clock
+        self.clock = now
+        return self.at.seconds
+
+    def rate(self) -> float:
+        """Graphs per second of training."""
+        return self.at.graphs / self.at.train_seconds if self.at.train_seconds else 0.0
+
+    def total_steps(self) -> int | None:
+        """Steps of the whole run, as far as the length of this epoch tells."""
+        count, limit = self.batches.count(), self.config.max_steps
+        if count is None:
+            return limit
+        left = count - self.at.position + count * (self.config.epochs - self.at.epoch - 1)
+        total = self.at.step + left
+        return total if limit is None else min(total, limit)
+
+    def save(self, *, rewind: bool = False) -> None:
+        """Write a checkpoint, if there is a run to write it to."""
+        if self.run is None:
+            return
+        broken = _first_non_finite(self.model.named_parameters())
+        if broken is not None and not rewind:
+            self.fail(f"the parameter '{broken}' is not finite", taken=True)
+        # The best weights first: a checkpoint that speaks of an epoch must find its weights.
+        if self.best_weights is not None and not self.best_is_saved:
+            save_weights(self.run.weights, self.best_weights, self.about())
+            self.best_is_saved = True
+        self.run.metrics.sync()
+        self.tick()
+        save_checkpoint(
+            self.run.checkpoint,
+            {
+                "model": dict(plain_module(self.model).state_dict()),
+                "kinds": self.kinds(),
+                "optimizer": self.optimizer.state_dict(),
+                "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+                "extras": {name: extra.state_dict() for name, extra in self.extras.items()},
+                "progress": dataclasses.asdict(self.at),
+                "batches": self.batches.state(self.at.position, rewind=rewind),
+                "metrics_lines": self.run.metrics.lines,
+            },
+        )
+        self.saved_at = time.perf_counter()
+
+    def kinds(self) -> dict[str, Any]:
+        """Which classes the states in a checkpoint belong to."""
+        return {
+            "optimizer": type(self.optimizer).__name__,
+            "scheduler": type(self.scheduler).__name__,
+            "extras": sorted(self.extras),
+        }
+
+    def about(self) -> dict[str, Any]:
+        """What is written into the header of the weights."""
+        if self.best_weights is None:
+            return {"epoch": self.at.epoch, "step": self.at.step, "metrics": self.at.metrics}
+        return {"epoch": self.at.best_epoch, "metrics": self.at.best_metrics}
+
+    def resume(self, run: Run) -> None:
+        """Put everything back as the run's checkpoint has it."""
+        source = run.checkpoint
+        state = load_checkpoint(source)
+        put_weights(self.model, state["model"], str(source))
+        for name, now in self.kinds().items():
+            if (before := state["kinds"][name]) != now:
+                raise DataError(
+                    f"{source} was made with {name} = {before}, now it is {now}; resume with the "
+                    "same parts"
+                )
+        try:
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (ValueError, KeyError) as error:
+            raise DataError(
+                f"{source} does not fit this optimizer ({error}); resume with the same parts"
+            ) from error
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        for name, extra in self.extras.items():
+            extra.load_state_dict(state["extras"][name])
+        self.at = _State(**state["progress"])
+        if self.at.best_epoch is not None and self.config.keep_best:
+            self.best_weights = dict(read_weights(run.weights))
+        self.batches.resume(state["batches"])
+        run.metrics.keep(state["metrics_lines"], self.at.step)
+
+    def fail(self, what: str, *, taken: bool = False) -> NoReturn:
+        """Stop at the step under way (or just `taken`), with a checkpoint before it if possible."""
+        at = self.at
+        step, batch = at.step + (not taken), at.position + (not taken)
+        epoch = at.epoch + (batch > 0)
+        kept = ""
+        if self.run is not None:
+            state = [*self.model.named_parameters(), *self.model.named_buffers()]
+            if not taken and _first_non_finite(state) is None:
+                self.save(rewind=True)
+                kept = f"; the state before it is in {self.run.checkpoint}"
+            elif self.run.checkpoint.exists():
+                kept = f"; {self.run.checkpoint} holds an earlier, finite state"
+        where = f"epoch {epoch}, batch {batch}" if batch else f"the last of epoch {epoch}"
+        raise NonFiniteLoss(
+            f"{what} at step {step} ({where}){kept}; lower the learning rate, set clip_norm or "
+            "look at that batch",
+            step=step,
+            epoch=epoch,
+            batch=batch,
+        )
+
+
+def _number(value: Tensor | float) -> float:
+    return float(value.detach() if isinstance(value, Tensor) else value)
+
+
+def _first_non_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
+    """Name of the first tensor that holds nan or infinity."""
+    for name, tensor in tensors:
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            return name
+    return None
+
+
+@contextmanager
+def _eval_mode(model: nn.Module) -> Iterator[None]:
+    """Eval mode for a while; afterwards each part is as it was, frozen ones too."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

@@ -1,0 +1,107 @@
+"""Metrics as JSON lines and, for live curves, TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from weft.errors import DataError
+from weft.files import write_atomically
+
+__all__ = ["MetricsLog", "read_metrics"]
+
+
+class MetricsLog:
+    """Appends measurements to a file of JSON lines, and to TensorBoard where asked.
+
+    A line is one object: `step`, `epoch` (both counted from 1), `seconds` since the run began,
+    and the values by name. Floats are written so that reading gives the same bits; what is not
+    finite is written NaN, Infinity or -Infinity.
+    """
+
+    def __init__(self, path: Path, tensorboard: Path | None = None) -> None:
+        self.path = path
+        self._tensorboard = tensorboard
+        self._file: TextIO | None = None
+        self._writer: Any = None
+        self._purge_step: int | None = None
+        self.lines = 0
+
+    def keep(self, lines: int, step: int) -> None:
+        """Go on after the first `lines` lines, at `step`; later ones are of steps to be redone."""
+        self.close()
+        whole = _whole_lines(self.path)[:lines]
+        if self.path.exists():
+            write_atomically(self.path, lambda file: file.writelines(whole))
+        self.lines = len(whole)
+        self._purge_step = step + 1
+
+    def log(self, *, step: int, epoch: int, seconds: float, values: Mapping[str, float]) -> None:
+        """Write one line."""
+        numbers = {name: float(value) for name, value in values.items()}
+        line = json.dumps({"step": step, "epoch": epoch, "seconds": round(seconds, 3), **numbers})
+        try:
+            if self._file is None:
+                self._file = self.path.open("a", encoding="utf-8")
+            self._file.write(line + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise DataError(f"cannot write {self.path}: {error.strerror or error}") from error
+        self.lines += 1
+        if self._tensorboard is not None:
+            for name, number in numbers.items():
+                self._summary_writer().add_scalar(name, number, step)
+
+    def _summary_writer(self) -> Any:
+        if self._writer is None:
+            # Imported here: it takes a third of a second, and most programs never need it.
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(self._tensorboard), purge_step=self._purge_step)
+        return self._writer
+
+    def sync(self) -> None:
+        """Make sure that every line so far is on the disk."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+        if self._writer is not None:
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Close the files; logging again opens them."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    """All lines but a last one that a killed process did not finish."""
+    if not path.exists():
+        return []
+    return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The lines of a metrics file (or of a run's folder), a half-written last one left out.
+
+    Raises:
+        DataError: no such file, or a line that is not JSON; names file and line.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / "metrics.jsonl"
+    if not path.exists():
+        raise DataError(f"{path} does not exist")
+    objects = []
+    for number, line in enumerate(_whole_lines(path), start=1):
+        try:
+            objects.append(json.loads(line))
+        except ValueError as error:
+            raise DataError(f"{path}, line {number} is not JSON ({error})") from error
+    return objects

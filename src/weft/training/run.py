@@ -1,0 +1,224 @@
+"""Run: a training run is a folder with what was asked, what was measured, and checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+import weft
+from weft.errors import DataError
+from weft.files import write_atomically
+from weft.training.checkpoint import CHECKPOINT, WEIGHTS
+from weft.training.metrics import MetricsLog
+
+__all__ = ["Run"]
+
+CONFIG = "config.json"
+SUMMARY = "summary.json"
+
+
+class Run:
+    """A folder with config.json, metrics.jsonl, last.pt, weights.safetensors and summary.json.
+
+    Made by `Run.create`; give it to `fit`, which goes on from the folder's checkpoint if there is
+    one. Use it as a context manager, or close it.
+
+    Attributes:
+        folder: where it is.
+        metrics: the log of measurements.
+        resumed: whether the folder held this run already.
+    """
+
+    def __init__(self, folder: Path, *, resumed: bool, tensorboard: bool) -> None:
+        self.folder = folder
+        self.resumed = resumed
+        self.metrics = MetricsLog(
+            folder / "metrics.jsonl", folder / "tensorboard" if tensorboard else None
+        )
+        self._lock = _lock(folder)
+
+    @classmethod
+    def create(
+        cls, path: str | Path, config: Any, *, resume: bool = False, tensorboard: bool = True
+    ) -> Run:
+        """Make the folder of a new run, or open it again to go on.
+
+        Args:
+            path: the folder; it is made if it is not there.
+            config: what was asked, a dataclass or a mapping of JSON values. A run is only resumed
+                with the same one.
+            resume: go on with the run in `path`; where there is none it starts.
+            tensorboard: also write TensorBoard files.
+
+        Raises:
+            DataError: a run is there already and `resume` is not given; it was made with another
+                config (names the field); the folder holds other files, is in use, or cannot be
+                written.
+        """
+        folder = Path(path)
+        asked = _as_json(config)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            present = {entry.name for entry in folder.iterdir()} - {_LOCK}
+        except OSError as error:
+            raise DataError(
+                f"cannot make the run folder {folder}: {error.strerror or error}; choose another"
+            ) from error
+        exists = CONFIG in present
+        if exists and not resume:
+            raise DataError(
+                f"{folder} holds a run already; go on with it (--resume) or choose another folder"
+            )
+        if not exists and any(not name.endswith(".partial") for name in present):
+            raise DataError(
+                f"{folder} is not empty and holds no run (no {CONFIG}); choose another folder"
+            )
+        sessions: list[Any] = []
+        if exists:
+            earlier = _read_config(folder / CONFIG)
+            _check_same(earlier["config"], asked, folder)
+            sessions = earlier["sessions"]
+        run = cls(folder, resumed=exists, tensorboard=tensorboard)
+        _write_json(folder / CONFIG, {"config": asked, "sessions": [*sessions, _session()]})
+        return run
+
+    @property
+    def checkpoint(self) -> Path:
+        """The file with everything needed to go on."""
+        return self.folder / CHECKPOINT
+
+    @property
+    def weights(self) -> Path:
+        """The file with the best weights (the last ones where nothing is monitored)."""
+        return self.folder / WEIGHTS
+
+    def summarise(self, **values: Any) -> None:
+        """Add JSON values to summary.json."""
+        path = self.folder / SUMMARY
+        earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        _write_json(path, {**earlier, **values})
+
+    def close(self) -> None:
+        """Close the log and let others use the folder."""
+        self.metrics.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+_LOCK = ".lock"
+
+
+def _lock(folder: Path) -> int | None:
+    """Hold the folder for this process: two of them would mix their steps in one log."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    try:
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise DataError(
+            f"cannot write in the run folder {folder}: {error.strerror or error}; choose another"
+        ) from error
+    try:
+        # The system lets go of it when the process ends, however it ends.
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise DataError(
+            f"{folder} is in use by another process; wait for it, stop it or choose another folder"
+        ) from None
+    except OSError:
+        # Some network file systems have no locks; the run itself does not need them.
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _session() -> dict[str, Any]:
+    return {
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": {
+            "weft": weft.__version__,
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _as_json(config: Any) -> Any:
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        config = dataclasses.asdict(config)
+    try:
+        return json.loads(json.dumps(config, default=_path_name))
+    except TypeError as error:
+        raise DataError(f"the run's config must be JSON values: {error}") from None
+
+
+def _path_name(value: Any) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{value!r} is a {type(value).__name__}")
+
+
+def _write_json(path: Path, value: Any) -> None:
+    text = json.dumps(value, indent=2, default=_path_name) + "\n"
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        whole = json.loads(path.read_text(encoding="utf-8"))
+        return {"config": whole["config"], "sessions": list(whole["sessions"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is damaged ({error}); choose another folder") from error
+
+
+def _check_same(earlier: Any, asked: Any, folder: Path) -> None:
+    found = _first_difference(earlier, asked, "")
+    if found is not None:
+        field, before, now = found
+        raise DataError(
+            f"the run in {folder} was started with {field} = {before}, now it is {now}; resume "
+            "with the same value, or take its weights into another folder (--init-from)"
+        )
+
+
+def _first_difference(before: Any, now: Any, field: str) -> tuple[str, str, str] | None:
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for name in [*before, *(name for name in now if name not in before)]:
+            inner = f"{field}.{name}" if field else str(name)
+            if name not in now:
+                return inner, json.dumps(before[name]), "not there"
+            if name not in before:
+                return inner, "nothing", json.dumps(now[name])
+            found = _first_difference(before[name], now[name], inner)
+            if found is not None:
+                return found
+        return None
+    # As text: nan is the same option as nan, and 1 is not the same as true.
+    texts = json.dumps(before, sort_keys=True), json.dumps(now, sort_keys=True)
+    return None if texts[0] == texts[1] else (field or "the config", *texts)

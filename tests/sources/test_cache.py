@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from weft.errors import DataError
+from weft.graphs import Graph, GraphTable, write_table
+from weft.sources.cache import cached_table, data_folder
+
+
+def build(path: Path, *, value: float = 1.0) -> GraphTable:
+    graphs = [Graph(num_nodes=3, nodes={"x": np.full(3, value)}) for _ in range(4)]
+    return write_table(path, graphs)
+
+
+def refuse(path: Path) -> GraphTable:
+    raise AssertionError(f"{path} should not be built")
+
+
+def test_the_folder_given_comes_before_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.delenv("WEFT_DATA_DIR", raising=False)
+    assert data_folder(None) == tmp_path / "xdg" / "weft"
+    monkeypatch.setenv("WEFT_DATA_DIR", str(tmp_path / "env"))
+    assert data_folder(None) == tmp_path / "env"
+    assert data_folder(tmp_path / "given" / "deep") == tmp_path / "given" / "deep"
+    assert (tmp_path / "given" / "deep").is_dir()
+
+
+def test_without_any_variable_the_folder_is_in_the_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WEFT_DATA_DIR", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert data_folder(None) == tmp_path / ".cache" / "weft"
+
+
+def test_a_folder_that_cannot_be_made_names_itself_and_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"file/data.*--data-dir.*WEFT_DATA_DIR"):
+        data_folder(tmp_path / "file" / "data")
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+def test_a_folder_that_cannot_be_written_names_itself_and_the_remedy() -> None:
+    with pytest.raises(DataError, match=r"/proc/self.*cannot be written.*--data-dir"):
+        cached_table("toy", refuse, data_dir=Path("/proc/self"))
+
+
+def test_a_table_is_built_once(tmp_path: Path) -> None:
+    first = cached_table("toy", build, data_dir=tmp_path)
+    again = cached_table("toy", refuse, data_dir=tmp_path)
+    assert len(first) == len(again) == 4
+    assert again.path == tmp_path / "toy.weft"
+    assert [p.name for p in tmp_path.iterdir()] == ["toy.weft"]
+
+
+def test_rebuild_replaces_the_table(tmp_path: Path) -> None:
+    old = cached_table("toy", build, data_dir=tmp_path)
+    new = cached_table("toy", lambda p: build(p, value=2.0), data_dir=tmp_path, rebuild=True)
+    assert new.column("x").tolist() == [2.0] * 12
+    assert old.column("x").tolist() == [1.0] * 12
+    assert [p.name for p in tmp_path.iterdir()] == ["toy.weft"]
+
+
+def test_a_failed_rebuild_keeps_the_old_table(tmp_path: Path) -> None:
+    def fail(path: Path) -> GraphTable:
+        raise DataError("line 3 is odd")
+
+    cached_table("toy", build, data_dir=tmp_path)
+    with pytest.raises(DataError, match="line 3"):
+        cached_table("toy", fail, data_dir=tmp_path, rebuild=True)
+    assert len(cached_table("toy", refuse, data_dir=tmp_path)) == 4
+    assert [p.name for p in tmp_path.iterdir()] == ["toy.weft"]
+
+
+@pytest.mark.parametrize("rebuild", [False, True])
+def test_whoever_loses_the_race_opens_the_winner(tmp_path: Path, rebuild: bool) -> None:
+    both = threading.Barrier(2)
+    opened: list[GraphTable] = []
+
+    def slow(path: Path) -> GraphTable:
+        both.wait(timeout=30)
+        return build(path)
+
+    def work() -> None:
+        opened.append(cached_table("toy", slow, data_dir=tmp_path, rebuild=rebuild))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert [len(table) for table in opened] == [4, 4]
+    assert [p.name for p in tmp_path.iterdir()] == ["toy.weft"]
+
+
+def test_two_processes_build_the_same_table(tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        """
+        import sys, time
+        from pathlib import Path
+        import numpy as np
+        from weft.graphs import Graph, write_table
+        from weft.sources.cache import cached_table
+
+        folder = Path(sys.argv[1])
+
+        def build(path):
+            (folder / f"ready-{sys.argv[2]}").touch()
+            end = time.monotonic() + 60
+            while len(list(folder.glob("ready-*"))) < 2 and time.monotonic() < end:
+                time.sleep(0.01)
+            return write_table(path, [Graph(num_nodes=2, nodes={"x": np.ones(2)})] * 500)
+
+        assert len(cached_table("toy", build, data_dir=folder / "data")) == 500
+        """
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    runs = [subprocess.Popen([*command, str(i)], stderr=subprocess.PIPE) for i in range(2)]
+    for run in runs:
+        _, errors = run.communicate(timeout=120)
+        assert run.returncode == 0, errors.decode()
+    assert [p.name for p in (tmp_path / "data").iterdir()] == ["toy.weft"]
+    assert len(list(tmp_path.glob("ready-*"))) == 2
+
+
+def test_a_damaged_table_names_the_command_that_rebuilds_it(tmp_path: Path) -> None:
+    cached_table("toy", build, data_dir=tmp_path)
+    column = tmp_path / "toy.weft" / "x.npy"
+    column.write_bytes(column.read_bytes()[:-8])
+    with pytest.raises(DataError, match=r"x\.npy has .*weft data get toy --rebuild"):
+        cached_table("toy", build, data_dir=tmp_path)
+    assert len(cached_table("toy", build, data_dir=tmp_path, rebuild=True)) == 4
+
+
+def test_something_else_in_the_tables_place_names_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "toy.weft").write_text("not a folder")
+    with pytest.raises(DataError, match="weft data get toy --rebuild"):
+        cached_table("toy", build, data_dir=tmp_path)
+    assert len(cached_table("toy", build, data_dir=tmp_path, rebuild=True)) == 4
+
+
+def test_a_full_disk_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> None:
+    # A limit on the size of files makes the operating system itself refuse the write.
+    script = textwrap.dedent(
+        """
+        import resource, signal, sys
+        from pathlib import Path
+        import numpy as np
+        from weft.errors import DataError
+        from weft.graphs import Graph, write_table
+        from weft.sources.cache import cached_table
+
+        def build(path):
+            return write_table(path, [Graph(num_nodes=100_000, nodes={"x": np.ones(100_000)})])
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        folder = Path(sys.argv[1])
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
+        try:
+            cached_table("toy", build, data_dir=folder)
+        except DataError as error:
+            assert str(folder) in str(error) and "no room" in str(error), error
+        else:
+            raise AssertionError("written in spite of the limit")
+        assert list(folder.iterdir()) == []
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        assert len(cached_table("toy", build, data_dir=folder)) == 1
+        """
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["toy.weft"]

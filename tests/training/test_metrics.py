@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.errors import DataError
+from weft.training import MetricsLog, read_metrics
+
+
+def write(log: MetricsLog, *steps: int) -> None:
+    for step in steps:
+        log.log(step=step, epoch=1, seconds=0.5, values={"loss": 1 / step})
+
+
+@given(values=st.lists(st.floats(), min_size=1, max_size=20))
+def test_floats_round_trip_to_the_bit(
+    tmp_path_factory: pytest.TempPathFactory, values: list[float]
+) -> None:
+    path = tmp_path_factory.mktemp("m") / "metrics.jsonl"
+    log = MetricsLog(path)
+    for step, value in enumerate(values, start=1):
+        log.log(step=step, epoch=1, seconds=0.0, values={"value": value})
+    log.close()
+    for before, line in zip(values, read_metrics(path), strict=True):
+        after = line["value"]
+        assert math.isnan(after) if math.isnan(before) else after == before
+        assert math.copysign(1, after) == math.copysign(1, before) or math.isnan(before)
+
+
+def test_resume_cuts_what_is_to_be_done_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path)
+    write(log, 1, 2, 3, 4)
+    log.close()
+    with path.open("a") as file:
+        file.write('{"step": 5, "lo')
+    assert [line["step"] for line in read_metrics(path)] == [1, 2, 3, 4]
+    log = MetricsLog(path)
+    log.keep(2, 2)
+    assert log.lines == 2
+    write(log, 3)
+    log.close()
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_malformed_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\nnonsense\n')
+    with pytest.raises(DataError, match=r"metrics\.jsonl, line 2 is not JSON"):
+        read_metrics(path)
+    with pytest.raises(DataError, match=r"other/metrics\.jsonl does not exist"):
+        read_metrics(tmp_path / "other" / "metrics.jsonl")
+
+
+def test_tensorboard_has_the_same_values(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = MetricsLog(tmp_path / "metrics.jsonl", tmp_path / "tensorboard")
+    write(log, 1, 2, 3)
+    log.sync()
+    log.keep(2, 2)
+    write(log, 3, 4)
+    log.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    found = [(event.step, event.value) for event in events.Scalars("loss")]
+    assert found == [(1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3)), (4, 0.25)]
