@@ -1,0 +1,44 @@
+# Each target does all its set-up: a virtual environment in .venv, installed under constraints.txt.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help demo test lint peers clean
+
+help: ## what there is
+	@grep -E '^[a-z]+:.*## ' Makefile | sed 's/:.*## /\t/'
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.demo: .venv/bin/python pyproject.toml constraints.txt
+	@echo "Installing weft and its demo data (about a minute) ..."
+	$(BIN)/python -m pip install $(PIP_FLAGS) -e '.[data]'
+	@touch $@
+
+.venv/.dev: .venv/bin/python pyproject.toml constraints.txt
+	@echo "Installing weft with everything its tests need (about two minutes) ..."
+	$(BIN)/python -m pip install $(PIP_FLAGS) -e '.[dev]'
+	@touch $@ .venv/.demo
+
+demo: .venv/.demo ## train on real data and show the result
+	$(BIN)/weft data get qm9
+	$(BIN)/weft train citations --data cora-package --run-dir runs/demo-$$(date +%Y%m%d-%H%M%S)
+
+lint: .venv/.dev ## style, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+test: lint ## everything that CI runs
+	$(BIN)/python -m pytest
+
+peers: .venv-peers/.done ## an environment of their own for the libraries in the benchmarks
+.venv-peers/.done: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install $(PIP_FLAGS) '.[peers]'
+	@touch $@
+
+clean: ## remove the environments and caches
+	rm -rf .venv .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis
