@@ -8,7 +8,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,8 +49,8 @@ def peers_python() -> str:
 
 
 class _Worker:
-    def __init__(self, name: str, entry: Entry, case: Mapping[str, Any]) -> None:
-        self.name = name
+    def __init__(self, name: str, entry: Entry) -> None:
+        self.name, self.settings = name, entry.settings
         python = peers_python() if entry.peer else sys.executable
         self.process = subprocess.Popen(  # noqa: S603
             [python, str(_FOLDER / "serve.py"), str(_FOLDER / f"{entry.script}.py")],
@@ -62,7 +62,10 @@ class _Worker:
         )
         self.versions: dict[str, str] = {}
         self.samples: list[float] = []
-        answer = self.ask({**case, **entry.settings})
+        self.absent = ""
+
+    def prepare(self, case: Mapping[str, Any]) -> None:
+        answer = self.ask({**case, **self.settings})
         self.absent = str(answer.get("absent", ""))
         self.versions = answer.get("versions", {})
 
@@ -73,15 +76,18 @@ class _Worker:
             self.process.stdin.write(json.dumps(message) + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            return {"absent": "its process ended"}
+            return self.ended()
         if not select.select([self.process.stdout], [], [], _PATIENCE_SECONDS)[0]:
             return {"absent": f"no answer within {_PATIENCE_SECONDS:.0f} s"}
         line = self.process.stdout.readline()
         if not line:
-            code = self.process.wait()
-            return {"absent": f"failed with exit code {code}; WEFT_BENCH_DEBUG=1 shows why"}
+            return self.ended()
         reply: dict[str, Any] = json.loads(line)
         return reply
+
+    def ended(self) -> dict[str, Any]:
+        code = self.process.wait()
+        return {"absent": f"failed with exit code {code}; WEFT_BENCH_DEBUG=1 shows why"}
 
     def sample(self, steps: int) -> None:
         answer = self.ask({"steps": steps})
@@ -90,7 +96,8 @@ class _Worker:
 
     def stop(self) -> None:
         self.process.kill()
-        self.process.wait()
+        with suppress(BrokenPipeError):  # a word it died too early to read
+            self.process.communicate()
 
 
 def run_case(
@@ -109,13 +116,16 @@ def run_case(
 
     Noise of the machine hits all alike because each round visits everyone.
     """
+    if rounds < 1 or steps < 1:
+        raise ValueError(f"{rounds} rounds of {steps} steps time nothing; each must be at least 1")
     task = progress.add_task(f"{name}: preparing", total=len(entries) + rounds)
     workers: list[_Worker] = []
     with ExitStack() as stack:
         for label, entry in entries.items():
             progress.update(task, description=f"{name}: preparing {label}")
-            worker = _Worker(label, entry, {**case, "warmup": warmup})
+            worker = _Worker(label, entry)
             stack.callback(worker.stop)
+            worker.prepare({**case, "warmup": warmup})
             workers.append(worker)
             progress.advance(task)
         for _ in range(rounds):

@@ -22,6 +22,7 @@ from weft.bench import (
     print_result,
 )
 from weft.cli.show import print_config
+from weft.errors import DataError
 
 __all__ = ["COMMANDS", "Assemble", "Citations", "Gcn"]
 
@@ -43,6 +44,9 @@ class _Bench:
     ) -> int:
         if self.print_config:
             return print_config(config, console)
+        if self.json and not self.json.absolute().parent.is_dir():
+            # Better known now than after minutes of timing.
+            raise DataError(f"there is no folder {self.json.parent} to write {self.json.name} to")
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True)) as progress:
             result = bench(config, progress)

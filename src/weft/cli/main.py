@@ -45,7 +45,8 @@ class Command(Protocol):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `weft`; give the exit code: 0, 2 for a user's mistake, 128 + n for signal n."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    console = Console()
+    # What is printed are names and paths: brackets and colons in them mean themselves.
+    console = Console(markup=False, emoji=False)
     if not words or words[0] in ("-h", "--help", "help"):
         groups = "\n".join(f"  {name:<7} {what}" for name, what in GROUPS.items())
         console.out(_HELP.format(version=weft.__version__, groups=groups), highlight=False)
@@ -53,17 +54,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[0] in ("--version", "-V"):
         console.out(f"weft {weft.__version__}", highlight=False)
         return 0
-    errors = Console(stderr=True, soft_wrap=True)
+    errors = Console(stderr=True, soft_wrap=True, markup=False, emoji=False, highlight=False)
     if words[0] not in GROUPS:
         errors.print(f"weft: there is no '{words[0]}'; choose from {', '.join(GROUPS)}")
         return 2
     try:
         command = parse(words[0], words[1:])
         return command(console)
+    except BrokenPipeError:
+        # The reader, such as `head`, has seen enough: end as rich does, and let nothing flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (ValueError, OSError) as error:
         if os.environ.get("WEFT_DEBUG"):
             raise
-        errors.print(f"weft: {_sentence(error)}", style="red", markup=False, highlight=False)
+        errors.print(f"weft: {_sentence(error)}", style="red")
         return 2
     except KeyboardInterrupt:
         errors.print("weft: interrupted")
@@ -75,12 +80,18 @@ def parse(group: str, words: Sequence[str]) -> Command:
     # Imported only now: `weft --help` should not wait for torch.
     module = importlib.import_module(f"weft.cli.{group}")
     commands: dict[str, Callable[..., Any]] = module.COMMANDS
-    command: Command = tyro.extras.subcommand_cli_from_dict(
-        commands,
-        prog=f"weft {group}",
-        description=f"weft {group}: {GROUPS[group]}.",
-        args=list(words),
-    )
+    command: Command
+    if words and words[0] in commands:
+        # By itself, so that messages name this command and its options, not the group's.
+        prog = f"weft {group} {words[0]}"
+        command = tyro.cli(commands[words[0]], prog=prog, args=list(words[1:]))
+    else:
+        command = tyro.extras.subcommand_cli_from_dict(
+            commands,
+            prog=f"weft {group}",
+            description=f"weft {group}: {GROUPS[group]}.",
+            args=list(words),
+        )
     return command
 
 

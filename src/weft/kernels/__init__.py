@@ -12,7 +12,6 @@ from weft.kernels.functions import (
     sum_to_receivers,
     sum_to_senders,
 )
-from weft.kernels.threads import reset_threads
 
 __all__ = [
     "SortedEdges",
@@ -20,7 +19,6 @@ __all__ = [
     "gather_receivers",
     "gather_senders",
     "relu_dropout",
-    "reset_threads",
     "segment_max",
     "segment_mean",
     "segment_sum",

@@ -6,6 +6,7 @@ of splitting the rows.
 """
 
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
+import sys
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,12 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from weft.kernels.threads import run_rows
+from weft.kernels.team import openmp, share, threads_for
 
 __all__ = ["dropout", "relu_dropout"]
+
+# numba caches code that names a function by its module, not code that holds the function itself.
+_here = sys.modules[__name__]
 
 _ROW = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -63,6 +67,16 @@ def _pass_positive(grad: Any, out: Any, scale: Any, result: Any, first: int, sto
             result[row, column] = passed if out[row, column] > zero else zero
 
 
+@njit(cache=True, nogil=True)
+def _share_rows(openmp: int, threads: int, arguments: Any, rows: int) -> None:
+    share(openmp, threads, _here._rows, arguments, None, rows)
+
+
+@njit(cache=True, nogil=True)
+def _share_pass_positive(openmp: int, threads: int, arguments: Any, rows: int) -> None:
+    share(openmp, threads, _here._pass_positive, arguments, None, rows)
+
+
 def _limit(p: float) -> int:
     return min(round(p * 2**32), 2**32 - 1)
 
@@ -101,14 +115,11 @@ def _dropout(x: Tensor, seed: Tensor, p: float, relu: bool) -> Tensor:
         kept = _plain_keep(seed, p, x.shape[0], x.shape[1], x.device)
         return (x.relu() if relu else x) * (1 / (1 - p)) * kept
     out = torch.empty(x.shape, dtype=x.dtype)
-    array, target = x.detach().contiguous().numpy(), out.numpy()
+    array = x.detach().contiguous().numpy()
     number, limit = seed.numpy().view(np.uint64)[0], np.uint32(_limit(p))
     scale = array.dtype.type(1 / (1 - p))
-
-    def loop(first: int, stop: int) -> None:
-        _rows(array, number, limit, scale, relu, target, first, stop)
-
-    run_rows(loop, x.shape[0], x.shape[1])
+    arguments = (array, number, limit, scale, relu, out.numpy())
+    _share_rows(openmp(), threads_for(x.numel()), arguments, x.shape[0])
     return out
 
 
@@ -123,13 +134,9 @@ def _positive_grad(grad: Tensor, out: Tensor, scale: float) -> Tensor:
     if not _compiled(grad):
         return (grad * scale).where(out > 0, 0.0)
     result = torch.empty(grad.shape, dtype=grad.dtype)
-    array, mask, target = grad.detach().contiguous().numpy(), out.detach().numpy(), result.numpy()
-    factor = array.dtype.type(scale)
-
-    def loop(first: int, stop: int) -> None:
-        _pass_positive(array, mask, factor, target, first, stop)
-
-    run_rows(loop, grad.shape[0], grad.shape[1])
+    array = grad.detach().contiguous().numpy()
+    arguments = (array, out.detach().numpy(), array.dtype.type(scale), result.numpy())
+    _share_pass_positive(openmp(), threads_for(grad.numel()), arguments, grad.shape[0])
     return result
 
 

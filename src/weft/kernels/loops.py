@@ -1,12 +1,14 @@
 """The compiled loops behind the operators: plain Python, turned into machine code by numba.
 
 Each computes the rows first:stop of its output and nothing else, so parts can run side by side
-and the result does not depend on how they were cut. E edges, N rows, F features, k a position in
-a CSR row; `order` maps k to an edge, or is None where edges are stored in that order.
+and the result does not depend on how they were cut; its `share_*` runs it on all threads. E edges,
+N rows, F features, k a position in a CSR row; `order` maps k to an edge, or is None where edges are
+stored in that order.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,18 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["edge_products", "gather_rows", "segment_max", "segment_sum", "spmm"]
+from weft.kernels.team import share
+
+__all__ = [
+    "share_edge_products",
+    "share_gather_rows",
+    "share_segment_max",
+    "share_segment_sum",
+    "share_spmm",
+]
+
+# numba caches code that names a function by its module, not code that holds the function itself.
+_here = sys.modules[__name__]
 
 # Rows to be read this many edges ahead: rows come from all over memory and the hardware cannot
 # guess them. Eight to sixteen hide most of the latency; the loss is flat around it.
@@ -85,6 +98,12 @@ def spmm(
 
 
 @_compiled
+def share_spmm(openmp: int, threads: int, arguments: Any, offsets: Any, rows: int) -> None:
+    """Spmm on a team of threads, see `share`."""
+    share(openmp, threads, _here.spmm, arguments, offsets, rows)
+
+
+@_compiled
 def segment_sum(
     values: Any, offsets: Any, order: Any, mean: bool, out: Any, first: int, stop: int
 ) -> None:
@@ -108,6 +127,12 @@ def segment_sum(
         if mean and end > start:
             for f in range(width):
                 out[row, f] /= end - start
+
+
+@_compiled
+def share_segment_sum(openmp: int, threads: int, arguments: Any, offsets: Any, rows: int) -> None:
+    """segment_sum on a team of threads, see `share`."""
+    share(openmp, threads, _here.segment_sum, arguments, offsets, rows)
 
 
 @_compiled
@@ -135,6 +160,12 @@ def segment_max(
 
 
 @_compiled
+def share_segment_max(openmp: int, threads: int, arguments: Any, offsets: Any, rows: int) -> None:
+    """segment_max on a team of threads, see `share`."""
+    share(openmp, threads, _here.segment_max, arguments, offsets, rows)
+
+
+@_compiled
 def gather_rows(x: Any, index: Any, out: Any, first: int, stop: int) -> None:
     """out[e] = x[index[e]]."""
     width = x.shape[1]
@@ -146,6 +177,12 @@ def gather_rows(x: Any, index: Any, out: Any, first: int, stop: int) -> None:
         row = index[edge]
         for f in range(width):
             out[edge, f] = x[row, f]
+
+
+@_compiled
+def share_gather_rows(openmp: int, threads: int, arguments: Any, offsets: Any, rows: int) -> None:
+    """gather_rows on a team of threads, see `share`."""
+    share(openmp, threads, _here.gather_rows, arguments, offsets, rows)
 
 
 @_compiled
@@ -178,3 +215,9 @@ def edge_products(a: Any, b: Any, rows: Any, columns: Any, out: Any, first: int,
         else:
             for f in range(width):
                 out[edge, f] = a[row, f] * b[column, f]
+
+
+@_compiled
+def share_edge_products(openmp: int, threads: int, arguments: Any, offsets: Any, rows: int) -> None:
+    """edge_products on a team of threads, see `share`."""
+    share(openmp, threads, _here.edge_products, arguments, offsets, rows)

@@ -6,13 +6,14 @@ one. Values are [E, F] or [N, F]; indices are int32 or int64.
 """
 
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.kernels import loops, plain
-from weft.kernels.threads import run_rows
+from weft.kernels.team import openmp, threads_for
 
 __all__ = ["edge_products", "gather", "segment_max", "segment_sum", "spmm"]
 
@@ -26,6 +27,16 @@ def _compiled(*tensors: Tensor | None) -> bool:
 
 def _array(tensor: Tensor | None) -> Any:
     return None if tensor is None else tensor.detach().contiguous().numpy()
+
+
+def _share(
+    loop: Callable[..., None], out: Tensor, width: int, offsets: Any, *arguments: Any
+) -> Tensor:
+    """Fill the rows of `out` with a loop of `loops`, `width` operations an entry."""
+    rows = out.shape[0]
+    entries = rows if offsets is None else rows + int(offsets[-1])
+    loop(openmp(), threads_for(entries * width), arguments, offsets, rows)
+    return out
 
 
 @torch.library.custom_op("weft::segment_sum", mutates_args=())
@@ -44,13 +55,9 @@ def segment_sum(
     if not _compiled(values):
         return plain.segment_reduce(values, offsets, order, "mean" if mean else "sum")
     out = torch.empty(offsets.shape[0] - 1, values.shape[1], dtype=values.dtype)
-    array, starts, places, target = _array(values), _array(offsets), _array(order), out.numpy()
-
-    def loop(first: int, stop: int) -> None:
-        loops.segment_sum(array, starts, places, mean, target, first, stop)
-
-    run_rows(loop, out.shape[0], values.shape[1], starts)
-    return out
+    starts = _array(offsets)
+    arguments = (_array(values), starts, _array(order), mean, out.numpy())
+    return _share(loops.share_segment_sum, out, values.shape[1], starts, *arguments)
 
 
 @segment_sum.register_fake
@@ -95,13 +102,8 @@ def gather(x: Tensor, index: Tensor, offsets: Tensor, order: Tensor | None) -> T
     if not _compiled(x):
         return plain.gather_rows(x, index)
     out = torch.empty(index.shape[0], x.shape[1], dtype=x.dtype)
-    array, rows, target = _array(x), _array(index), out.numpy()
-
-    def loop(first: int, stop: int) -> None:
-        loops.gather_rows(array, rows, target, first, stop)
-
-    run_rows(loop, out.shape[0], x.shape[1])
-    return out
+    arguments = (_array(x), _array(index), out.numpy())
+    return _share(loops.share_gather_rows, out, x.shape[1], None, *arguments)
 
 
 @gather.register_fake
@@ -133,14 +135,9 @@ def segment_max(values: Tensor, offsets: Tensor, order: Tensor | None) -> tuple[
     shape = (offsets.shape[0] - 1, values.shape[1])
     out = torch.empty(shape, dtype=values.dtype)
     winners = torch.empty(shape, dtype=torch.int64)
-    array, starts, places = _array(values), _array(offsets), _array(order)
-    target, edges = out.numpy(), winners.numpy()
-
-    def loop(first: int, stop: int) -> None:
-        loops.segment_max(array, starts, places, target, edges, first, stop)
-
-    run_rows(loop, out.shape[0], values.shape[1], starts)
-    return out, winners
+    starts = _array(offsets)
+    arguments = (_array(values), starts, _array(order), out.numpy(), winners.numpy())
+    return _share(loops.share_segment_max, out, values.shape[1], starts, *arguments), winners
 
 
 @segment_max.register_fake
@@ -194,14 +191,9 @@ def spmm(
     if not _compiled(x, weight):
         return plain.spmm(x, weight, columns, offsets, order)
     out = torch.empty(offsets.shape[0] - 1, x.shape[1], dtype=x.dtype)
-    array, scale, reads = _array(x), _array(weight), _array(columns)
-    starts, places, target = _array(offsets), _array(order), out.numpy()
-
-    def loop(first: int, stop: int) -> None:
-        loops.spmm(array, scale, reads, starts, places, target, first, stop)
-
-    run_rows(loop, out.shape[0], x.shape[1], starts)
-    return out
+    starts = _array(offsets)
+    arguments = (_array(x), _array(weight), _array(columns), starts, _array(order), out.numpy())
+    return _share(loops.share_spmm, out, x.shape[1], starts, *arguments)
 
 
 @spmm.register_fake
@@ -260,14 +252,8 @@ def edge_products(
         return plain.edge_products(a, b, rows, columns, by_feature)
     shape = (rows.shape[0], a.shape[1]) if by_feature else (rows.shape[0],)
     out = torch.empty(shape, dtype=a.dtype)
-    left, right, target = _array(a), _array(b), out.numpy()
-    writes, reads = _array(rows), _array(columns)
-
-    def loop(first: int, stop: int) -> None:
-        loops.edge_products(left, right, writes, reads, target, first, stop)
-
-    run_rows(loop, out.shape[0], a.shape[1])
-    return out
+    arguments = (_array(a), _array(b), _array(rows), _array(columns), out.numpy())
+    return _share(loops.share_edge_products, out, a.shape[1], None, *arguments)
 
 
 @edge_products.register_fake

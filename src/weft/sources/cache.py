@@ -69,10 +69,15 @@ def cached_table(
         rebuild: build even if the table is there; the old one stays until the new one is whole.
 
     Raises:
-        DataError: the folder cannot be written or the disk is full (nothing is left behind), or
-            the table there is damaged (the message says how to rebuild it).
+        DataError: the name cannot be a folder's, the folder cannot be written or the disk is full
+            (nothing is left behind), or the table there is damaged (the message says how to
+            rebuild it).
     """
-    assert _NAME.fullmatch(name), name
+    if not _NAME.fullmatch(name):
+        raise DataError(
+            f"'{name}' is no name for a table; take letters, digits, '.', '_' and '-' and begin "
+            "with a letter or digit"
+        )
     folder = data_folder(data_dir)
     path = folder / f"{name}.weft"
     if rebuild or not path.exists():

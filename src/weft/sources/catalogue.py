@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,10 +101,17 @@ def load(
         progress: show progress bars.
 
     Raises:
-        DataError: an unknown name, or data that cannot be found or read.
+        DataError: an unknown name, data that cannot be found or read, or a table in the cache
+            that was built from something else than what is asked for now.
     """
     if name not in CATALOGUE:
         raise DataError(f"there is no data set '{name}'; choose from {', '.join(CATALOGUE)}")
+
+    asked = {
+        "data set": name,
+        "choice of files": [_stamp(file) for file in files],
+        "choice of targets": list(targets),
+    }
 
     def build(path: Path) -> GraphTable:
         request = Request(
@@ -114,9 +122,41 @@ def load(
             downloads=data_folder(data_dir) / "downloads",
             progress=progress,
         )
-        return CATALOGUE[name].build(request)
+        built = CATALOGUE[name].build(request)
+        (path / _ASKED).write_text(json.dumps(asked), encoding="utf-8")
+        return built
 
-    return cached_table(table or name, build, data_dir=data_dir, rebuild=rebuild)
+    found = cached_table(table or name, build, data_dir=data_dir, rebuild=rebuild)
+    _check_asked(found, asked)
+    return found
+
+
+_ASKED = "asked.json"
+
+
+def _stamp(file: Path) -> list[Any]:
+    """What tells a file from another or an older one; a folder's own time says too little."""
+    stamp: list[Any] = [str(file.resolve())]
+    if file.is_file():
+        about = file.stat()
+        stamp += [about.st_size, about.st_mtime_ns]
+    return stamp
+
+
+def _check_asked(found: GraphTable, asked: dict[str, Any]) -> None:
+    """A cached table must not pass for another one; what is not given now may be anything."""
+    assert found.path is not None
+    try:
+        built = json.loads((found.path / _ASKED).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return  # a table that somebody put there
+    for what, now in asked.items():
+        if now and now != built[what]:
+            raise DataError(
+                f"the table {found.path} was built with another {what}: leave it out to take the "
+                "table as it is, or build it again with `weft data get "
+                f"{asked['data set']} --rebuild` (--table NAME keeps both)"
+            )
 
 
 def _one_graph(request: Request, graph: Graph, **metadata: Any) -> GraphTable:

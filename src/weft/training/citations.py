@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -49,6 +50,23 @@ class CitationsConfig:
     patience: int | None = None
     checkpoint_every: int = 0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.fit_config(quiet=True)
+        for name in ("learning_rate", "weight_decay", "seed"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
+
+    def fit_config(self, *, quiet: bool) -> FitConfig:
+        """What the training loop is asked to do."""
+        return FitConfig(
+            epochs=self.epochs,
+            monitor="validation_accuracy",
+            mode="max",
+            patience=self.patience,
+            checkpoint_every=self.checkpoint_every,
+            quiet=quiet,
+        )
 
 
 def citation_batch(table: GraphTable) -> GraphBatch:
@@ -103,10 +121,11 @@ def train_citations(
         return functional.cross_entropy(model(batch)[parts["train"]], y[parts["train"]])
 
     @torch.no_grad()
-    def evaluate(model: nn.Module) -> dict[str, float]:
+    def measure(model: nn.Module, names: Sequence[str]) -> dict[str, float]:
         logits = model(batch)
         results = {}
-        for name, mask in parts.items():
+        for name in names:
+            mask = parts[name]
             right = logits[mask].argmax(1) == y[mask]
             results[f"{name}_accuracy"] = float(right.double().mean())
             results[f"{name}_loss"] = float(functional.cross_entropy(logits[mask], y[mask]))
@@ -117,16 +136,9 @@ def train_citations(
         optimizer,
         [batch],
         loss,
-        config=FitConfig(
-            epochs=config.epochs,
-            monitor="validation_accuracy",
-            mode="max",
-            patience=config.patience,
-            checkpoint_every=config.checkpoint_every,
-            quiet=quiet,
-        ),
-        evaluate=evaluate,
+        config=config.fit_config(quiet=quiet),
+        evaluate=lambda model: measure(model, ["validation"]),
         run=run,
     )
     model.eval()
-    return model, result, evaluate(model)
+    return model, result, measure(model, list(parts))

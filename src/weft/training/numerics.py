@@ -10,8 +10,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from weft.kernels import reset_threads
-
 __all__ = ["count_denormals", "denormals_flushed", "flush_denormals"]
 
 _OMP_PAUSE_SOFT = 1
@@ -70,8 +68,6 @@ def flush_denormals() -> bool:
     """
     if not torch.set_flush_denormal(True):
         return False
-    # Our kernels' threads took the setting of whoever started them, too.
-    reset_threads()
     if not _makes_denormals(_all_threads()):
         return True
     # The setting belongs to a thread, and a pool takes its maker's. A pool that computed before
@@ -98,7 +94,6 @@ def denormals_flushed() -> Iterator[None]:
     finally:
         if not flushed_before:
             torch.set_flush_denormal(False)
-            reset_threads()
             _end_thread_pool()
 
 
