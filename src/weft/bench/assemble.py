@@ -50,6 +50,11 @@ class AssembleBench:
 def bench_assemble(config: AssembleBench, progress: Progress) -> BenchResult:
     """Run it on molecules of QM9 with every pair of atoms an edge (mean 314 a molecule)."""
     qm9 = load("qm9", data_dir=config.data_dir)
+    if not 1 <= config.size <= min(config.molecules, len(qm9)):
+        raise ValueError(
+            f"size is {config.size}; a batch needs at least 1 molecule and at most the "
+            f"{min(config.molecules, len(qm9))} that take part"
+        )
     some = np.random.default_rng(0).choice(len(qm9), min(config.molecules, len(qm9)), replace=False)
     table = fully_connected(qm9.select(some), target="u0")
     with TemporaryDirectory(prefix="weft-bench-") as name:

@@ -232,6 +232,8 @@ def _fitting(real: Budget, budget: Budget) -> Budget:
 
 
 def _prefix_mask(size: int, real: int) -> Tensor:
-    mask = torch.zeros(size, dtype=torch.bool)
+    # In numpy: torch would wake its thread pool for this, which a loader's thread should not wait
+    # for.
+    mask = np.zeros(size, dtype=np.bool_)
     mask[:real] = True
-    return mask
+    return torch.from_numpy(mask)

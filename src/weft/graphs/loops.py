@@ -52,8 +52,11 @@ def shift_ranges(source: Any, starts: Any, stops: Any, shifts: Any, out: Any) ->
     """Like copy_ranges for an index column: adds shifts[i] to every value of range i."""
     position = 0
     for i in range(starts.shape[0]):
-        first = starts[i]
-        shift = shifts[i]
-        for k in range(stops[i] - first):
-            out[position + k] = source[first + k] + shift
-        position += stops[i] - first
+        count = stops[i] - starts[i]
+        # Slices of known length and one integer width: the compiler then uses vectors.
+        values = source[starts[i] : stops[i]]
+        shifted = out[position : position + count]
+        shift = out.dtype.type(shifts[i])
+        for k in range(count):
+            shifted[k] = out.dtype.type(values[k]) + shift
+        position += count
