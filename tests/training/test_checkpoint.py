@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import os
 import pickle
 from pathlib import Path
@@ -14,7 +13,6 @@ from torch import nn
 from weft.errors import DataError
 from weft.training import FitConfig, Run, fit, load_weights
 from weft.training.checkpoint import load_checkpoint, read_weights, save_checkpoint, save_weights
-from weft.files import write_atomically
 
 
 def model(width: int = 4) -> nn.Module:
@@ -148,20 +146,6 @@ def test_tied_weights(tmp_path: Path) -> None:
     other = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     load_weights(other, tmp_path / "w.safetensors")
     assert torch.equal(other[1].weight, tied[0].weight)
-
-
-def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "last.pt"
-    path.write_bytes(b"old")
-
-    def full_disk(file: Any) -> None:
-        file.write(b"ne")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with pytest.raises(DataError, match=r"cannot write .*last\.pt: No space left.*is kept"):
-        write_atomically(path, full_disk)
-    assert path.read_bytes() == b"old"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["last.pt"]
 
 
 def test_what_a_killed_write_left_is_overwritten(tmp_path: Path) -> None:

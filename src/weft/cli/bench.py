@@ -48,7 +48,8 @@ class _Bench:
             # Better known now than after minutes of timing.
             raise DataError(f"there is no folder {self.json.parent} to write {self.json.name} to")
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=Console(stderr=True)) as progress:
+        errors = Console(stderr=True)
+        with Progress(*columns, console=errors, disable=not errors.is_terminal) as progress:
             result = bench(config, progress)
         print_result(result, console)
         if self.json:

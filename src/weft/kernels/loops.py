@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from weft.compiled import compiled
 from weft.kernels.team import share
 
 __all__ = [
@@ -37,7 +38,7 @@ _AHEAD = 12
 _LINE = 16
 
 # Contraction to fused multiply-add is the only liberty taken: sums keep their order.
-_compiled = njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
+_compiled = compiled(fastmath={"contract"}, error_model="numpy")
 
 
 @intrinsic

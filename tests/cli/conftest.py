@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from weft.cli import main
+from weft.graphs import Graph, write_table
+from weft.sources import planted_partition
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command gave back and printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def weft(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Said]:
+    """Run `weft WORDS` in this process, in an empty folder with a data folder of its own."""
+    monkeypatch.setenv("WEFT_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("WEFT_DEBUG", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: object) -> Said:
+        arguments = [str(word) for word in words]
+        # The command that a run records, and offers to go on with, is the process's own.
+        monkeypatch.setattr("sys.argv", ["weft", *arguments])
+        try:
+            code = main(arguments)
+        except SystemExit as end:
+            code = int(end.code or 0)
+        printed = capsys.readouterr()
+        return Said(code, printed.out, printed.err)
+
+    return run
+
+
+def is_one_sentence(said: Said) -> bool:
+    """Whether a user's mistake was answered as it should be."""
+    return (
+        said.code == 2
+        and said.err.startswith("weft: ")
+        and said.err.count("\n") == 1
+        and "Traceback" not in said.err + said.out
+    )
+
+
+@pytest.fixture
+def mistake(weft: Callable[..., Said]) -> Callable[..., str]:
+    """Run a command that must fail with exit code 2 and one sentence, which it gives."""
+
+    def run(*words: object) -> str:
+        said = weft(*words)
+        assert is_one_sentence(said), said
+        return said.err
+
+    return run
+
+
+def papers(nodes: int = 300) -> Graph:
+    """A citation graph in small: words as 0 or 1, three topics, a split."""
+    graph = planted_partition(nodes, 3, mean_degree=6, homophily=0.9, num_features=24, seed=1)
+    return Graph(
+        num_nodes=nodes,
+        senders=graph.senders,
+        receivers=graph.receivers,
+        nodes={**graph.nodes, "x": (graph.nodes["x"] > 0).astype(np.float32)},
+    )
+
+
+@pytest.fixture
+def small_cora(tmp_path: Path) -> Path:
+    """A small graph in the cache under the name of Cora."""
+    path = tmp_path / "data" / "cora.weft"
+    path.parent.mkdir(exist_ok=True)
+    write_table(path, [papers()])
+    return path

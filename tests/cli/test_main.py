@@ -1,0 +1,137 @@
+"""The screens, the exit codes, and what a user's mistake looks like."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft as package
+from weft.cli.main import GROUPS
+
+
+def commands(group: str) -> dict[str, Any]:
+    found: dict[str, Any] = importlib.import_module(f"weft.cli.{group}").COMMANDS
+    return found
+
+
+COMMANDS = [(group, name) for group in GROUPS for name in commands(group)]
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("-h",), ("help",)])
+def test_the_first_screen_names_every_group(weft, words):
+    said = weft(*words)
+    assert said.code == 0
+    assert all(f"  {group} " in said.out for group in GROUPS)
+    assert package.__version__ in said.out
+    assert said.err == ""
+
+
+@pytest.mark.parametrize("word", ["--version", "-V"])
+def test_version(weft, word):
+    said = weft(word)
+    assert (said.code, said.out) == (0, f"weft {package.__version__}\n")
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_groups_screen_names_every_command(weft, group):
+    said = weft(group, "--help")
+    assert said.code == 0
+    assert GROUPS[group] in said.out
+    for name, command in commands(group).items():
+        assert name in said.out
+        assert command.__doc__.splitlines()[0] in said.out
+
+
+@pytest.mark.parametrize(("group", "command"), COMMANDS)
+def test_a_commands_screen_explains_every_option(weft, group, command):
+    said = weft(group, command, "--help")
+    assert said.code == 0
+    assert f"usage: weft {group} {command}" in said.out
+    for name in commands(group)[command].__dataclass_fields__:
+        if name not in ("config", "name"):
+            assert f"--{name.replace('_', '-')}" in said.out
+    # Every option is explained, in words that tyro takes from the docstrings.
+    for part in re.split(r"\s--(?=[a-z])", said.out)[1:]:
+        words = re.findall(r"\b[a-z]{2,}\b", part.partition("(default")[0])
+        # `--quiet, --no-quiet` are two parts, explained after the second.
+        assert len(words) > 2 or part.rstrip().endswith(","), part
+
+
+def test_options_of_the_model_are_nested(weft):
+    out = weft("train", "citations", "--help").out
+    assert all(f"--model.{name}" in out for name in ("hidden", "dropout", "input-dropout"))
+
+
+@pytest.mark.parametrize("word", ["trian", "[/red]", "[bold]", ":smile:", ""])
+def test_an_unknown_group(mistake, word):
+    said = mistake(word)
+    assert f"there is no '{word}'; choose from data, train, bench" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["train"], "citations"),
+        (["train", "schnet"], "schnet"),
+        (["train", "citations", "--epoch", "5"], "--epoch"),
+        (["train", "citations", "--epochs", "many"], "--epochs"),
+        (["train", "citations", "--data", "imagenet"], "cora-package"),
+        (["train", "citations", "--epochs", "-1"], "epochs is -1; it must be at least 0"),
+        (["train", "citations", "--seed", "-1"], "seed is -1; it must be at least 0"),
+        (["train", "citations", "--learning-rate", "nan"], "learning_rate is nan"),
+        (["train", "citations", "--model.dropout", "2"], "dropout is 2.0; it must be in [0, 1)"),
+        (["train", "citations", "--model.hidden", "0"], "each must be at least 1"),
+        (["data", "get"], "STR"),
+        (["data", "drop", "cora"], "drop"),
+        (["bench", "gcn", "--nodes", "1.5"], "--nodes"),
+    ],
+)
+def test_words_that_cannot_be_parsed(weft, words, named):
+    said = weft(*words)
+    assert said.code == 2
+    assert named in " ".join(said.err.replace("│", " ").split())
+    assert "Traceback" not in said.err
+    assert "tyro" not in said.err
+    assert said.out == ""
+
+
+def test_a_mistake_is_traced_on_demand(weft, monkeypatch):
+    monkeypatch.setenv("WEFT_DEBUG", "1")
+    with pytest.raises(ValueError, match="there is no data set 'nope'"):
+        weft("data", "get", "nope")
+
+
+def test_help_in_a_process_of_its_own_is_quick_to_import():
+    script = (
+        "import sys; sys.argv = ['weft', '--help']\n"
+        "import runpy\n"
+        "try:\n    runpy.run_module('weft', run_name='__main__')\n"
+        "except SystemExit as end:\n    print(end.code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.endswith("0 False\n")
+    assert "usage: weft GROUP COMMAND" in done.stdout
+
+
+def test_a_reader_that_leaves_is_no_mistake(tmp_path: Path):
+    environment = {"WEFT_DATA_DIR": str(tmp_path), "PATH": "", "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "weft", "data", "get", "--help"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(timeout=60) == 1

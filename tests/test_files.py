@@ -1,0 +1,102 @@
+"""A file is the old one or the new one, never half of either."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from weft.errors import DataError
+from weft.files import write_atomically
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_new_file_and_the_next_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    for content in (b"one", b"two", b""):
+        write_atomically(path, lambda file, content=content: file.write(content))
+        assert path.read_bytes() == content
+        assert names(tmp_path) == ["a.bin"]
+
+
+def test_the_old_file_is_there_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+
+    def write(file: BinaryIO) -> None:
+        file.write(b"ne")
+        file.flush()
+        assert path.read_bytes() == b"old"
+        file.write(b"w")
+
+    write_atomically(path, write)
+    assert path.read_bytes() == b"new"
+
+
+def test_a_full_disk_keeps_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    path.write_bytes(b"old")
+
+    def full_disk(file: BinaryIO) -> None:
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(DataError, match=r"cannot write .*last\.pt: No space left.*is kept"):
+        write_atomically(path, full_disk)
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["last.pt"]
+
+
+def test_nothing_is_kept_where_nothing_was(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere/a\.bin: No such file or directory; make room"):
+        write_atomically(tmp_path / "nowhere" / "a.bin", lambda file: file.write(b"x"))
+    assert names(tmp_path) == []
+
+
+def test_a_folder_in_the_files_place(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").mkdir()
+    with pytest.raises(DataError, match=r"cannot write .*a\.bin"):
+        write_atomically(tmp_path / "a.bin", lambda file: file.write(b"x"))
+    assert names(tmp_path) == ["a.bin"]
+
+
+def test_the_writers_own_error_is_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+
+    def broken(file: BinaryIO) -> None:
+        file.write(b"half")
+        raise RuntimeError("cannot be stored")
+
+    with pytest.raises(RuntimeError, match="cannot be stored"):
+        write_atomically(path, broken)
+    assert path.read_bytes() == b"old"
+
+
+def test_what_a_killed_write_left_is_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+    script = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from weft.files import write_atomically\n"
+        "def write(file):\n"
+        "    file.write(b'half'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "write_atomically(Path(sys.argv[1]), write)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", script, str(path)], timeout=60, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == [".a.bin.partial", "a.bin"]
+    write_atomically(path, lambda file: file.write(b"new"))
+    assert path.read_bytes() == b"new"
+    assert names(tmp_path) == ["a.bin"]
