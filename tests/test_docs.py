@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -16,13 +14,6 @@ SNIPPET = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 def with_snippets() -> list[Path]:
     return [page for page in PAGES if SNIPPET.search(page.read_text(encoding="utf-8"))]
-
-
-@pytest.fixture(autouse=True)
-def _denormals_as_before() -> Iterator[None]:
-    yield
-    # A page may prepare the process for training; other tests expect plain arithmetic.
-    torch.set_flush_denormal(False)
 
 
 @pytest.mark.parametrize("page", with_snippets(), ids=lambda page: page.stem)

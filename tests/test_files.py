@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import signal
 import subprocess
@@ -13,7 +14,12 @@ from typing import BinaryIO
 import pytest
 
 from weft.errors import DataError
-from weft.files import write_atomically
+from weft.files import json_text, write_atomically
+
+
+def test_json_has_no_nan() -> None:
+    value = {"a": [math.nan, -math.inf, 0.1], "b": {"c": math.inf}, "d": "NaN"}
+    assert json_text(value) == '{"a": [null, null, 0.1], "b": {"c": null}, "d": "NaN"}'
 
 
 def names(folder: Path) -> list[str]:
@@ -80,6 +86,7 @@ def test_the_writers_own_error_is_its_own(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="cannot be stored"):
         write_atomically(path, broken)
     assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["a.bin"]
 
 
 def test_what_a_killed_write_left_is_overwritten(tmp_path: Path) -> None:

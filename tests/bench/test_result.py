@@ -54,6 +54,8 @@ def test_schema(monkeypatch: pytest.MonkeyPatch) -> None:
         "samples": [0.002, 0.001, 0.006],
         "versions": {"weft": "1"},
         "absent": "",
+        "failed": False,
+        "against": [],
         "median": 0.002,
         "mean": pytest.approx(0.003),
     }
@@ -114,3 +116,20 @@ def test_without_peers_there_are_no_ratios() -> None:
     text = shown(BenchResult(name="toy", cases=[case]))
     assert "/ weft" not in text
     assert row(text, "weft")[1] == "81.5"
+
+
+def test_a_peer_is_compared_with_those_of_ours_that_do_the_same_work() -> None:
+    case = CaseResult(
+        case="c",
+        what="w",
+        unit="s",
+        contenders={
+            "weft": Contender(samples=[1.0]),
+            "weft, padded": Contender(samples=[2.0], failed=True),
+            "peer": Contender(samples=[4.0], against=["weft, padded"]),
+            "other": Contender(samples=[6.0]),
+        },
+    )
+    assert case.ratios("weft") == {"other": 6.0}
+    assert case.ratios("weft, padded") == {"peer": 2.0, "other": 3.0}
+    assert case.own_failures == ["weft, padded"]

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 
 from weft.errors import DataError
 from weft.graphs import Graph
@@ -41,3 +42,10 @@ def test_validate_names_the_field(fields, message):
     whole = {"num_nodes": 3, "senders": np.array([0, 1]), "receivers": np.array([1, 0])}
     with pytest.raises(DataError, match=message):
         Graph(**{**whole, **fields}).validate("mol")
+
+
+def test_lists_and_tensors_become_arrays() -> None:
+    graph = Graph(num_nodes=2, senders=[0], receivers=torch.tensor([1]), nodes={"x": [1.0, 2.0]})
+    graph.validate()
+    assert graph.nodes["x"].dtype == np.float64
+    assert graph.receivers.tolist() == [1]

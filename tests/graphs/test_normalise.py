@@ -30,7 +30,6 @@ def test_with_self_loops_adds_the_missing_ones_only(graph):
     new = looped.num_edges - graph.num_edges
     missing = [(v, v) for v in range(graph.num_nodes) if (v, v) not in pairs(graph)]
     assert pairs(looped) == pairs(graph) + missing
-    assert looped.senders.dtype == graph.senders.dtype
     assert_same_array(looped.edges["kind"], np.append(graph.edges["kind"], np.full(new, 7, "int8")))
     assert_same_array(looped.edges["d"], np.concatenate([graph.edges["d"], np.zeros((new, 2))]))
     assert (looped.nodes, looped.graph, looped.ragged) == (graph.nodes, graph.graph, graph.ragged)
@@ -187,3 +186,10 @@ def test_the_result_fits_a_table(graph):
 
     weighted = gcn_weights(graph)
     assert_same_graph(table_from_graphs([weighted])[0], sorted_edges(weighted))
+
+
+def test_self_loops_of_nodes_beyond_a_narrow_dtype() -> None:
+    ends = np.array([0, 1], dtype=np.uint8)
+    looped = with_self_loops(Graph(num_nodes=300, senders=ends, receivers=ends[::-1]))
+    loops = looped.senders[looped.senders == looped.receivers]
+    assert sorted(loops) == list(range(300))

@@ -55,3 +55,10 @@ def test_dtypes_without_numbers_are_refused(dtype):
 def test_an_unknown_level_is_refused_with_the_legal_ones():
     with pytest.raises(DataError, match=r"column 'x' has level 'atom'; choose from.*'ragged'"):
         check_schema({"x": Column(level="atom", dtype="float32")})
+
+
+def test_columns_are_one_whatever_the_spelling() -> None:
+    plain = Column(level="node", dtype="float32", shape=(3,))
+    assert Column(level="node", dtype=np.float32, shape=[3]) == plain  # type: ignore[arg-type]
+    assert Column(level="node", dtype="<f4", shape=(3,)) == plain
+    assert Column(level="node", dtype=">f4", shape=(3,)) == plain

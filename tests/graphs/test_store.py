@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import weft.graphs.store
 from weft.errors import DataError
-from weft.graphs import Column, Graph, open_table, table_from_graphs, write_table
+from weft.graphs import Column, Graph, assemble, open_table, table_from_graphs, write_table
 
 
 @pytest.fixture
@@ -437,3 +437,17 @@ def test_building_needs_a_few_chunks_of_memory_not_the_whole(tmp_path, monkeypat
     assert table.num_bytes > 200e6
     assert peak < 50e6
     assert table[150].nodes["x"][7, 7] == 150
+
+
+def test_damage_in_a_table_too_large_to_check_is_found_when_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    graph = Graph(num_nodes=3, senders=np.array([0, 1, 2]), receivers=np.array([1, 2, 0]))
+    write_table(path, [graph] * 4)
+    for name in ("senders", "receivers", "out_order", "in_start", "out_start"):
+        file = path / f"{name}.npy"
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-4] + np.int32(2**30).tobytes())
+        table = open_table(path, check=False)
+        with pytest.raises(DataError, match=f"{name}.npy is damaged"):
+            assemble(table, range(4))
+        file.write_bytes(whole)

@@ -1,3 +1,6 @@
+import pickle
+from pathlib import Path
+
 import numpy as np
 import pytest
 from graph_strategies import assert_same_array, assert_same_graph, data_sets, quick, sorted_edges
@@ -5,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.errors import DataError
-from weft.graphs import Graph, table_from_graphs
+from weft.graphs import Graph, table_from_graphs, write_table
 
 
 @quick
@@ -74,3 +77,13 @@ def test_a_column_that_is_not_there_lists_what_is(table):
 
 def test_repr_is_for_people(table):
     assert repr(table) == "GraphTable(4 graphs, 6 nodes, 0 edges, columns: y)"
+
+
+def test_a_mapped_table_travels_as_its_path(tmp_path: Path) -> None:
+    graph = Graph(num_nodes=50_000, nodes={"x": np.ones((50_000, 4))})
+    table = write_table(tmp_path / "t", [graph])
+    sent = pickle.dumps(table)
+    assert len(sent) < 1000
+    assert pickle.loads(sent).path == table.path
+    memory = pickle.loads(pickle.dumps(table_from_graphs([graph])))
+    assert np.array_equal(memory.columns["x"], table.columns["x"])

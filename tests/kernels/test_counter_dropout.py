@@ -81,3 +81,19 @@ def test_half_precision_takes_the_plain_path() -> None:
     out = module._dropout(x, seed_of(1), 0.5, True)
     (grad,) = torch.autograd.grad(out.sum(), x)
     assert torch.equal(grad, 2.0 * (out > 0))
+
+
+def test_nan_comes_through() -> None:
+    x = torch.full((20, 10), torch.nan, requires_grad=True)
+    out = relu_dropout(x, 0.5)
+    assert out.isnan().any()
+    (grad,) = torch.autograd.grad(out.sum(), x)
+    assert torch.equal(grad != 0, out.detach().isnan())
+
+
+def test_any_row_shape_and_only_probabilities() -> None:
+    assert dropout(torch.ones(5), 0.5).shape == (5,)
+    assert relu_dropout(torch.ones(4, 3, 2), 0.5).shape == (4, 3, 2)
+    for p in (-0.1, 1.0, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="must be in"):
+            dropout(torch.ones(2, 2), p)

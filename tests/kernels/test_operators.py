@@ -226,3 +226,70 @@ def test_no_edges_and_no_nodes() -> None:
         assert not out.any()
         (grad,) = torch.autograd.grad(out.sum(), x)
         assert not grad.any()
+
+
+def test_wrong_shapes_are_refused_before_any_loop_runs() -> None:
+    batch = batch_of(50, 200)
+    x = torch.ones(50, 2)
+    for call in (
+        lambda: F.spmm(batch, torch.ones(3, 8)),
+        lambda: F.spmm(batch, x, torch.ones(3)),
+        lambda: F.spmm(batch, x, torch.ones(200, 3)),
+        lambda: F.spmm(batch, torch.ones(50, 4, 2), torch.ones(200, 4)),
+        lambda: F.gather_senders(batch, torch.ones(3, 2)),
+        lambda: F.sum_to_receivers(batch, torch.ones(3, 2)),
+        lambda: F.sum_to_senders(batch, torch.ones(201, 2)),
+        lambda: F.segment_sum(torch.ones(4, 2), torch.tensor([0, 2, 1000])),
+        lambda: F.segment_max(torch.ones(4, 2), torch.tensor([0, 2])),
+        lambda: operators.edge_products(x, torch.ones(50, 3), *topology(batch), False),
+    ):
+        with pytest.raises(ValueError, match="shape"):
+            call()
+
+
+def test_one_column_of_weights_is_one_weight_an_edge() -> None:
+    batch = batch_of(9, 30)
+    x, w = randn(9, 2), randn(30)
+    torch.testing.assert_close(F.spmm(batch, x, w[:, None]), F.spmm(batch, x, w))
+
+
+def test_mixed_precision_keeps_the_dtype_of_x() -> None:
+    batch = batch_of(12, 40)
+    x, w = randn(12, 4, dtype=torch.float32), randn(40, dtype=torch.float32)
+    half = x.detach().bfloat16().requires_grad_()
+    torch.library.opcheck(operators.spmm, (half, w, *topology(batch)))
+    out = F.spmm(batch, half, w)
+    assert out.dtype == torch.bfloat16
+    grad_x, grad_w = torch.autograd.grad(out.float().sum(), [half, w])
+    assert (grad_x.dtype, grad_w.dtype) == (torch.bfloat16, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        compiled = torch.compile(lambda x: F.spmm(batch, x @ torch.eye(4), w), backend="aot_eager")
+        torch.testing.assert_close(
+            compiled(x).float(), F.spmm(batch, x, w).float(), atol=0.2, rtol=0.1
+        )
+
+
+def test_integers_can_be_summed_and_compared() -> None:
+    batch = batch_of(7, 25)
+    ones = torch.ones(25, 1, dtype=torch.int64)
+    assert torch.equal(F.sum_to_receivers(batch, ones)[:, 0], batch.in_offsets.diff().long())
+    values = torch.arange(25)[:, None]
+    best = F.segment_max(values, batch.in_offsets)
+    expected = [
+        int(part.max()) if len(part) else 0
+        for part in values.split(batch.in_offsets.diff().tolist())
+    ]
+    assert best[:, 0].tolist() == expected
+    with pytest.raises(ValueError, match="convert them to floats"):
+        F.segment_mean(values, batch.in_offsets)
+
+
+def test_strided_tensors_and_several_threads() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    batch = batch_of(2000, 40_000)
+    x = randn(32, 2000, grad=False, dtype=torch.float32).t()
+    expected = F.spmm(batch, x.contiguous())
+    with ThreadPoolExecutor(4) as pool:
+        for out in pool.map(lambda _: F.spmm(batch, x), range(16)):
+            assert torch.equal(out, expected)

@@ -23,8 +23,10 @@ _BUDGET = {"nodes": 2304, "edges": 39936, "graphs": 128}
 _ENTRIES = {
     "weft": Entry(script="weft_assemble", peer=False, settings={"budget": None}),
     "weft, padded": Entry(script="weft_assemble", peer=False, settings={"budget": _BUDGET}),
-    "torch_geometric DataLoader": Entry(script="torch_geometric_assemble"),
-    "jraph dynamically_batch": Entry(script="jraph_assemble", settings={"budget": _BUDGET}),
+    "torch_geometric DataLoader": Entry(script="torch_geometric_assemble", against=("weft",)),
+    "jraph dynamically_batch": Entry(
+        script="jraph_assemble", settings={"budget": _BUDGET}, against=("weft, padded",)
+    ),
 }
 
 

@@ -32,11 +32,15 @@ class Contender:
         samples: seconds of each timed step (or values in the case's unit), in order.
         versions: of the libraries it used.
         absent: why it could not run; empty if it did.
+        failed: it was there but ended with an error.
+        against: which of ours does the same work; all of them if empty.
     """
 
     samples: list[float] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     absent: str = ""
+    failed: bool = False
+    against: list[str] = field(default_factory=list)
 
     @property
     def median(self) -> float | None:
@@ -59,15 +63,22 @@ class CaseResult:
     contenders: dict[str, Contender]
 
     def ratios(self, ours: str) -> dict[str, float]:
-        """Peer median / median of `ours`, for each other contender that ran."""
+        """Peer median / median of `ours`, for each peer that ran the same work."""
         base = self.contenders[ours].median
         if base is None:
             return {}
         return {
             name: c.median / base
             for name, c in self.contenders.items()
-            if c.median is not None and not name.startswith("weft")
+            if c.median is not None
+            and not name.startswith("weft")
+            and (not c.against or ours in c.against)
         }
+
+    @property
+    def own_failures(self) -> list[str]:
+        """Those of ours that ended with an error."""
+        return [name for name in self.own if self.contenders[name].failed]
 
     @property
     def own(self) -> list[str]:

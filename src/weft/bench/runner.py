@@ -33,12 +33,14 @@ class Entry:
         peer: runs in the peers' environment where there is one.
         settings: passed to the script with the case.
         environment: environment variables of its process.
+        against: which of ours it is compared with; all of them without it.
     """
 
     script: str
     peer: bool = True
     settings: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    against: tuple[str, ...] = ()
 
 
 def peers_python() -> str:
@@ -62,11 +64,12 @@ class _Worker:
         )
         self.versions: dict[str, str] = {}
         self.samples: list[float] = []
-        self.absent = ""
+        self.absent, self.failed = "", False
+        self.against = entry.against
 
     def prepare(self, case: Mapping[str, Any]) -> None:
         answer = self.ask({**case, **self.settings})
-        self.absent = str(answer.get("absent", ""))
+        self.note(answer)
         self.versions = answer.get("versions", {})
 
     def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,20 +81,25 @@ class _Worker:
         except BrokenPipeError:
             return self.ended()
         if not select.select([self.process.stdout], [], [], _PATIENCE_SECONDS)[0]:
-            return {"absent": f"no answer within {_PATIENCE_SECONDS:.0f} s"}
+            self.process.kill()  # or it would disturb the others' times
+            return {"absent": f"no answer within {_PATIENCE_SECONDS:.0f} s", "failed": True}
         line = self.process.stdout.readline()
         if not line:
             return self.ended()
         reply: dict[str, Any] = json.loads(line)
         return reply
 
+    def note(self, answer: Mapping[str, Any]) -> None:
+        self.absent, self.failed = answer.get("absent", ""), answer.get("failed", False)
+
     def ended(self) -> dict[str, Any]:
         code = self.process.wait()
-        return {"absent": f"failed with exit code {code}; WEFT_BENCH_DEBUG=1 shows why"}
+        why = f"failed with exit code {code}; WEFT_BENCH_DEBUG=1 shows why"
+        return {"absent": why, "failed": True}
 
     def sample(self, steps: int) -> None:
         answer = self.ask({"steps": steps})
-        self.absent = str(answer.get("absent", ""))
+        self.note(answer)
         self.samples += answer.get("samples", [])
 
     def stop(self) -> None:
@@ -141,7 +149,11 @@ def run_case(
 def _contenders(workers: Sequence[_Worker]) -> dict[str, Contender]:
     return {
         w.name: Contender(
-            samples=[] if w.absent else w.samples, versions=w.versions, absent=w.absent
+            samples=[] if w.absent else w.samples,
+            versions=w.versions,
+            absent=w.absent,
+            failed=w.failed,
+            against=list(w.against),
         )
         for w in workers
     }

@@ -47,6 +47,8 @@ class _Bench:
         if self.json and not self.json.absolute().parent.is_dir():
             # Better known now than after minutes of timing.
             raise DataError(f"there is no folder {self.json.parent} to write {self.json.name} to")
+        if self.json and self.json.is_dir():
+            raise DataError(f"{self.json} is a folder; --json names a file")
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
         errors = Console(stderr=True)
         with Progress(*columns, console=errors, disable=not errors.is_terminal) as progress:
@@ -55,7 +57,7 @@ class _Bench:
         if self.json:
             result.save(self.json)
             console.print(f"written to {self.json}", soft_wrap=True)
-        return 0
+        return 1 if any(case.own_failures for case in result.cases) else 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,6 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         errors.print(f"weft: {_sentence(error)}", style="red")
         return 2
+    except MemoryError as error:
+        errors.print(f"weft: not enough memory: {error}", style="red")
+        return 2
     except KeyboardInterrupt:
         errors.print("weft: interrupted")
         return 130

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from weft.cli.show import print_config
+from weft.errors import DataError
 from weft.sources import load
-from weft.training import FitResult, Run
+from weft.training import FitResult, Run, prepare_process
 from weft.training.citations import CitationsConfig, citation_batch, train_citations
 
 __all__ = ["COMMANDS", "Citations"]
@@ -50,10 +51,15 @@ class Citations:
         config = self.config
         if self.print_config:
             return print_config(config, console)
+        if self.init_from and not self.init_from.exists():
+            raise DataError(f"--init-from {self.init_from} does not exist")
+        prepare_process()
         table = load(config.data, files=[self.files] if self.files else [], data_dir=self.data_dir)
         batch = citation_batch(table)
         folder = self.run_dir or Path("runs") / f"citations-{config.data}"
         with Run.create(folder, config, resume=self.resume) as run:
+            if self.resume and not run.resumed:
+                console.print(f"There is no run in {folder} to resume; a new one starts.")
             _, result, scores = train_citations(
                 batch, config, run=run, init_from=self.init_from, quiet=self.quiet
             )

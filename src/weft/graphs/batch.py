@@ -168,15 +168,23 @@ def assemble(
     small = max(size.nodes, size.edges) < 2**31
     index = np.dtype(np.int32 if small else np.int64)
 
+    def trusted(name: str, out: Array, count: int, limit: int) -> None:
+        """The compiled loops read wherever these numbers point."""
+        part = out[:count]
+        if not table.checked and count and not (part.min() >= 0 and part.max() <= limit):
+            raise DataError(f"{table.path}/{name}.npy is damaged: a number is out of range")
+
     def edge_ends(name: str) -> Tensor:
         out = np.empty(size.edges, dtype=index)
         shift_ranges(table.columns[name], edge_starts, edge_stops, node_bases, out)
+        trusted(name, out, real.edges, real.nodes - 1)
         out[real.edges :] = real.nodes
         return torch.from_numpy(out)
 
     def edge_offsets(name: str) -> Tensor:
         out = np.empty(size.nodes + 1, dtype=index)
         shift_ranges(table.columns[name], node_starts, node_stops, edge_bases, out)
+        trusted(name, out, real.nodes, real.edges)
         # The first padding node's edges begin where the real ones end; all later ones have none.
         out[real.nodes] = real.edges
         out[real.nodes + 1 :] = size.edges
@@ -184,6 +192,7 @@ def assemble(
 
     out_order = np.empty(size.edges, dtype=index)
     shift_ranges(table.columns["out_order"], edge_starts, edge_stops, edge_bases, out_order)
+    trusted("out_order", out_order, real.edges, real.edges - 1)
     out_order[real.edges :] = np.arange(real.edges, size.edges)
     node_offsets = np.full(size.graphs + 1, size.nodes, dtype=index)
     node_offsets[: real.graphs + 1] = node_bases

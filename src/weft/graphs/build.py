@@ -83,15 +83,16 @@ def _check_no_more_columns(graph: Graph, schema: Schema, name: str) -> None:
 
 
 def _concatenate(parts: list[Array], name: str, column: Column, first: int) -> Array:
+    # No rows say nothing about dtype or row shape: a graph without edges fits any edge column.
+    empty = np.empty((0, *column.shape), dtype=column.dtype)
+    parts = [empty if part.ndim and not part.shape[0] else part for part in parts]
     for i, part in enumerate(parts):
         if part.ndim == 0 or part.shape[1:] != column.shape:
             raise DataError(
                 f"graph {first + i}: a row of {column.level} column '{name}' has shape "
                 f"{list(part.shape[1:])}; the table's schema says {list(column.shape)}"
             )
-    if not parts:
-        return np.empty((0, *column.shape), dtype=column.dtype)
-    return np.concatenate(parts)
+    return np.concatenate(parts) if parts else empty
 
 
 def table_from_columns(

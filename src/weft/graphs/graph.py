@@ -42,6 +42,14 @@ class Graph:
     graph: Mapping[str, Array] = field(default_factory=dict)
     ragged: Mapping[str, Array] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        # Lists and CPU tensors are welcome; what is stored is numpy.
+        for name in ("senders", "receivers"):
+            object.__setattr__(self, name, np.asarray(getattr(self, name)))
+        for name in ("nodes", "edges", "graph", "ragged"):
+            columns = {key: np.asarray(values) for key, values in getattr(self, name).items()}
+            object.__setattr__(self, name, columns)
+
     @property
     def num_edges(self) -> int:
         """The number of edges e."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from weft.compiled import compiled
 
 __all__ = ["copy_ranges", "counting_order", "group_starts", "shift_ranges"]
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def counting_order(keys: Any, num_keys: int) -> Any:
     """Stable order that sorts integer `keys` [e] in 0..num_keys-1: O(e), int64 [e]."""
     starts = np.zeros(num_keys + 1, dtype=np.int64)
@@ -25,7 +26,7 @@ def counting_order(keys: Any, num_keys: int) -> Any:
     return order
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def group_starts(keys: Any, num_keys: int) -> Any:
     """CSR offsets int64 [num_keys + 1] of integer `keys` [e], sorted or not."""
     starts = np.zeros(num_keys + 1, dtype=np.int64)
@@ -36,7 +37,7 @@ def group_starts(keys: Any, num_keys: int) -> Any:
     return starts
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def copy_ranges(source: Any, starts: Any, stops: Any, width: int, out: Any) -> None:
     """Copy rows starts[i]:stops[i] of `source`, `width` items each, one range after another."""
     position = 0
@@ -47,7 +48,7 @@ def copy_ranges(source: Any, starts: Any, stops: Any, width: int, out: Any) -> N
         position += count
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def shift_ranges(source: Any, starts: Any, stops: Any, shifts: Any, out: Any) -> None:
     """Like copy_ranges for an index column: adds shifts[i] to every value of range i."""
     position = 0

@@ -36,8 +36,9 @@ def with_self_loops(graph: Graph, *, fill: Mapping[str, float] | None = None) ->
     loops = np.flatnonzero(missing)
     return replace(
         graph,
-        senders=np.concatenate([graph.senders, loops.astype(graph.senders.dtype)]),
-        receivers=np.concatenate([graph.receivers, loops.astype(graph.receivers.dtype)]),
+        # The ends' own dtype may be too narrow for the last nodes.
+        senders=np.concatenate([graph.senders.astype(np.int64), loops]),
+        receivers=np.concatenate([graph.receivers.astype(np.int64), loops]),
         edges={
             name: np.concatenate(
                 [values, np.full((loops.size, *values.shape[1:]), fill.get(name, 0), values.dtype)]

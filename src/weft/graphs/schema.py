@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -52,6 +53,12 @@ class Column:
     missing: bool = False
     unit: str = ""
     doc: str = ""
+
+    def __post_init__(self) -> None:
+        # float32, np.float32 and "<f4" are one dtype; what numpy does not know is refused later.
+        with suppress(TypeError):
+            object.__setattr__(self, "dtype", np.dtype(self.dtype).name)
+        object.__setattr__(self, "shape", tuple(self.shape))
 
 
 Schema = Mapping[str, Column]

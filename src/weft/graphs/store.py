@@ -212,7 +212,7 @@ def _write_manifest(path: Path, manifest: dict[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def open_table(path: str | Path, *, check: bool | None = None) -> GraphTable:
+def open_table(path: str | Path, check: bool | None = None) -> GraphTable:
     """Map the table in the folder `path`.
 
     Structure, sizes and offsets are always checked. `check` decides whether the checksum of every
@@ -245,6 +245,7 @@ def open_table(path: str | Path, *, check: bool | None = None) -> GraphTable:
         ragged_offsets={name: mapped[f"{name}_offsets"] for name in ragged},
         metadata=manifest["metadata"],
         path=path,
+        checked=check,
     )
     _check_offsets(table)
     return table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -36,6 +36,8 @@ class GraphTable:
         ragged_offsets: int64 [g + 1] for each ragged column.
         metadata: what the source wrote about itself; JSON values.
         path: the folder it is mapped from, or None.
+        checked: every byte was compared with its checksum, or made here. Otherwise `assemble`
+            checks what it reads.
     """
 
     schema: Schema
@@ -45,6 +47,15 @@ class GraphTable:
     ragged_offsets: Mapping[str, Array] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     path: Path | None = None
+    checked: bool = True
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        """A mapped table travels to another process as its path."""
+        if self.path is None:
+            return super().__reduce_ex__(protocol)
+        from weft.graphs.store import open_table
+
+        return open_table, (self.path, self.checked)
 
     def __len__(self) -> int:
         return int(self.node_offsets.shape[0]) - 1

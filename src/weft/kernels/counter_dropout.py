@@ -6,14 +6,15 @@ of splitting the rows.
 """
 
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
+import math
 import sys
 from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
+from weft.compiled import compiled
 from weft.kernels.team import openmp, share, threads_for
 
 __all__ = ["dropout", "relu_dropout"]
@@ -29,11 +30,11 @@ _HASH_1 = np.uint32(0x7FEB352D)
 _HASH_2 = np.uint32(0x846CA68B)
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _rows(
     x: Any, seed: Any, limit: Any, scale: Any, relu: bool, out: Any, first: int, stop: int
 ) -> None:
-    """Out = x · scale where the hash of (seed, row, column) reaches `limit`, else 0."""
+    """out = x · scale where the hash of (seed, row, column) reaches `limit`, else 0."""
     width = x.shape[1]
     zero = x.dtype.type(0)
     for row in range(first, stop):
@@ -54,25 +55,26 @@ def _rows(
             value = x[row, column] * scale
             keep = h >= limit
             if relu:
-                keep = keep and value > zero
+                # Not `value > zero`: a NaN must come through and be noticed.
+                keep = keep and not value <= zero
             out[row, column] = value if keep else zero
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _pass_positive(grad: Any, out: Any, scale: Any, result: Any, first: int, stop: int) -> None:
     zero = grad.dtype.type(0)
     for row in range(first, stop):
         for column in range(grad.shape[1]):
             passed = grad[row, column] * scale
-            result[row, column] = passed if out[row, column] > zero else zero
+            result[row, column] = zero if out[row, column] <= zero else passed
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _share_rows(openmp: int, threads: int, arguments: Any, rows: int) -> None:
     share(openmp, threads, _here._rows, arguments, None, rows)
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _share_pass_positive(openmp: int, threads: int, arguments: Any, rows: int) -> None:
     share(openmp, threads, _here._pass_positive, arguments, None, rows)
 
@@ -110,7 +112,7 @@ def _plain_keep(seed: Tensor, p: float, rows: int, width: int, device: torch.dev
 
 @torch.library.custom_op("weft::dropout", mutates_args=())
 def _dropout(x: Tensor, seed: Tensor, p: float, relu: bool) -> Tensor:
-    """X [N, F] (or its positive part) with elements dropped at probability p; seed int64 [1]."""
+    """x [N, F] (or its positive part) with elements dropped at probability p; seed int64 [1]."""
     if not _compiled(x):
         kept = _plain_keep(seed, p, x.shape[0], x.shape[1], x.device)
         return (x.relu() if relu else x) * (1 / (1 - p)) * kept
@@ -130,9 +132,9 @@ def _(x: Tensor, seed: Tensor, p: float, relu: bool) -> Tensor:
 
 @torch.library.custom_op("weft::pass_positive", mutates_args=())
 def _positive_grad(grad: Tensor, out: Tensor, scale: float) -> Tensor:
-    """Grad · scale [N, F] where `out` is positive, else 0."""
+    """grad · scale [N, F] where `out` is positive (or NaN), else 0."""
     if not _compiled(grad):
-        return (grad * scale).where(out > 0, 0.0)
+        return (grad * scale).masked_fill(out <= 0, 0.0)
     result = torch.empty(grad.shape, dtype=grad.dtype)
     array = grad.detach().contiguous().numpy()
     arguments = (array, out.detach().numpy(), array.dtype.type(scale), result.numpy())
@@ -179,10 +181,22 @@ def _seed() -> Tensor:
 
 
 def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
-    """X [N, F] with elements zeroed at probability p and the rest scaled by 1 / (1 - p)."""
-    return _dropout(x, _seed(), p, False) if training and p > 0 else x
+    """x [N, ...] with elements zeroed at probability p and the rest scaled by 1 / (1 - p)."""
+    return _apply(x, p, relu=False) if _active(p, training) else x
 
 
 def relu_dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
-    """dropout(relu(x)) for x [N, F] in one pass, and one pass backward."""
-    return _dropout(x, _seed(), p, True) if training and p > 0 else x.relu()
+    """dropout(relu(x)) for x [N, ...] in one pass, and one pass backward."""
+    return _apply(x, p, relu=True) if _active(p, training) else x.relu()
+
+
+def _active(p: float, training: bool) -> bool:
+    if not 0 <= p < 1:
+        raise ValueError(f"dropout has probability {p}; it must be in [0, 1)")
+    return training and p > 0
+
+
+def _apply(x: Tensor, p: float, relu: bool) -> Tensor:
+    flat = x.reshape(x.shape[0], math.prod(x.shape[1:]))
+    out: Tensor = _dropout(flat, _seed(), p, relu)
+    return out.reshape(x.shape)

@@ -43,11 +43,20 @@ def spmm(edges: SortedEdges, x: Tensor, weight: Tensor | None = None) -> Tensor:
     Args:
         edges: a GraphBatch, or anything with its edge fields.
         x: [N, ...].
-        weight: [E] one a edge; [E, ...] of the shape of a row of x, one a feature; None for ones.
+        weight: [E] or [E, 1], one an edge; [E, ...], as many as a row of x has; None for ones.
     """
     flat = _flat(x)
     if weight is not None and weight.ndim > 1:
-        weight = _flat(weight)
+        # One column is one weight an edge, the shape that other libraries give edge attributes.
+        if weight.shape[1:] == (1,):
+            weight = weight[:, 0]
+        elif weight.shape[1:] != x.shape[1:]:
+            raise ValueError(
+                f"weights of shape {list(weight.shape)} do not fit rows of x, {list(x.shape)}: "
+                "one number an edge, or the shape of a row of x"
+            )
+        else:
+            weight = _flat(weight)
     out = operators.spmm(
         flat,
         weight,
@@ -62,13 +71,13 @@ def spmm(edges: SortedEdges, x: Tensor, weight: Tensor | None = None) -> Tensor:
 
 
 def gather_senders(edges: SortedEdges, x: Tensor) -> Tensor:
-    """X [N, ...] of each edge's sender, [E, ...]."""
+    """x [N, ...] of each edge's sender, [E, ...]."""
     out = operators.gather(_flat(x), edges.senders, edges.out_offsets, edges.out_order)
     return _shaped(out, x)
 
 
 def gather_receivers(edges: SortedEdges, x: Tensor) -> Tensor:
-    """X [N, ...] of each edge's receiver, [E, ...]."""
+    """x [N, ...] of each edge's receiver, [E, ...]."""
     out = operators.gather(_flat(x), edges.receivers, edges.in_offsets, None)
     return _shaped(out, x)
 

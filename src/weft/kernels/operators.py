@@ -29,6 +29,20 @@ def _array(tensor: Tensor | None) -> Any:
     return None if tensor is None else tensor.detach().contiguous().numpy()
 
 
+def _require(right: bool, message: str, *tensors: Tensor | None) -> None:
+    """The compiled loops trust their arguments, so nothing may reach them unchecked."""
+    if not right:
+        shapes = ", ".join("none" if t is None else str(list(t.shape)) for t in tensors)
+        raise ValueError(f"{message}; the shapes are {shapes}")
+
+
+def _require_csr(entries: int, offsets: Tensor, order: Tensor | None) -> None:
+    right = offsets.ndim == 1 and offsets.shape[0] > 0 and int(offsets[-1]) == entries
+    right = right and (order is None or order.shape == (entries,))
+    last = int(offsets[-1]) if offsets.numel() else "nothing"
+    _require(right, f"CSR offsets end at {last} but there are {entries} rows", offsets, order)
+
+
 def _share(
     loop: Callable[..., None], out: Tensor, width: int, offsets: Any, *arguments: Any
 ) -> Tensor:
@@ -52,6 +66,8 @@ def segment_sum(
         index: int [E], the segment of each edge, for the backward pass; None: found when needed.
         mean: divide by the number of rows.
     """
+    _require(values.ndim == 2, "values must be a matrix", values)
+    _require_csr(values.shape[0], offsets, order)
     if not _compiled(values):
         return plain.segment_reduce(values, offsets, order, "mean" if mean else "sum")
     out = torch.empty(offsets.shape[0] - 1, values.shape[1], dtype=values.dtype)
@@ -99,6 +115,7 @@ segment_sum.register_autograd(_segment_sum_backward, setup_context=_segment_sum_
 @torch.library.custom_op("weft::gather", mutates_args=())
 def gather(x: Tensor, index: Tensor, offsets: Tensor, order: Tensor | None) -> Tensor:
     """Rows x[index], [E, F]; the CSR view (offsets, order) of `index` serves the backward pass."""
+    _require(x.shape[0] == offsets.shape[0] - 1, "x must have a row a node", x, offsets)
     if not _compiled(x):
         return plain.gather_rows(x, index)
     out = torch.empty(index.shape[0], x.shape[1], dtype=x.dtype)
@@ -130,6 +147,8 @@ def segment_max(values: Tensor, offsets: Tensor, order: Tensor | None) -> tuple[
 
     An empty segment gives 0 and edge -1. The first of equal values wins.
     """
+    _require(values.ndim == 2, "values must be a matrix", values)
+    _require_csr(values.shape[0], offsets, order)
     if not _compiled(values):
         return plain.segment_max(values, offsets, order)
     shape = (offsets.shape[0] - 1, values.shape[1])
@@ -188,6 +207,13 @@ def spmm(
         offsets_t: int [M + 1], CSR offsets over `columns`.
         order_t: int [E], edges by column; None where the edges are stored so.
     """
+    _require(x.shape[0] == offsets_t.shape[0] - 1, "x must have a row a node", x, offsets_t)
+    _require(rows.shape == columns.shape, "an edge has two ends", rows, columns)
+    if weight is not None:
+        edges = rows.shape[0]
+        right = weight.shape in ((edges,), (edges, x.shape[1]))
+        _require(right, f"weights must be [{edges}] or [{edges}, {x.shape[1]}]", weight)
+    _require_csr(rows.shape[0], offsets, order)
     if not _compiled(x, weight):
         return plain.spmm(x, weight, columns, offsets, order)
     out = torch.empty(offsets.shape[0] - 1, x.shape[1], dtype=x.dtype)
@@ -225,7 +251,7 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.needs_input_grad[1]:
         grad_weight = edge_products(
             grad, x, rows, columns, offsets, order, offsets_t, order_t, weight.ndim == 2
-        )
+        ).to(weight.dtype)
     return grad_x, grad_weight, None, None, None, None, None, None
 
 
@@ -248,6 +274,9 @@ def edge_products(
 
     The sampled dense-dense product, adjoint to `spmm` in its weights; arguments as there.
     """
+    right = a.shape[0] == offsets.shape[0] - 1 and b.shape[0] == offsets_t.shape[0] - 1
+    right = right and a.shape[1:] == b.shape[1:] and rows.shape == columns.shape
+    _require(right, "a and b must have a row a node, of one width", a, b, offsets, offsets_t)
     if not _compiled(a, b):
         return plain.edge_products(a, b, rows, columns, by_feature)
     shape = (rows.shape[0], a.shape[1]) if by_feature else (rows.shape[0],)
@@ -279,7 +308,7 @@ def _edge_products_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]
     a, b, rows, columns, offsets, order, offsets_t, order_t = ctx.saved_tensors
     grad_a = spmm(b, grad, rows, columns, offsets, order, offsets_t, order_t)
     grad_b = spmm(a, grad, columns, rows, offsets_t, order_t, offsets, order)
-    return grad_a, grad_b, None, None, None, None, None, None, None
+    return grad_a.to(a.dtype), grad_b.to(b.dtype), None, None, None, None, None, None, None
 
 
 edge_products.register_autograd(_edge_products_backward, setup_context=_edge_products_setup)

@@ -10,11 +10,21 @@ def segment_reduce(values: Tensor, offsets: Tensor, order: Tensor | None, reduce
     """Sum or mean [N, F] of segments of `values` [E, F]; 0 for an empty one."""
     if order is not None:
         values = values.index_select(0, order)
-    # Not index_add: its atomics make sums on a GPU depend on timing.
+    if not values.is_floating_point():
+        return _integer_sum(values, offsets, reduce)
+    # Not index_add: its atomics make sums of floats on a GPU depend on timing.
     out = torch.segment_reduce(
         values.contiguous(), reduce, offsets=offsets.long(), axis=0, unsafe=True, initial=0
     )
     return out.nan_to_num(nan=0.0) if values.shape[0] == 0 else out
+
+
+def _integer_sum(values: Tensor, offsets: Tensor, reduce: str) -> Tensor:
+    if reduce != "sum":
+        raise ValueError(f"the mean of {values.dtype} values is not whole: convert them to floats")
+    counts = offsets.diff().long()
+    segment = torch.repeat_interleave(counts, output_size=values.shape[0])
+    return values.new_zeros(counts.shape[0], values.shape[1]).index_add_(0, segment, values)
 
 
 def segment_max(values: Tensor, offsets: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -25,10 +35,10 @@ def segment_max(values: Tensor, offsets: Tensor, order: Tensor | None) -> tuple[
     segment = torch.repeat_interleave(counts, output_size=values.shape[0])
     shape = (counts.shape[0], values.shape[1])
     sorted_values = values.index_select(0, order)
+    floating = values.is_floating_point()
+    lowest = -torch.inf if floating else torch.iinfo(values.dtype).min
     spread = segment[:, None].expand_as(sorted_values)
-    best = sorted_values.new_full(shape, -torch.inf).scatter_reduce(
-        0, spread, sorted_values, "amax"
-    )
+    best = sorted_values.new_full(shape, lowest).scatter_reduce(0, spread, sorted_values, "amax")
     # Among equal values the first position wins, as in the compiled loop.
     position = torch.arange(values.shape[0], device=values.device)[:, None].expand_as(spread)
     mine = best.gather(0, spread)
@@ -38,7 +48,7 @@ def segment_max(values: Tensor, offsets: Tensor, order: Tensor | None) -> tuple[
         0, spread, position.where(wins, none), "amin"
     )
     winners = torch.cat([order.long(), order.new_full((1,), -1).long()])[first]
-    return best.masked_fill(winners < 0, 0.0), winners
+    return best.masked_fill(winners < 0, 0), winners
 
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
@@ -52,11 +62,12 @@ def spmm(
     """Weighted sums [N, F] of rows of `x` by CSR row."""
     messages = x.index_select(0, columns)
     if weight is not None:
-        messages = messages * (weight[:, None] if weight.ndim == 1 else weight)
+        # Mixed precision: the result has the dtype of x, as the tracer is told.
+        messages = (messages * (weight[:, None] if weight.ndim == 1 else weight)).to(x.dtype)
     return segment_reduce(messages, offsets, order, "sum")
 
 
 def edge_products(a: Tensor, b: Tensor, rows: Tensor, columns: Tensor, by_feature: bool) -> Tensor:
     """Products a[rows] · b[columns] by edge: dot products [E], or [E, F] by feature."""
-    product = a.index_select(0, rows) * b.index_select(0, columns)
+    product = (a.index_select(0, rows) * b.index_select(0, columns)).to(a.dtype)
     return product if by_feature else product.sum(1)

@@ -18,6 +18,8 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from weft.compiled import compiled
+
 __all__ = ["openmp", "share", "threads_for"]
 
 # Below this many multiply-adds, waking a thread costs more than it saves.
@@ -105,7 +107,7 @@ def _run_team(
     return types.void(openmp, threads, loop, arguments, cuts, counter), generate
 
 
-@njit(nogil=True)
+@compiled()
 def _cut_rows(offsets: Any, rows: int, parts: int) -> Any:
     """Row numbers int64 [parts + 1] that cut the rows into parts of about equal work."""
     cuts = np.empty(parts + 1, dtype=np.int64)

@@ -77,7 +77,12 @@ class GCN(nn.Module):
     def forward(self, batch: GraphBatch) -> Tensor:
         """Logits [N, classes]."""
         config = self.config
-        if FIRST_PRODUCT in batch.nodes and not config.input_dropout:
+        if FIRST_PRODUCT in batch.nodes:
+            if config.input_dropout and self.training:
+                raise ValueError(
+                    f"input_dropout is {config.input_dropout}: A x changes with every mask and "
+                    "cannot be kept; set it to 0, or use the batch as it was before"
+                )
             first = self.layers[0]
             assert isinstance(first, GCNLayer)
             x = torch.addmm(first.bias, batch.nodes[FIRST_PRODUCT], first.weight)
@@ -91,9 +96,10 @@ class GCN(nn.Module):
 
 
 def with_first_product(batch: GraphBatch) -> GraphBatch:
-    """The batch with A x as node column `ax`: it never changes, so no epoch computes it again.
+    """The batch with A x as node column `ax` in place of `x`: no epoch computes it again.
 
-    Exact; a GCN without input dropout uses it in place of `x`.
+    Exact, as neither A nor x changes; for a GCN without input dropout.
     """
     product = spmm(batch, batch.nodes["x"], batch.edges.get("weight"))
-    return batch.replace(nodes={**batch.nodes, FIRST_PRODUCT: product})
+    others = {name: column for name, column in batch.nodes.items() if name != "x"}
+    return batch.replace(nodes={**others, FIRST_PRODUCT: product})

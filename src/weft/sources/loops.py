@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from weft.compiled import compiled
 
 __all__ = [
     "BAD_ID",
@@ -43,19 +44,19 @@ _EXACT_POWER = 22
 _POWERS = 10.0 ** np.arange(_EXACT_POWER + 1)
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _is_blank(byte: int) -> bool:
     return byte == 32 or (9 <= byte <= 13 and byte != _NEWLINE)
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _skip_blanks(block: Any, at: int) -> int:
     while at < block.shape[0] and _is_blank(block[at]):
         at += 1
     return at
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _token_stop(block: Any, at: int) -> int:
     while at < block.shape[0]:
         byte = block[at]
@@ -65,12 +66,12 @@ def _token_stop(block: Any, at: int) -> int:
     return at
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _is_line_end(block: Any, at: int) -> bool:
     return bool(at >= block.shape[0] or block[at] == _NEWLINE)
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _parse_integer(block: Any, start: int, stop: int) -> Any:
     """(status, value) of the token block[start:stop]."""
     at = start
@@ -91,7 +92,7 @@ def _parse_integer(block: Any, start: int, stop: int) -> Any:
     return OK, -value if negative else value
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _parse_number(block: Any, start: int, stop: int) -> Any:
     """(status, value, exact) of the decimal number block[start:stop]; not exact: parse it again."""
     at = start
@@ -151,7 +152,7 @@ def _parse_number(block: Any, start: int, stop: int) -> Any:
     return OK, -value if negative else value, exact
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def parse_lines(
     block: Any, roles: Any, text: bool, skip: bool, src: Any, dst: Any, time: Any, weight: Any
 ) -> Any:
@@ -248,14 +249,14 @@ def parse_lines(
     return row, lines, skipped, OK, line_start, hard[:num_hard]
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def _slot(key: int, mask: int) -> int:
     # Fibonacci hashing; the upper half of the product depends on every bit of the key.
     product = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
     return int(product >> np.uint64(32)) & mask
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def hash_ids(ids: Any, num_slots: int) -> Any:
     """Hash table of distinct `ids` int64 [n]: int64 [num_slots], each a place in `ids` or -1.
 
@@ -270,7 +271,7 @@ def hash_ids(ids: Any, num_slots: int) -> Any:
     return slots
 
 
-@njit(cache=True, nogil=True)
+@compiled()
 def find_ids(ids: Any, slots: Any, wanted: Any) -> Any:
     """Places in `ids` of `wanted` int64 [k], every one of which is there: int64 [k]."""
     places = np.empty(wanted.shape[0], dtype=np.int64)

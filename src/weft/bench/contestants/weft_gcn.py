@@ -19,11 +19,12 @@ def prepare(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
     prepare_process()
     torch.manual_seed(0)
     batch = assemble(open_table(case["table"]), [0])
+    features = batch.nodes["x"].shape[1]
     if case["first_product"]:
         batch = with_first_product(batch)
-    x, y, train = batch.nodes["x"], batch.nodes["y"], batch.nodes["train"]
+    y, train = batch.nodes["y"], batch.nodes["train"]
     model = GCN(
-        x.shape[1],
+        features,
         case["classes"],
         GCNConfig(hidden=(case["hidden"],), dropout=0.5, input_dropout=0.0),
     )
