@@ -1,16 +1,25 @@
-"""Files that are either whole or not there."""
+"""Files that are either whole or not there, and JSON that every reader takes."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from weft.errors import DataError
 
-__all__ = ["write_atomically"]
+__all__ = ["json_text", "write_atomically"]
+
+
+def json_text(
+    value: Any, *, indent: int | None = None, default: Callable[[Any], Any] | None = None
+) -> str:
+    """`value` as JSON with null for nan and infinity, which JSON has no words for."""
+    plain = json.loads(json.dumps(value, default=default), parse_constant=lambda name: None)
+    return json.dumps(plain, indent=indent, allow_nan=False)
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -30,9 +39,11 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
         _sync_folder(path.parent)
-    except OSError as error:
+    except BaseException as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
         kept = "; the file that was there is kept" if path.exists() else ""
         raise DataError(
             f"cannot write {path}: {error.strerror or error}{kept}; make room or choose another "

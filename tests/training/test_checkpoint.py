@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,35 @@ def test_objects_are_refused_when_they_are_written(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot hold extras\.mask\.1, a builtins\.set"):
         save_checkpoint(tmp_path / "a.pt", {"extras": {"mask": [1, {2}]}})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_told_and_keeps_the_old_checkpoint(tmp_path: Path) -> None:
+    pytest.importorskip("resource")
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, {"weights": torch.arange(3)})
+    script = (
+        "import resource, signal, sys\n"
+        "from pathlib import Path\n"
+        "import torch\n"
+        "from weft.errors import DataError\n"
+        "from weft.training.checkpoint import save_checkpoint\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))\n"
+        "try:\n"
+        "    save_checkpoint(Path(sys.argv[1]), {'weights': torch.zeros(100_000)})\n"
+        "except DataError as error:\n"
+        "    sys.exit(str(error))\n"
+    )
+    full = subprocess.run(
+        [sys.executable, "-c", script, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert full.stderr.startswith(f"cannot write {path}: File too large; the file that was there")
+    assert torch.equal(load_checkpoint(path)["weights"], torch.arange(3))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["last.pt"]
 
 
 def test_every_cut_is_noticed(tmp_path: Path) -> None:

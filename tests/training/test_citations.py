@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from weft.errors import DataError
 from weft.graphs import Graph, GraphBatch, table_from_graphs
-from weft.models import GCNConfig
+from weft.models import GCN, GCNConfig
 from weft.sources import planetoid, planted_partition
-from weft.training import Run, read_metrics
+from weft.training import Run, ScheduleConfig, read_metrics
 from weft.training.citations import CitationsConfig, citation_batch, train_citations
 
 PLANETOID = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "planetoid"
@@ -53,7 +60,7 @@ def test_topics_are_found() -> None:
 
 
 def losses(folder: Path, config: CitationsConfig) -> list[float]:
-    with Run.create(folder, config, tensorboard=False) as run:
+    with Run.create(folder, config, tensorboard=False, resume=True) as run:
         train_citations(batch_of(papers()), config, run=run, quiet=True)
     return [line["train_loss"] for line in read_metrics(folder) if "train_loss" in line]
 
@@ -64,6 +71,30 @@ def test_a_seed_gives_the_same_losses_to_the_bit(tmp_path: Path) -> None:
     assert len(set(first)) == 20
     assert losses(tmp_path / "2", config) == first
     assert losses(tmp_path / "3", replace(config, seed=6)) != first
+
+
+def test_a_schedule_moves_the_rate_and_resumes_exactly(tmp_path: Path) -> None:
+    schedule = ScheduleConfig(shape="cosine", warmup=3, scale=2.0)
+    config = CitationsConfig(epochs=12, checkpoint_every=5, schedule=schedule)
+    whole = losses(tmp_path / "whole", config)
+    assert [line["lr"] for line in read_metrics(tmp_path / "whole") if "lr" in line] == [
+        pytest.approx(0.02 * (1 + math.cos(math.pi * 6 / 9)) / 2)
+    ]
+    assert losses(tmp_path / "constant", replace(config, schedule=ScheduleConfig())) != whole
+
+    steps = itertools.count(1)
+
+    def stop_at_7(module: nn.Module, _: object) -> None:
+        if isinstance(module, GCN) and module.training and next(steps) == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    hook = register_module_forward_pre_hook(stop_at_7)
+    try:
+        first = losses(tmp_path / "cut", config)
+    finally:
+        hook.remove()
+    assert first == whole[:6]
+    assert losses(tmp_path / "cut", config) == whole
 
 
 def test_patience_stops_early() -> None:
@@ -107,11 +138,15 @@ def test_more_than_one_graph() -> None:
         ({"learning_rate": -0.1}, r"learning_rate is -0\.1; it must be at least 0"),
         ({"weight_decay": float("nan")}, "weight_decay is nan"),
         ({"seed": -1}, "seed is -1"),
+        (
+            {"epochs": 5, "schedule": ScheduleConfig(warmup=6)},
+            r"schedule\.warmup is 6; it must be at most epochs, 5",
+        ),
     ],
 )
-def test_bad_settings(settings: dict[str, float], message: str) -> None:
+def test_bad_settings(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        CitationsConfig(**settings)  # type: ignore[arg-type]
+        CitationsConfig(**settings)
 
 
 def test_cora_reaches_the_published_accuracy() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 import os
 import signal
 import threading
@@ -11,45 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_fits import Batch, adam, data, fixed_model, losses, quiet, scripted, squared_error
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from weft.errors import DataError
 from weft.graphs import Budget, Graph, assemble, table_from_graphs
-from weft.training import FitConfig, NonFiniteLoss, Run, fit, graphs_in, read_metrics
-
-Batch = tuple[Tensor, Tensor]
-
-
-def data(rows: int = 12) -> Batch:
-    x = torch.linspace(-1, 1, rows * 3).reshape(rows, 3)
-    return x, (x @ torch.tensor([[1.0], [-2.0], [0.5]])).cos()
-
-
-def fixed_model() -> nn.Module:
-    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-    with torch.no_grad():
-        for number, parameter in enumerate(model.parameters()):
-            values = torch.arange(parameter.numel(), dtype=torch.float32)
-            parameter.copy_(torch.sin(values + number).reshape(parameter.shape) / 2)
-    return model
-
-
-def squared_error(model: nn.Module, batch: Batch) -> Tensor:
-    x, y = batch
-    return ((model(x) - y) ** 2).mean()
-
-
-def adam(model: nn.Module, lr: float = 0.05) -> torch.optim.Optimizer:
-    return torch.optim.Adam(model.parameters(), lr=lr)
-
-
-def quiet(**options: Any) -> FitConfig:
-    return FitConfig(**{"epochs": 3, "quiet": True, **options})
-
-
-def losses(folder: Path) -> list[float]:
-    return [line["loss"] for line in read_metrics(folder) if "loss" in line]
+from weft.training import FitConfig, Run, fit, graphs_in
 
 
 def test_golden_losses(tmp_path: Path) -> None:
@@ -181,16 +147,10 @@ def test_epoch_means_weigh_graphs() -> None:
     assert result.metrics == {"train_loss": 0.0, "train_size": 7.0}
 
 
-def scripted(values: list[float]) -> Any:
-    """An evaluation that gives these values, one after another."""
-    left = iter(values)
-    return lambda model: {"score": next(left)}
-
-
 def test_early_stopping_restores_the_best_weights(tmp_path: Path) -> None:
     model = fixed_model()
     seen: list[Tensor] = []
-    script = scripted([0.1, 0.5, 0.4, math.nan, 0.5, 9.0])
+    script = scripted([0.1, 0.5, 0.4, 0.3, 0.5, 9.0])
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         seen.append(next(model.parameters()).detach().clone())
@@ -211,6 +171,30 @@ def test_early_stopping_restores_the_best_weights(tmp_path: Path) -> None:
     assert result.best_metrics["score"] == 0.5
     assert torch.equal(next(model.parameters()), seen[1])
     assert not torch.equal(seen[1], seen[4])
+
+
+def test_patience_waits_for_an_evaluation() -> None:
+    model = fixed_model()
+
+    def stops(scores: list[float]) -> tuple[int, int | None]:
+        result = fit(
+            model,
+            adam(model),
+            [data()],
+            squared_error,
+            config=quiet(epochs=50, monitor="score", patience=3, evaluate_every=5),
+            evaluate=scripted(scores),
+        )
+        assert result.stopped == "early stopping"
+        return result.epochs, result.best_epoch
+
+    assert stops([3.0, 2.0, 1.0, 2.0]) == (20, 15)
+    assert stops([1.0, 1.0]) == (10, 5)
+
+
+def test_seconds_are_counted_without_a_run() -> None:
+    model = fixed_model()
+    assert fit(model, adam(model), [data()], squared_error, config=quiet()).seconds > 0
 
 
 def test_the_last_weights_stay_without_keep_best() -> None:
@@ -261,85 +245,8 @@ def test_max_steps_ends_inside_an_epoch_with_an_evaluation() -> None:
         config=quiet(epochs=9, max_steps=6),
         evaluate=lambda model: {"score": 1.0},
     )
-    assert (result.steps, result.epochs, result.stopped) == (6, 2, "finished")
+    assert (result.steps, result.epochs, result.stopped) == (6, 1, "finished")
     assert result.metrics["score"] == 1.0
-
-
-def poisoned(step: int, rows: int = 8) -> list[Batch]:
-    batches = [data(rows) for _ in range(4)]
-    batches[step - 1] = (batches[step - 1][0], torch.full((rows, 1), math.nan))
-    return batches
-
-
-def test_nan_names_step_and_batch_and_keeps_the_state_before(tmp_path: Path) -> None:
-    model = fixed_model()
-    good = fixed_model()
-    fit(good, adam(good), [data(8)] * 2, squared_error, config=quiet(epochs=1))
-    with (
-        Run.create(tmp_path, {}, tensorboard=False) as run,
-        pytest.raises(NonFiniteLoss, match=r"nan at step 3 \(epoch 1, batch 3\).*last\.pt") as info,
-    ):
-        fit(model, adam(model), poisoned(3), squared_error, config=quiet(), run=run)
-    assert (info.value.step, info.value.epoch, info.value.batch) == (3, 1, 3)
-    assert isinstance(info.value, ValueError)
-    for a, b in zip(model.parameters(), good.parameters(), strict=True):
-        assert torch.equal(a, b)
-    stored = torch.load(tmp_path / "last.pt", weights_only=True)
-    assert stored["progress"]["step"] == 2
-    assert torch.equal(stored["model"]["0.weight"], good[0].weight)
-
-
-@pytest.mark.parametrize("bad", [1, 3])
-def test_the_failed_step_can_be_done_again(tmp_path: Path, bad: int) -> None:
-    """After a nan the checkpoint leads to the same batch and the same dropout as the first time."""
-
-    def session(folder: Path, fail: bool) -> None:
-        torch.manual_seed(5)
-        model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1))
-        generator = torch.Generator().manual_seed(1)
-        loader = DataLoader(TensorDataset(*data(20)), 5, shuffle=True, generator=generator)
-        steps = iter(range(1, 99))
-
-        def loss(model: nn.Module, batch: Batch) -> Tensor:
-            value = squared_error(model, batch)
-            return value * math.inf if fail and next(steps) == bad else value
-
-        with Run.create(folder, {}, resume=True, tensorboard=False) as run:
-            fit(model, adam(model), loader, loss, config=quiet(epochs=2, log_every=1), run=run)
-
-    session(tmp_path / "whole", fail=False)
-    with pytest.raises(NonFiniteLoss, match=f"inf at step {bad} "):
-        session(tmp_path / "failed", fail=True)
-    session(tmp_path / "failed", fail=False)
-    assert losses(tmp_path / "failed") == losses(tmp_path / "whole")
-
-
-def test_weights_that_are_not_finite_never_reach_a_checkpoint(tmp_path: Path) -> None:
-    model = fixed_model()
-
-    def infinite_gradient(model: nn.Module, batch: Batch) -> Tensor:
-        # The square root of 0 is finite and its slope is not.
-        return squared_error(model, batch) + (model[0].weight.sum() * 0).sqrt()
-
-    with (
-        Run.create(tmp_path, {}, tensorboard=False) as run,
-        pytest.raises(
-            NonFiniteLoss, match=r"'0\.weight' is not finite at step 1 .* earlier, finite"
-        ),
-    ):
-        fit(
-            model,
-            adam(model),
-            [data()],
-            infinite_gradient,
-            config=quiet(checkpoint_every=1),
-            run=run,
-        )
-    assert torch.load(tmp_path / "last.pt", weights_only=True)["model"]["0.weight"].isfinite().all()
-    model = fixed_model()
-    with pytest.raises(NonFiniteLoss, match="norm of the gradients is nan at step 1"):
-        fit(model, adam(model), [data()], infinite_gradient, config=quiet(clip_norm=1.0))
-    assert model[0].weight.isfinite().all()
 
 
 def test_gradients_are_clipped() -> None:
@@ -412,118 +319,6 @@ def test_plateau_scheduler_follows_the_monitored_metric() -> None:
         fit(model, optimizer, [data()], squared_error, config=quiet(), scheduler=scheduler)
 
 
-def test_resume_of_a_finished_run_changes_nothing(tmp_path: Path) -> None:
-    def session(epochs: int = 3) -> Any:
-        model = fixed_model()
-        with Run.create(tmp_path, {}, resume=True, tensorboard=False) as run:
-            config = quiet(epochs=epochs, log_every=1, monitor="train_loss")
-            return model, fit(model, adam(model), [data()], squared_error, config=config, run=run)
-
-    first, result = session()
-    before = read_metrics(tmp_path)
-    second, again = session()
-    assert (again.steps, again.stopped, again.best_epoch) == (3, "finished", result.best_epoch)
-    assert read_metrics(tmp_path) == before
-    assert torch.equal(first[0].weight, second[0].weight)
-    _, longer = session(epochs=5)
-    assert longer.steps == 5
-    assert losses(tmp_path)[:3] == [line["loss"] for line in before if "loss" in line]
-
-
-def test_extras_are_resumed(tmp_path: Path) -> None:
-    class Counter:
-        count = 0
-
-        def state_dict(self) -> dict[str, Any]:
-            return {"count": self.count}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            self.count = state["count"]
-
-    def session(extras: dict[str, Any], epochs: int) -> None:
-        def loss(model: nn.Module, batch: Batch) -> Tensor:
-            for extra in extras.values():
-                extra.count += 1
-            return squared_error(model, batch)
-
-        model = fixed_model()
-        with Run.create(tmp_path, {}, resume=True, tensorboard=False) as run:
-            fit(
-                model,
-                adam(model),
-                [data()],
-                loss,
-                config=quiet(epochs=epochs),
-                run=run,
-                extras=extras,
-            )
-
-    session({"average": Counter()}, 3)
-    other = Counter()
-    session({"average": other}, 5)
-    assert other.count == 5
-    with pytest.raises(DataError, match=r"extras = \['average'\], now it is \[\]"):
-        session({}, 6)
-
-
-def test_another_model_optimizer_or_data_is_refused(tmp_path: Path) -> None:
-    model = fixed_model()
-    with Run.create(tmp_path, {}, tensorboard=False) as run:
-        fit(
-            model,
-            adam(model),
-            [data()] * 3,
-            squared_error,
-            config=quiet(max_steps=2, epochs=1),
-            run=run,
-        )
-
-    def resume(model: nn.Module, optimizer: torch.optim.Optimizer, train: Any) -> None:
-        with Run.create(tmp_path, {}, resume=True, tensorboard=False) as run:
-            fit(model, optimizer, train, squared_error, config=quiet(), run=run)
-
-    wide = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
-    with pytest.raises(
-        DataError, match=r"last\.pt.*'0\.weight' is \[4, 3\] there and \[5, 3\] here"
-    ):
-        resume(wide, adam(wide), [data()])
-    with pytest.raises(DataError, match="optimizer = Adam, now it is SGD"):
-        resume(model, torch.optim.SGD(model.parameters(), lr=0.1), [data()])
-    with pytest.raises(DataError, match="does not fit this optimizer"):
-        resume(model, torch.optim.Adam([model[0].weight]), [data()])
-    loader = DataLoader(TensorDataset(*data()), generator=torch.Generator())
-    with pytest.raises(DataError, match="0 random generators in the training data, now there are"):
-        resume(model, adam(model), loader)
-
-
-def test_data_that_became_shorter_is_noticed(tmp_path: Path) -> None:
-    model = fixed_model()
-
-    def stop(model: nn.Module, batch: Batch) -> Tensor:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return squared_error(model, batch)
-
-    with Run.create(tmp_path, {}, tensorboard=False) as run:
-        fit(model, adam(model), [data()] * 3, stop, config=quiet(), run=run)
-    with (
-        Run.create(tmp_path, {}, resume=True, tensorboard=False) as run,
-        pytest.raises(DataError, match="after batch 1 of epoch 1, but the training data now ends"),
-    ):
-        fit(model, adam(model), [], squared_error, config=quiet(), run=run)
-
-
-def test_compiled_and_plain_models_share_checkpoints(tmp_path: Path) -> None:
-    model = fixed_model()
-    # Not run compiled, so no compiler is needed: only the names of the parameters matter.
-    compiled = torch.compile(model, backend="eager")
-    loss = lambda _, batch: squared_error(model, batch)  # noqa: E731
-    with Run.create(tmp_path, {}, tensorboard=False) as run:
-        fit(compiled, adam(model), [data()], loss, config=quiet(), run=run)
-    with Run.create(tmp_path, {}, resume=True, tensorboard=False) as run:
-        result = fit(model, adam(model), [data()], loss, config=quiet(epochs=4), run=run)
-    assert result.steps == 4
-
-
 def once() -> Iterator[Batch]:
     yield data()
 
@@ -550,6 +345,54 @@ def test_other_mistakes() -> None:
         fit(model, adam(model), [data()], squared_error, config=quiet(monitor="accuracy"))
     with pytest.raises(ValueError, match="LBFGS"):
         fit(model, torch.optim.LBFGS(model.parameters()), [data()], squared_error, config=quiet())
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda m, b: None, "loss is of type NoneType; return a tensor of one value"),
+        (lambda m, b: 1.5, "loss is of type float"),
+        (lambda m, b: squared_error(m, b).detach(), "depends on no trainable parameter"),
+        (
+            lambda m, b: (squared_error(m, b), 3),
+            "values of the loss are of type int; return a dict",
+        ),
+        (lambda m, b: (squared_error(m, b), {"loss": 3}), "loss gives a value named 'loss'"),
+        (lambda m, b: (squared_error(m, b), {"step": 3}), "loss gives a value named 'step'"),
+        (lambda m, b: (squared_error(m, b), {"epoch": 3}), "loss gives a value named 'epoch'"),
+    ],
+)
+def test_bad_losses(loss: Any, message: str) -> None:
+    model = fixed_model()
+    with pytest.raises(ValueError, match=message):
+        fit(model, adam(model), [data()], loss, config=quiet())
+
+
+def test_nothing_to_train() -> None:
+    unused = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    with pytest.raises(ValueError, match="depends on no trainable parameter"):
+        fit(nn.ReLU(), unused, [data()], lambda m, b: m(b[0]).mean(), config=quiet())
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (None, "values of evaluate are of type NoneType; return a dict"),
+        ({"seconds": 1.0}, "evaluate gives a value named 'seconds'"),
+        ({"train_loss": 1.0}, "evaluate gives a value named 'train_loss'"),
+    ],
+)
+def test_bad_evaluations(answer: Any, message: str) -> None:
+    model = fixed_model()
+    with pytest.raises(ValueError, match=message):
+        fit(
+            model,
+            adam(model),
+            [data()],
+            squared_error,
+            config=quiet(),
+            evaluate=lambda model: answer,
+        )
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import torch
 
-import weft
+import weft.training.run
 from weft.errors import DataError
 from weft.training import Run
 
@@ -89,6 +90,44 @@ def test_two_processes_cannot_share_a_run(tmp_path: Path) -> None:
     ):
         Run.create(tmp_path, Config(), resume=True)
     Run.create(tmp_path, Config(), resume=True).close()
+
+
+def test_a_run_made_by_another_just_before_the_lock_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = weft.training.run._lock
+
+    def late(folder: Path) -> int | None:
+        monkeypatch.undo()
+        Run.create(tmp_path, Config(epochs=1)).close()
+        return lock(folder)
+
+    monkeypatch.setattr(weft.training.run, "_lock", late)
+    with pytest.raises(DataError, match="holds a run already"):
+        Run.create(tmp_path, Config(epochs=2))
+    assert json.loads((tmp_path / "config.json").read_text())["config"]["epochs"] == 1
+
+
+def test_a_refused_run_leaves_the_folder_free(tmp_path: Path) -> None:
+    Run.create(tmp_path, Config()).close()
+    for config, resume in ((Config(), False), (Config(epochs=6), True)):
+        with pytest.raises(DataError, match=r"already|epochs = 5"):
+            Run.create(tmp_path, config, resume=resume)
+        Run.create(tmp_path, Config(), resume=True).close()
+
+
+def test_what_is_not_finite_is_valid_json(tmp_path: Path) -> None:
+    def refuse(name: str) -> None:
+        pytest.fail(f"{name} is not JSON")
+
+    with Run.create(tmp_path, {"limit": math.inf}) as run:
+        run.summarise(metrics={"loss": math.nan})
+    for name in ("config.json", "summary.json"):
+        json.loads((tmp_path / name).read_text(), parse_constant=refuse)
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"metrics": {"loss": None}}
+    Run.create(tmp_path, {"limit": math.inf}, resume=True).close()
+    with pytest.raises(DataError, match="limit"):
+        Run.create(tmp_path, {"limit": None}, resume=True)
 
 
 def test_damaged_or_unfit_config(tmp_path: Path) -> None:

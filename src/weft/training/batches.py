@@ -65,13 +65,16 @@ class Batches:
         """The batches of `epoch` (from 0) that are still to come."""
         resuming, self._resuming = self._resuming, None
         if resuming is None:
+            # Before set_epoch, which may draw the order of the epoch already.
+            random = random_state(self._generators)
             self._set_epoch(epoch)
-            self._start = {"random": random_state(self._generators), "state": self._state()}
+            self._start = {"random": random, "state": self._state(), "count": self.count()}
             batches = iter(self._train)
         else:
             self._start = resuming["start"]
             set_random_state(self._start["random"], self._generators)
             self._set_epoch(epoch)
+            self._check_count(self._start["count"])
             if resuming["state"] is not None:
                 self._stateful().load_state_dict(resuming["state"])
             batches = iter(self._train)
@@ -132,6 +135,9 @@ class Batches:
         if state["inside"]:
             self._resuming = state
             return
+        # Where set_epoch is called each epoch may have its own number of batches.
+        if not any(hasattr(part, "set_epoch") for part in self._parts):
+            self._check_count(state["start"].get("count"))
         set_random_state(state["random"], self._generators)
         if state["state"] is not None:
             self._stateful().load_state_dict(state["state"])
@@ -142,6 +148,16 @@ class Batches:
             return len(self._train)  # type: ignore[arg-type]
         except (TypeError, NotImplementedError):
             return None
+
+    def _check_count(self, before: int | None) -> None:
+        """Refuse another number of batches; what has a state of its own may look for itself."""
+        now = self.count()
+        if before is None or now is None or before == now or isinstance(self._train, Stateful):
+            return
+        raise DataError(
+            f"the checkpoint was made with {before} batches an epoch, now there are {now}; resume "
+            "with the same data"
+        )
 
     def _state(self) -> dict[str, Any] | None:
         return self._train.state_dict() if isinstance(self._train, Stateful) else None

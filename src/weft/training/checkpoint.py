@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
+import io
 import pickle
 import zipfile
 from collections import Counter, OrderedDict
@@ -18,7 +18,7 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 
 from weft.errors import DataError
-from weft.files import write_atomically
+from weft.files import json_text, write_atomically
 
 __all__ = [
     "CHECKPOINT",
@@ -49,7 +49,10 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
             written; the checkpoint that was there is kept.
     """
     whole = _plain({"format": _FORMAT, "version": _VERSION, **state}, "")
-    write_atomically(path, lambda file: torch.save(whole, file))
+    # Not straight into the file: torch turns a full disk's OSError into a RuntimeError.
+    buffer = io.BytesIO()
+    torch.save(whole, buffer)
+    write_atomically(path, lambda file: file.write(buffer.getbuffer()))
 
 
 def _plain(value: Any, where: str) -> Any:
@@ -164,7 +167,7 @@ def save_weights(path: Path, weights: Mapping[str, Any], about: Mapping[str, Any
         for name, value in weights.items()
         if isinstance(value, Tensor)
     }
-    whole = safetensors_bytes(tensors, metadata={"weft": json.dumps(dict(about))})
+    whole = safetensors_bytes(tensors, metadata={"weft": json_text(dict(about))})
     write_atomically(path, lambda file: file.write(whole))
 
 

@@ -20,6 +20,7 @@ from weft.training.config import FitConfig, FitResult
 from weft.training.loop import fit
 from weft.training.randomness import seed_everything
 from weft.training.run import Run
+from weft.training.schedules import ScheduleConfig, make_scheduler
 
 __all__ = ["CitationsConfig", "citation_batch", "train_citations"]
 
@@ -35,6 +36,7 @@ class CitationsConfig:
             comes with the extra `data` and has a random one like it.
         model: shape of the network.
         learning_rate: of Adam.
+        schedule: how the learning rate moves; a step is an epoch here.
         weight_decay: on the first layer's weights.
         epochs: full-batch steps.
         patience: stop after this many epochs without a better validation accuracy.
@@ -45,6 +47,7 @@ class CitationsConfig:
     data: CitationSet = "cora"
     model: GCNConfig = field(default_factory=GCNConfig)
     learning_rate: float = 0.01
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     weight_decay: float = 5e-4
     epochs: int = 200
     patience: int | None = None
@@ -56,6 +59,11 @@ class CitationsConfig:
         for name in ("learning_rate", "weight_decay", "seed"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        if self.schedule.warmup > self.epochs:
+            raise ValueError(
+                f"schedule.warmup is {self.schedule.warmup}; it must be at most epochs, "
+                f"{self.epochs}"
+            )
 
     def fit_config(self, *, quiet: bool) -> FitConfig:
         """What the training loop is asked to do."""
@@ -138,6 +146,7 @@ def train_citations(
         loss,
         config=config.fit_config(quiet=quiet),
         evaluate=lambda model: measure(model, ["validation"]),
+        scheduler=make_scheduler(optimizer, config.schedule, max(1, config.epochs)),
         run=run,
     )
     model.eval()

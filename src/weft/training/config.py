@@ -9,7 +9,7 @@ __all__ = ["FitConfig", "FitResult", "NonFiniteLoss"]
 
 
 class NonFiniteLoss(ValueError):
-    """The loss, a gradient or a weight is nan or infinite; the message names step and batch.
+    """The loss, a gradient, a weight or the monitored metric is not finite; names step and batch.
 
     Attributes:
         step: the step that failed, counted from 1.
@@ -28,11 +28,12 @@ class FitConfig:
 
     Attributes:
         epochs: passes over the training batches, at most.
-        max_steps: optimizer steps, at most.
+        max_steps: optimizer steps, at most. An epoch that it cuts is evaluated; a resume with
+            more steps goes on inside that epoch.
         monitor: name of the metric that decides which weights are best: one that `evaluate`
             gives, or `train_loss`.
         mode: whether a smaller or a larger value of it is better.
-        patience: stop after this many epochs without a better one.
+        patience: stop when an evaluation comes this many epochs after the best one, or more.
         keep_best: with `monitor`, end with the best weights in the model and in the run's folder.
         evaluate_every: epochs from one evaluation to the next; the last epoch has one too.
         checkpoint_every: steps from one checkpoint to the next; 0 goes by `checkpoint_seconds`.
@@ -82,7 +83,7 @@ class FitResult:
     """What came out of `fit`; counts and times include the sessions before a resume.
 
     Attributes:
-        epochs: epochs done.
+        epochs: whole epochs done.
         steps: optimizer steps done.
         stopped: why it ended: `finished`, `early stopping` or `interrupted by SIGTERM`.
         metrics: the last epoch's.

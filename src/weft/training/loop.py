@@ -16,13 +16,13 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from weft.errors import DataError
+from weft.training.answers import loss_and_values, metrics_of
 from weft.training.batches import Batches, Stateful, graphs_in
 from weft.training.checkpoint import (
     copy_weights,
     load_checkpoint,
     plain_module,
     put_weights,
-    read_weights,
     save_checkpoint,
     save_weights,
 )
@@ -50,6 +50,8 @@ class _State:
     epoch_graphs: int = 0
     epoch_sums: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    evaluated_epoch: int = 0
+    evaluated_step: int = 0
     best_value: float | None = None
     best_epoch: int | None = None
     best_metrics: dict[str, float] = field(default_factory=dict)
@@ -80,25 +82,39 @@ def fit(
             `set_epoch(e)` (its own, its sampler's or its batch sampler's) is called before each
             epoch with e from 0. With `state_dict` and `load_state_dict` it resumes by itself:
             the state must name the epoch and the batches handed out so far. Without, an
-            interrupted epoch is replayed from the random numbers it began with.
+            interrupted epoch is replayed from the random numbers it began with: Python's,
+            numpy's and torch's global ones, and a torch.Generator that is the attribute
+            `generator` of `train` or of its samplers. This is exact for a list, a DataLoader,
+            and whatever draws an epoch's order from these in `set_epoch` or before the first
+            batch. It is not for an order drawn from any other generator (numpy's default_rng),
+            or bit by bit between the batches: give such an object a state_dict.
         loss: gives the loss of a batch, a tensor of one value, and, if wanted, more values by
             name, to be averaged over the graphs of the epoch.
         config: how long, and what to watch.
-        evaluate: measures the model, which is in eval mode meanwhile. Gradients stay on: use
-            torch.no_grad() in it unless it needs them.
+        evaluate: measures the model, which is in eval mode meanwhile, and gives metrics by name.
+            Gradients stay on: use torch.no_grad() in it unless it needs them.
         scheduler: stepped after every optimizer step (ReduceLROnPlateau: at every evaluation,
             with the monitored metric).
         run: a folder for checkpoints and metrics.
         extras: whatever else has a state to be resumed, by name: averaged weights, masks.
 
     Raises:
-        NonFiniteLoss: the loss is nan or infinite. The weights are those before that step.
+        NonFiniteLoss: the loss is nan or infinite: the weights are those before that step, and
+            buffers, such as BatchNorm's averages, have seen its batch. Or a weight is, or the
+            monitored metric is nan.
+        ValueError: `run` has been trained before, or `train`, `loss` or `evaluate` gives what
+            cannot be used.
         DataError: the run's checkpoint is damaged or of another model.
     """
     if isinstance(optimizer, LBFGS):
         raise ValueError("LBFGS evaluates the loss several times a step, which fit does not do")
     if config.monitor is None and isinstance(scheduler, ReduceLROnPlateau):
         raise ValueError("ReduceLROnPlateau needs config.monitor, the metric it watches")
+    if run is not None and run.trained:
+        raise ValueError(
+            f"the run in {run.folder} has been trained already; give each fit its own folder, or "
+            "go on with this one by Run.create(..., resume=True)"
+        )
     with denormals_flushed(), FitProgress(epochs=config.epochs, quiet=config.quiet) as progress:
         return _Fit(
             model, optimizer, Batches(train), loss, config, evaluate, scheduler, run, extras or {}
@@ -153,11 +169,12 @@ class _Fit:
             metrics=self.at.metrics,
             best_metrics=self.at.best_metrics,
             best_epoch=self.at.best_epoch,
-            seconds=self.at.seconds,
+            seconds=self.tick(),
             graphs_per_second=self.rate(),
         )
         if self.run is not None:
             self.run.summarise(**dataclasses.asdict(result))
+            self.run.trained = True
         return result
 
     def train(self, progress: FitProgress, signal: Callable[[], str | None]) -> str:
@@ -166,8 +183,9 @@ class _Fit:
         while True:
             if self.is_stale():
                 return "early stopping"
-            # An epoch cut by max_steps is still to be evaluated when it is resumed right there.
-            if at.epoch >= self.config.epochs or (self.is_over() and at.position == 0):
+            # A run killed just before the evaluation of an epoch cut by max_steps still owes it.
+            measured = at.position == 0 or at.evaluated_step == at.step
+            if at.epoch >= self.config.epochs or (self.is_over() and measured):
                 return "finished"
             batches = self.batches.open(at.epoch)
             total = self.total_steps()
@@ -200,10 +218,10 @@ class _Fit:
         return self.config.max_steps is not None and self.at.step >= self.config.max_steps
 
     def is_stale(self) -> bool:
-        """Whether the best epoch is too long ago."""
+        """Whether the best epoch was too long ago when the model was last evaluated."""
         if self.config.patience is None or self.at.best_epoch is None:
             return False
-        return self.at.epoch - self.at.best_epoch >= self.config.patience
+        return self.at.evaluated_epoch - self.at.best_epoch >= self.config.patience
 
     def is_due(self) -> bool:
         """Whether it is time for a checkpoint."""
@@ -215,14 +233,11 @@ class _Fit:
         """Forward, backward, update; returns the loss."""
         at = self.at
         self.optimizer.zero_grad(set_to_none=True)
-        result = self.loss(self.model, batch)
-        value, others = result if isinstance(result, tuple) else (result, {})
-        if value.numel() != 1:
-            raise ValueError(
-                f"the loss has shape {list(value.shape)}; give one value, such as its mean()"
-            )
+        value, others = loss_and_values(self.loss(self.model, batch))
         number = float(value.detach())
         if not math.isfinite(number):
+            # Not this batch's doing where the step before left a weight that is not finite.
+            self.check_weights()
             self.fail(f"the loss is {number}")
         value.backward()  # type: ignore[no-untyped-call]
         if self.config.clip_norm is not None:
@@ -234,7 +249,7 @@ class _Fit:
         self.optimizer.step()
         if self.scheduler is not None and not isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step()
-        values = {"loss": number, **{name: _number(other) for name, other in others.items()}}
+        values = {"loss": number, **others}
         graphs = graphs_in(batch)
         at.step += 1
         at.position += 1
@@ -247,7 +262,7 @@ class _Fit:
         return number
 
     def end_epoch(self, progress: FitProgress) -> None:
-        """Average, evaluate, remember the best."""
+        """Average, evaluate, remember the best; an epoch cut by max_steps stays open."""
         at, config = self.at, self.config
         if at.position == 0:
             raise ValueError(
@@ -255,24 +270,29 @@ class _Fit:
                 "again for every epoch (a list or a DataLoader, not a generator)"
             )
         at.metrics = {f"train_{k}": v / max(1, at.epoch_graphs) for k, v in at.epoch_sums.items()}
-        number = at.epoch + 1
+        number, count = at.epoch + 1, self.batches.count()
+        cut = self.is_over() and (count is None or at.position < count)
         evaluated = number % config.evaluate_every == 0 or number == config.epochs or self.is_over()
         if evaluated and self.evaluate is not None:
             with _eval_mode(self.model):
-                given = self.evaluate(self.model)
-            values = {name: float(value) for name, value in given.items()}
+                values = metrics_of(self.evaluate(self.model), at.metrics)
             progress.evaluated(values)
             at.metrics |= values
-        # From here on the epoch counts as done; a checkpoint taken now is between two epochs.
-        self.batches.close()
-        at.epoch, at.position, at.epoch_graphs, at.epoch_sums = number, 0, 0, {}
         if evaluated and config.monitor is not None:
-            self.compare(config.monitor)
+            self.compare(config.monitor, number, cut=cut)
+        if evaluated:
+            at.evaluated_step = at.step
+        if not cut:
+            # From here on the epoch counts as done; a checkpoint taken now is between two epochs.
+            self.batches.close()
+            at.epoch, at.position, at.epoch_graphs, at.epoch_sums = number, 0, 0, {}
+            if evaluated:
+                at.evaluated_epoch = number
         self.log({**at.metrics, "graphs_per_second": self.rate()})
         if not config.checkpoint_every and self.is_due():
             self.save()
 
-    def compare(self, monitor: str) -> None:
+    def compare(self, monitor: str, epoch: int, *, cut: bool) -> None:
         """Keep these weights if the monitored metric is the best so far."""
         at = self.at
         if monitor not in at.metrics:
@@ -280,10 +300,20 @@ class _Fit:
                 f"monitor is {monitor!r}, but the metrics are {', '.join(sorted(at.metrics))}"
             )
         value = at.metrics[monitor]
-        if isinstance(self.scheduler, ReduceLROnPlateau):
+        if math.isnan(value):
+            self.check_weights()
+            raise NonFiniteLoss(
+                f"{monitor} is nan at epoch {epoch}, so no weights can be called the best; look at "
+                "what evaluate measures, or lower the learning rate",
+                step=at.step,
+                epoch=epoch,
+                batch=at.position,
+            )
+        # A run resumed inside the epoch must find the rate of one that was never cut.
+        if isinstance(self.scheduler, ReduceLROnPlateau) and not cut:
             self.scheduler.step(value)
         if is_better(value, at.best_value, self.config.mode):
-            at.best_value, at.best_epoch, at.best_metrics = value, at.epoch, dict(at.metrics)
+            at.best_value, at.best_epoch, at.best_metrics = value, epoch, dict(at.metrics)
             if self.config.keep_best:
                 self.best_weights, self.best_is_saved = copy_weights(self.model), False
 
@@ -315,32 +345,46 @@ class _Fit:
         return total if limit is None else min(total, limit)
 
     def save(self, *, rewind: bool = False) -> None:
-        """Write a checkpoint, if there is a run to write it to."""
-        if self.run is None:
-            return
-        broken = _first_non_finite(self.model.named_parameters())
-        if broken is not None and not rewind:
-            self.fail(f"the parameter '{broken}' is not finite", taken=True)
-        # The best weights first: a checkpoint that speaks of an epoch must find its weights.
-        if self.best_weights is not None and not self.best_is_saved:
-            save_weights(self.run.weights, self.best_weights, self.about())
-            self.best_is_saved = True
-        self.run.metrics.sync()
+        """Look at the weights and write a checkpoint, if there is a run to write it to."""
+        self.check_weights()
+        if self.run is not None:
+            self.write(self.run, rewind=rewind)
+        self.saved_at = time.perf_counter()
+
+    def write(self, run: Run, *, rewind: bool) -> None:
+        """Write a checkpoint, then the best weights if they are new."""
+        run.metrics.sync()
         self.tick()
         save_checkpoint(
-            self.run.checkpoint,
+            run.checkpoint,
             {
                 "model": dict(plain_module(self.model).state_dict()),
+                "best": self.best_weights,
                 "kinds": self.kinds(),
                 "optimizer": self.optimizer.state_dict(),
                 "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
                 "extras": {name: extra.state_dict() for name, extra in self.extras.items()},
                 "progress": dataclasses.asdict(self.at),
                 "batches": self.batches.state(self.at.position, rewind=rewind),
-                "metrics_lines": self.run.metrics.lines,
+                "metrics_lines": run.metrics.lines,
             },
         )
-        self.saved_at = time.perf_counter()
+        # After the checkpoint, which holds them too: whoever resumes it writes this file again.
+        if self.best_weights is not None and not self.best_is_saved:
+            save_weights(run.weights, self.best_weights, self.about())
+            self.best_is_saved = True
+
+    def check_weights(self) -> None:
+        """Stop where a parameter is nan or infinite."""
+        broken = _first_non_finite(self.model.named_parameters())
+        if broken is None:
+            return
+        if self.at.step == 0:
+            raise ValueError(
+                f"the parameter '{broken}' is not finite before the first step; start from finite "
+                "weights (--init-from takes those of another run)"
+            )
+        self.fail(f"the parameter '{broken}' is not finite", taken=True)
 
     def kinds(self) -> dict[str, Any]:
         """Which classes the states in a checkpoint belong to."""
@@ -378,14 +422,15 @@ class _Fit:
         for name, extra in self.extras.items():
             extra.load_state_dict(state["extras"][name])
         self.at = _State(**state["progress"])
-        if self.at.best_epoch is not None and self.config.keep_best:
-            self.best_weights = dict(read_weights(run.weights))
+        if self.config.keep_best:
+            self.best_weights, self.best_is_saved = state["best"], False
         self.batches.resume(state["batches"])
         run.metrics.keep(state["metrics_lines"], self.at.step)
 
     def fail(self, what: str, *, taken: bool = False) -> NoReturn:
         """Stop at the step under way (or just `taken`), with a checkpoint before it if possible."""
         at = self.at
+        when = "after" if taken else "at"
         step, batch = at.step + (not taken), at.position + (not taken)
         epoch = at.epoch + (batch > 0)
         kept = ""
@@ -393,21 +438,19 @@ class _Fit:
             state = [*self.model.named_parameters(), *self.model.named_buffers()]
             if not taken and _first_non_finite(state) is None:
                 self.save(rewind=True)
-                kept = f"; the state before it is in {self.run.checkpoint}"
+                kept = f"; the weights before it are in {self.run.checkpoint}"
+                if any(True for _ in self.model.buffers()):
+                    kept += " (buffers, such as BatchNorm's averages, have seen its batch)"
             elif self.run.checkpoint.exists():
                 kept = f"; {self.run.checkpoint} holds an earlier, finite state"
         where = f"epoch {epoch}, batch {batch}" if batch else f"the last of epoch {epoch}"
         raise NonFiniteLoss(
-            f"{what} at step {step} ({where}){kept}; lower the learning rate, set clip_norm or "
+            f"{what} {when} step {step} ({where}){kept}; lower the learning rate, set clip_norm or "
             "look at that batch",
             step=step,
             epoch=epoch,
             batch=batch,
         )
-
-
-def _number(value: Tensor | float) -> float:
-    return float(value.detach() if isinstance(value, Tensor) else value)
 
 
 def _first_non_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from weft.errors import DataError
-from weft.files import write_atomically
+from weft.files import json_text, write_atomically
 
 __all__ = ["MetricsLog", "read_metrics"]
 
@@ -19,7 +19,7 @@ class MetricsLog:
 
     A line is one object: `step`, `epoch` (both counted from 1), `seconds` since the run began,
     and the values by name. Floats are written so that reading gives the same bits; what is not
-    finite is written NaN, Infinity or -Infinity.
+    finite is written null.
     """
 
     def __init__(self, path: Path, tensorboard: Path | None = None) -> None:
@@ -42,7 +42,7 @@ class MetricsLog:
     def log(self, *, step: int, epoch: int, seconds: float, values: Mapping[str, float]) -> None:
         """Write one line."""
         numbers = {name: float(value) for name, value in values.items()}
-        line = json.dumps({"step": step, "epoch": epoch, "seconds": round(seconds, 3), **numbers})
+        line = json_text({"step": step, "epoch": epoch, "seconds": round(seconds, 3), **numbers})
         try:
             if self._file is None:
                 self._file = self.path.open("a", encoding="utf-8")

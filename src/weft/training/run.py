@@ -17,7 +17,7 @@ import torch
 
 import weft
 from weft.errors import DataError
-from weft.files import write_atomically
+from weft.files import json_text, write_atomically
 from weft.training.checkpoint import CHECKPOINT, WEIGHTS
 from weft.training.metrics import MetricsLog
 
@@ -37,11 +37,13 @@ class Run:
         folder: where it is.
         metrics: the log of measurements.
         resumed: whether the folder held this run already.
+        trained: whether a `fit` has come to its end with this object; the next is refused.
     """
 
-    def __init__(self, folder: Path, *, resumed: bool, tensorboard: bool) -> None:
+    def __init__(self, folder: Path, *, tensorboard: bool) -> None:
         self.folder = folder
-        self.resumed = resumed
+        self.resumed = False
+        self.trained = False
         self.metrics = MetricsLog(
             folder / "metrics.jsonl", folder / "tensorboard" if tensorboard else None
         )
@@ -74,23 +76,33 @@ class Run:
             raise DataError(
                 f"cannot make the run folder {folder}: {error.strerror or error}; choose another"
             ) from error
-        exists = CONFIG in present
-        if exists and not resume:
-            raise DataError(
-                f"{folder} holds a run already; go on with it (--resume) or choose another folder"
-            )
-        if not exists and any(not name.endswith(".partial") for name in present):
+        # Before the lock, which would leave its file among somebody's others.
+        if CONFIG not in present and any(not name.endswith(".partial") for name in present):
             raise DataError(
                 f"{folder} is not empty and holds no run (no {CONFIG}); choose another folder"
             )
-        sessions: list[Any] = []
-        if exists:
-            earlier = _read_config(folder / CONFIG)
-            _check_same(earlier["config"], asked, folder)
-            sessions = earlier["sessions"]
-        run = cls(folder, resumed=exists, tensorboard=tensorboard)
-        _write_json(folder / CONFIG, {"config": asked, "sessions": [*sessions, _session()]})
+        run = cls(folder, tensorboard=tensorboard)
+        try:
+            run._enter_session(asked, resume=resume)
+        except BaseException:
+            run.close()
+            raise
         return run
+
+    def _enter_session(self, asked: Any, *, resume: bool) -> None:
+        """Compare with the run that is there, if any; nobody else can make one any more."""
+        path = self.folder / CONFIG
+        sessions: list[Any] = []
+        if path.exists():
+            if not resume:
+                raise DataError(
+                    f"{self.folder} holds a run already; go on with it (--resume) or choose "
+                    "another folder"
+                )
+            earlier = _read_config(path)
+            _check_same(earlier["config"], asked, self.folder)
+            sessions, self.resumed = earlier["sessions"], True
+        _write_json(path, {"config": asked, "sessions": [*sessions, _session()]})
 
     @property
     def checkpoint(self) -> Path:
@@ -173,7 +185,8 @@ def _as_json(config: Any) -> Any:
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         config = dataclasses.asdict(config)
     try:
-        return json.loads(json.dumps(config, default=_path_name))
+        # Not null for what is not finite: a run is resumed with the same config only.
+        return json.loads(json.dumps(config, default=_path_name), parse_constant=str)
     except TypeError as error:
         raise DataError(f"the run's config must be JSON values: {error}") from None
 
@@ -185,7 +198,7 @@ def _path_name(value: Any) -> str:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    text = json.dumps(value, indent=2, default=_path_name) + "\n"
+    text = json_text(value, indent=2, default=_path_name) + "\n"
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
@@ -219,6 +232,6 @@ def _first_difference(before: Any, now: Any, field: str) -> tuple[str, str, str]
             if found is not None:
                 return found
         return None
-    # As text: nan is the same option as nan, and 1 is not the same as true.
+    # As text: 1 is not the same option as true.
     texts = json.dumps(before, sort_keys=True), json.dumps(now, sort_keys=True)
     return None if texts[0] == texts[1] else (field or "the config", *texts)

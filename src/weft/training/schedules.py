@@ -26,8 +26,8 @@ class ScheduleConfig:
         scale: factor on the optimizer's rate, for the linear scaling rule: k times the graphs in
             a batch (or k ranks), k times the rate.
         floor: where linear and cosine end, as a fraction of the rate.
-        factor: exponential: the rate falls by this factor ...
-        every: ... in this many steps, continuously.
+        factor: exponential: what the rate is multiplied by in `every` steps.
+        every: exponential: steps in which the rate falls, continuously, by `factor`.
     """
 
     shape: Shape = "constant"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 from collections.abc import Iterator
@@ -14,9 +13,7 @@ __all__ = ["StopRequest", "is_better", "stop_on_signals"]
 
 
 def is_better(value: float, best: float | None, mode: str) -> bool:
-    """Whether `value` beats `best` (None: nothing yet); nan never does, a draw does not."""
-    if math.isnan(value):
-        return False
+    """Whether `value` beats `best` (None: nothing yet); a draw does not."""
     if best is None:
         return True
     return value < best if mode == "min" else value > best
