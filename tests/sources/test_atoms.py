@@ -80,8 +80,7 @@ def test_files_with_many_structures(tmp_path: Path, name: str) -> None:
     table = atoms_table(
         tmp_path / "t",
         tmp_path / name,
-        targets=["energy", "label"],
-        atom_targets=["forces"],
+        targets=["energy", "label", "forces"],
         progress=False,
     )
     assert_same(table, made)
@@ -101,8 +100,7 @@ def test_databases_give_their_key_value_pairs_and_data(tmp_path: Path, name: str
     table = atoms_table(
         tmp_path / "t",
         tmp_path / name,
-        targets=["energy", "label", "dipole_vector"],
-        atom_targets=["forces"],
+        targets=["energy", "label", "dipole_vector", "forces"],
         progress=False,
     )
     assert_same(table, made)
@@ -148,8 +146,7 @@ def test_a_missing_target_is_an_error_or_nan(tmp_path: Path) -> None:
     table = atoms_table(
         tmp_path / "t",
         file,
-        targets=["energy", "label"],
-        atom_targets=["forces"],
+        targets=["energy", "label", "forces"],
         missing="nan",
         progress=False,
     )
@@ -177,7 +174,7 @@ def test_a_target_of_another_shape_or_kind_is_named(tmp_path: Path) -> None:
     assert "structure 2 (line 10): 'text' is 'words', not a number" in fail(
         targets=["text"], missing="nan"
     )
-    assert "structure 2 (line 10): 'forces' is not finite" in fail(atom_targets=["forces"])
+    assert "structure 2 (line 10): 'forces' is not finite" in fail(targets=["forces"])
 
 
 def blank(lines: list[str]) -> None:
@@ -227,6 +224,52 @@ def test_a_malformed_xyz_file_names_structure_and_line(
     with pytest.raises(DataError) as caught:
         atoms_table(tmp_path / "t", file, progress=False)
     assert str(caught.value).startswith(f"{file}, {place}")
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_cut_xyz_archive_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "plain.xyz", frames(400), format="extxyz")
+    packed = gzip.compress((tmp_path / "plain.xyz").read_bytes())
+    file = tmp_path / "cut.xyz.gz"
+    for content in (packed[: len(packed) // 2], packed[:-4]):
+        file.write_bytes(content)
+        with pytest.raises(DataError, match=r"cut\.xyz\.gz is cut or damaged after line \d+"):
+            atoms_table(tmp_path / "t", file, progress=False)
+
+
+def test_an_xyz_file_that_is_not_utf8_is_named_with_the_line(tmp_path: Path) -> None:
+    text = "1\nProperties=species:S:1:pos:R:3\nH 0.0 0.0 0.0\n"
+    bad = text.replace("pos:R:3", "pos:R:3 note=caf\xe9")
+    (tmp_path / "a.xyz").write_bytes((text * 50 + bad + text).encode("latin1"))
+    with pytest.raises(DataError, match=r"a\.xyz, line 152: 'utf-8' codec can't decode"):
+        atoms_table(tmp_path / "t", tmp_path / "a.xyz", progress=False)
+
+
+def test_arrays_of_the_file_are_columns_of_the_atoms(tmp_path: Path) -> None:
+    made = [Atoms("OH2", np.eye(3)), Atoms("OH2", 2 * np.eye(3))]
+    for atoms in made:
+        # As many atoms as components: the shape alone would not tell.
+        atoms.arrays["spin"] = np.arange(3.0)
+        atoms.info["field"] = np.arange(3.0)
+    write(tmp_path / "a.extxyz", made)
+    table = atoms_table(
+        tmp_path / "t", tmp_path / "a.extxyz", targets=["spin", "field"], progress=False
+    )
+    assert (table.schema["spin"].level, table.schema["field"].level) == ("node", "graph")
+    assert table.column("spin").tolist() == [0, 1, 2] * 2
+    assert table.column("field").tolist() == [[0, 1, 2]] * 2
+
+
+def test_a_target_that_no_structure_has(tmp_path: Path) -> None:
+    write(tmp_path / "a.extxyz", frames(3))
+    with pytest.raises(DataError, match=r"no structure has a 'enrgy'; they have .*energy"):
+        atoms_table(
+            tmp_path / "t",
+            tmp_path / "a.extxyz",
+            targets=["enrgy"],
+            missing="nan",
+            progress=False,
+        )
     assert not (tmp_path / "t").exists()
 
 

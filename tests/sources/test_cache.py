@@ -134,20 +134,101 @@ def test_two_processes_build_the_same_table(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("ready-*"))) == 2
 
 
-def test_a_damaged_table_names_the_command_that_rebuilds_it(tmp_path: Path) -> None:
+def test_a_damaged_table_names_the_remedy(tmp_path: Path) -> None:
     cached_table("toy", build, data_dir=tmp_path)
     column = tmp_path / "toy.weft" / "x.npy"
     column.write_bytes(column.read_bytes()[:-8])
-    with pytest.raises(DataError, match=r"x\.npy has .*weft data get toy --rebuild"):
+    with pytest.raises(DataError, match=r"x\.npy has .*: pass rebuild=True$"):
         cached_table("toy", build, data_dir=tmp_path)
+    with pytest.raises(DataError, match=r"x\.npy has .*: run it again$"):
+        cached_table("toy", build, data_dir=tmp_path, remedy="run it again")
     assert len(cached_table("toy", build, data_dir=tmp_path, rebuild=True)) == 4
 
 
 def test_something_else_in_the_tables_place_names_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "toy.weft").write_text("not a folder")
-    with pytest.raises(DataError, match="weft data get toy --rebuild"):
+    with pytest.raises(DataError, match="pass rebuild=True"):
         cached_table("toy", build, data_dir=tmp_path)
     assert len(cached_table("toy", build, data_dir=tmp_path, rebuild=True)) == 4
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import numpy as np
+from weft.graphs import Graph, write_table
+from weft.sources.cache import cached_table
+
+folder, moment = Path(sys.argv[1]), sys.argv[2]
+rename = Path.rename
+
+def build(path):
+    table = write_table(path, [Graph(num_nodes=2, nodes={"x": np.zeros(2)})])
+    if moment == "building":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return table
+
+def rename_and_die(self, target):
+    rename(self, target)
+    if moment == "renaming" and Path(target).name == "old":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Path.rename = rename_and_die
+cached_table("toy", build, data_dir=folder, rebuild=True)
+"""
+
+
+def kill_while(moment: str, folder: Path) -> None:
+    run = subprocess.run([sys.executable, "-c", KILLED, str(folder), moment], timeout=120)
+    assert run.returncode == -9
+
+
+def test_what_a_killed_build_left_is_cleared_by_the_next(tmp_path: Path) -> None:
+    kill_while("building", tmp_path)
+    assert [p.suffix for p in tmp_path.iterdir()] == [".building"]
+    # Another table's build is none of its business.
+    cached_table("toy2", build, data_dir=tmp_path)
+    assert len(list(tmp_path.glob(".toy.*.building"))) == 1
+    cached_table("toy", build, data_dir=tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["toy.weft", "toy2.weft"]
+
+
+def test_a_rebuild_killed_between_the_tables_gives_the_old_one_back(tmp_path: Path) -> None:
+    cached_table("toy", build, data_dir=tmp_path)
+    kill_while("renaming", tmp_path)
+    assert not (tmp_path / "toy.weft").exists()
+    assert cached_table("toy", refuse, data_dir=tmp_path).column("x").tolist() == [1.0] * 12
+    assert [p.name for p in tmp_path.iterdir()] == ["toy.weft"]
+
+
+def test_a_build_at_work_is_left_alone(tmp_path: Path) -> None:
+    def with_another_inside(path: Path) -> GraphTable:
+        cached_table("toy", build, data_dir=tmp_path)
+        assert path.parent.is_dir()
+        return build(path, value=3.0)
+
+    table = cached_table("toy", with_another_inside, data_dir=tmp_path, rebuild=True)
+    assert table.column("x").tolist() == [3.0] * 12
+    assert [p.name for p in tmp_path.iterdir()] == ["toy.weft"]
+
+
+def test_a_rebuild_that_cannot_be_put_in_place_keeps_the_old_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached_table("toy", build, data_dir=tmp_path)
+    rename = Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.parent.suffix == ".building" and self.name == "toy.weft":
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        cached_table("toy", lambda p: build(p, value=2.0), data_dir=tmp_path, rebuild=True)
+    monkeypatch.undo()
+    assert cached_table("toy", refuse, data_dir=tmp_path).column("x").tolist() == [1.0] * 12
+    assert [p.name for p in tmp_path.iterdir()] == ["toy.weft"]
 
 
 def test_a_full_disk_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_the_cache_does_not_pass_for_other_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"edge-list\.weft was built with another choice of files"):
         get("edge-list", tmp_path, files=[two])
     write(one, "0 1\n1 2\n2 3\n")
-    with pytest.raises(DataError, match="weft data get edge-list --rebuild"):
+    with pytest.raises(DataError, match=r"weft data get edge-list --files .*1\.txt .*--rebuild"):
         get("edge-list", tmp_path, files=[one])
     assert get("edge-list", tmp_path, files=[two], rebuild=True).total_edges == 2
 
@@ -233,3 +233,88 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises((DataError, FileNotFoundError), match=r"nowhere\.txt"):
         get(name, tmp_path, files=[tmp_path / "nowhere.txt"])
     assert list((tmp_path / "data").glob("*")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("edge-list", "", "holds no edges"),
+        ("edge-list", "# nothing\n", "holds no edges"),
+        ("temporal-edge-list", "# nothing\n", "holds no edges"),
+        ("CollegeMsg", "", "holds no edges"),
+        ("edge-list", "source,target\n1,2\n", "line 1 looks like a header"),
+    ],
+)
+def test_an_edge_list_without_edges(tmp_path: Path, name: str, content: str, message: str) -> None:
+    with pytest.raises(DataError, match=rf"e\.txt.*{message}"):
+        get(name, tmp_path, files=[write(tmp_path / "e.txt", content)])
+    assert list((tmp_path / "data").glob("*")) == []
+
+
+def test_an_edge_list_keeps_what_the_nodes_are_called(tmp_path: Path) -> None:
+    table = get("edge-list", tmp_path, files=[write(tmp_path / "e.txt", "70 9\n9 12\n")])
+    assert table.column("id").tolist() == [9, 12, 70]
+    file = write(tmp_path / "n.txt", "bob Åse\nÅse al\n")
+    (graph,) = get("edge-list", tmp_path, files=[file], table="names")
+    assert bytes(graph.ragged["names"]).decode().splitlines() == ["al", "bob", "Åse"]
+
+
+@pytest.mark.parametrize("name", ["rmat", "cora-package", "planted-partition"])
+def test_files_for_a_set_that_reads_none(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match=f"'{name}' reads no files of yours: leave out --files"):
+        get(name, tmp_path, files=[tmp_path])
+
+
+@pytest.mark.parametrize("name", ["qm9", "cora", "edge-list", "rmat"])
+def test_targets_for_a_set_without_any(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match=f"'{name}' has no targets to choose: leave out"):
+        get(name, tmp_path, targets=["energy"])
+
+
+def test_the_cache_does_not_pass_for_a_changed_folder(tmp_path: Path) -> None:
+    pytest.importorskip("ase")
+    from ase import Atoms
+    from ase.io import write as write_atoms
+
+    folder = tmp_path / "cifs"
+    folder.mkdir()
+    write_atoms(folder / "a.cif", Atoms("H", cell=[4] * 3, pbc=True))
+    assert len(get("atoms", tmp_path, files=[folder])) == 1
+    assert len(get("atoms", tmp_path, files=[folder])) == 1
+    write_atoms(folder / "a.cif", Atoms("He", cell=[4, 4, 5], pbc=True))
+    with pytest.raises(DataError, match="another choice of files"):
+        get("atoms", tmp_path, files=[folder])
+    assert get("atoms", tmp_path, files=[folder], rebuild=True).column("z").tolist() == [2]
+    (folder / "a.cif").rename(folder / "b.cif")
+    with pytest.raises(DataError, match="another choice of files"):
+        get("atoms", tmp_path, files=[folder])
+
+
+def test_the_command_in_the_message_rebuilds_the_table(tmp_path: Path) -> None:
+    file = write(tmp_path / "my edges.txt", "0 1\n")
+    made = get("edge-list", tmp_path, files=[file], table="mine").path
+    assert made is not None
+    (made / "id.npy").write_bytes(b"")
+    expected = (
+        f"weft data get edge-list --files '{file}' --table mine "
+        f"--data-dir {tmp_path / 'data'} --rebuild"
+    )
+    with pytest.raises(DataError) as damaged:
+        get("edge-list", tmp_path, files=[file], table="mine")
+    assert str(damaged.value).endswith(f"run `{expected}`")
+    get("edge-list", tmp_path, files=[file], table="mine", rebuild=True)
+    write(file, "0 1\n1 2\n")
+    with pytest.raises(DataError) as changed:
+        get("edge-list", tmp_path, files=[file], table="mine")
+    assert f"`{expected}`" in str(changed.value)
+
+
+def test_forces_are_a_column_of_the_atoms(tmp_path: Path) -> None:
+    pytest.importorskip("ase")
+    text = EXTXYZ.replace("pos:R:3", "pos:R:3:forces:R:3")
+    rows = [line + " 1 2 3" if line[0] in "OH" else line for line in text.splitlines()]
+    file = write(tmp_path / "f.extxyz", "\n".join(rows) + "\n")
+    table = get("atoms", tmp_path, files=[file], targets=["energy", "forces"])
+    assert table.schema["forces"].level == "node"
+    assert table.column("forces").tolist() == [[1, 2, 3]] * 3
+    assert table.schema["energy"].level == "graph"

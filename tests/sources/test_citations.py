@@ -142,6 +142,13 @@ def test_missing_planetoid_file_is_named(tmp_path, part):
         ("ally", np.zeros((7, 2)), r"ally has shape \[7, 2\], not 501"),
         ("graph", {0: [505]}, "graph names node 505, out of range for 505 nodes"),
         ("graph", {0: ["a"]}, "graph must hold a list of node numbers"),
+        ("graph", {0: [1.7]}, r"graph must hold a list of node numbers.*: 1\.7 is not a whole"),
+        ("graph", {0.5: [1]}, r"graph must hold a list of node numbers.*: 0\.5 is not a whole"),
+        ("graph", {0: [2**70]}, "graph must hold a list of node numbers"),
+        ("ty", np.array([[0, 1], [0, 0], [1, 0]]), r"ty: row 1 is \[0, 0\], which is not one-hot"),
+        ("ty", np.array([[0, 1], [1, 0], [1, 1]]), r"ty: row 2 is \[1, 1\], which is not one-hot"),
+        ("ty", np.array([[0, 2], [1, 0], [1, 0]]), r"ty: row 0 is \[0, 2\], which is not one-hot"),
+        ("y", np.array(3), r"cora\.y has shape \[\], not one-hot rows"),
     ],
 )
 def test_planetoid_files_that_do_not_fit(tmp_path, part, value, message):
@@ -154,6 +161,15 @@ def test_planetoid_files_that_do_not_fit(tmp_path, part, value, message):
 def test_test_index_that_is_no_number(tmp_path):
     write_planetoid(tmp_path, test=(503, "x", 504))
     with pytest.raises(DataError, match=r"test\.index.*'x'"):
+        planetoid(tmp_path, "cora")
+
+
+def test_test_index_far_beyond_the_other_files(tmp_path):
+    write_planetoid(tmp_path, test=(503, 99999999999999, 504))
+    with pytest.raises(DataError, match=r"test\.index names node 99999999999999, but .* 504 nodes"):
+        planetoid(tmp_path, "cora")
+    write_planetoid(tmp_path, test=(503, 2**80, 504))
+    with pytest.raises(DataError, match=r"test\.index must have a node number on each line"):
         planetoid(tmp_path, "cora")
 
 
@@ -174,17 +190,18 @@ def test_fetch_takes_what_is_there():
     assert fetch_planetoid("citeseer", folder) == folder
 
 
-def test_fetch_asks_for_every_file_with_its_checksum(tmp_path, monkeypatch):
+@pytest.mark.parametrize("progress", [False, True])
+def test_fetch_asks_for_every_file_with_its_checksum(tmp_path, monkeypatch, progress):
     asked = []
     monkeypatch.setattr(
-        citations, "fetch", lambda url, sha256, *, folder: asked.append((url, sha256, folder))
+        citations, "fetch", lambda url, sha256, **options: asked.append((url, sha256, options))
     )
-    assert fetch_planetoid("pubmed", tmp_path) == tmp_path
+    assert fetch_planetoid("pubmed", tmp_path, progress=progress) == tmp_path
     assert len(asked) == 8
-    for url, sha256, folder in asked:
+    for url, sha256, options in asked:
         assert url.startswith("https://github.com/tkipf/gcn/raw/39a4089f")
         assert PLANETOID_FILES[url.rsplit("/", 1)[1]] == sha256
-        assert folder == tmp_path
+        assert options == {"folder": tmp_path, "progress": progress}
 
 
 def test_row_normalise():
@@ -308,7 +325,31 @@ def test_shchur_bad_files(tmp_path):
     expect(r"bad\.npz cannot be read", adj_indices=np.array([0, 1, 99], dtype=np.int32))
     expect(r"bad\.npz cannot be read.*pickle", labels=np.array([{}, 1, 2], dtype=object))
     (tmp_path / "bad.npz").write_bytes(b"PK\x03\x04 cut")
-    with pytest.raises(DataError, match=r"bad\.npz cannot be read"):
+    with pytest.raises(DataError, match=r"bad\.npz is cut, damaged or no archive"):
         shchur(tmp_path / "bad.npz")
-    with pytest.raises(DataError, match=r"none\.npz is missing"):
+    with pytest.raises(DataError, match=r"none\.npz is not there"):
         shchur(tmp_path / "none.npz")
+
+
+def test_shchur_archives_are_checked_inside_and_out(tmp_path, monkeypatch):
+    np.savez(tmp_path / "g.npz", **shchur_arrays())
+
+    def pack(*names: str) -> Path:
+        with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
+            for name in names:
+                archive.write(tmp_path / "g.npz", name)
+        return tmp_path / "bad.zip"
+
+    with pytest.raises(DataError, match=r"bad\.zip: member '\.\./g\.npz' leads out"):
+        shchur(pack("../g.npz"))
+    with pytest.raises(DataError, match=r"bad\.zip holds labels\.npy twice"):
+        shchur(pack("a.npz", "b.npz"))
+    size = (tmp_path / "g.npz").stat().st_size
+    monkeypatch.setattr(citations, "_ARRAY_LIMIT", size - 1)
+    with pytest.raises(DataError, match=r"bad\.zip: member 'g\.npz' has .* bytes; the limit"):
+        shchur(pack("g.npz"))
+    # Small when packed, large inside.
+    np.savez_compressed(tmp_path / "g.npz", **(shchur_arrays() | {"labels": np.zeros(10**5)}))
+    monkeypatch.setattr(citations, "_ARRAY_LIMIT", 10**5)
+    with pytest.raises(DataError, match=r"bad\.zip: member 'labels\.npy' has .* bytes; the limit"):
+        shchur(pack("g.npz"))

@@ -77,6 +77,7 @@ def test_gzip_and_plain_are_the_same(tmp_path: Path) -> None:
         ("[1, 2]", "a list, not an object"),
         ('{"id": "x", "id2": NaN}', "not JSON (NaN is not a number)"),
         (json.dumps({"id": "x"}), "no field 'dataset'; it has id"),
+        (json.dumps(crystal(id="\ud800")), "field 'id': 'utf-8' codec can't encode"),
         (json.dumps(crystal(id=3)), "field 'id': 3 is not text"),
         (json.dumps(crystal(targets=[1])), "field 'targets': not an object"),
         (json.dumps(crystal(lattice=[[1, 0, 0], [0, 1, 0]])), "field 'lattice': "),
@@ -147,6 +148,10 @@ def test_a_target_that_no_crystal_has_is_an_error(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "c.jsonl", [crystal()])
     with pytest.raises(DataError, match=r"no crystal has a target 'gpa'; there are gap, volume"):
         crystals_table(tmp_path / "t", file, targets=["gpa"], progress=False)
+    nulls = write_lines(tmp_path / "n.jsonl", [crystal(targets={"gap": None})] * 2)
+    with pytest.raises(DataError, match=r"n\.jsonl: no crystal has a target 'gap'; there are none"):
+        crystals_table(tmp_path / "t", nulls, targets=["gap"], progress=False)
+    assert not (tmp_path / "t").exists()
     with pytest.raises(ValueError, match="must be unique and none of"):
         crystals_table(tmp_path / "t", file, targets=["pos"], progress=False)
     with pytest.raises(ValueError, match="must be unique"):

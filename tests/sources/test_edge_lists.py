@@ -141,6 +141,28 @@ def test_numbers_taken_as_names(tmp_path):
     assert found.ids.tolist() == ["00501", "501"]
 
 
+@pytest.mark.parametrize("before", ["", "# a comment\n\n"])
+def test_a_header_is_not_taken_for_an_edge(tmp_path, before):
+    path = write(tmp_path / "edges.csv", before + "source,target\n1,2\n2,3\n")
+    line = 1 + before.count("\n")
+    with pytest.raises(DataError, match=rf"edges\.csv: line {line} looks like a header; put #"):
+        read_edge_list(path, columns=("src", "dst"))
+    found = read_edge_list(path, columns=("src", "dst"), ids="text")
+    assert found.ids.tolist() == ["1", "2", "3", "source", "target"]
+    path = write(tmp_path / "edges.csv", before + "#source,target\n1,2\n2,3\n")
+    assert read_edge_list(path, columns=("src", "dst")).ids.tolist() == [1, 2, 3]
+
+
+def test_the_graph_keeps_what_the_nodes_are_called(tmp_path):
+    graph = edge_list_graph(read_edge_list(write(tmp_path / "n.txt", "70 -9 1\n")))
+    assert graph.nodes["id"].tolist() == [-9, 70]
+    assert not graph.ragged
+    named = read_edge_list(write(tmp_path / "n.txt", "bob Åse 1\nÅse 7 2\n"))
+    (graph,) = table_from_graphs([edge_list_graph(named)])
+    assert "id" not in graph.nodes
+    assert bytes(graph.ragged["names"]).decode() == "7\nbob\nÅse\n"
+
+
 def test_names_that_are_not_utf8(tmp_path):
     path = tmp_path / "latin.txt"
     path.write_bytes("Åse Bo 1\n".encode("latin1"))

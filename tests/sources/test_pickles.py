@@ -25,12 +25,20 @@ def write(path: Path, value: object, protocol: int = 4) -> Path:
 
 
 @pytest.mark.parametrize("protocol", [3, 4, 5])
-def test_arrays_scalars_and_matrices_come_back(tmp_path, protocol):
-    value = {"a": np.arange(6.0).reshape(2, 3), "b": np.float32(1.5), "c": [1, "two", None]}
-    back = load_pickle(write(tmp_path / "a.pkl", value, protocol))
-    assert np.array_equal(back["a"], value["a"])
-    assert back["b"] == np.float32(1.5)
-    assert back["c"] == value["c"]
+def test_arrays_matrices_and_plain_values_come_back(tmp_path, protocol):
+    values = (
+        np.arange(6.0).reshape(2, 3),
+        np.asfortranarray(np.arange(6, dtype=">i4").reshape(2, 3)),
+        np.zeros((0, 3), dtype=np.uint8),
+        np.array(True),
+    )
+    for value in values:
+        back = load_pickle(write(tmp_path / "a.pkl", value, protocol))
+        assert back.dtype == value.dtype
+        assert np.array_equal(back, value)
+        assert back.flags.owndata
+    plain = {"c": [1, "two", None], 3: (1.5, {})}
+    assert load_pickle(write(tmp_path / "p.pkl", plain, protocol)) == plain
     matrix = csr_matrix(np.array([[0, 2, 0], [1, 0, 0]]))
     back = load_pickle(write(tmp_path / "m.pkl", matrix, protocol))
     assert isinstance(back, csr_matrix)
@@ -94,14 +102,63 @@ def test_other_globals_are_refused_by_name(tmp_path, asked):
         load_pickle(path)
 
 
-def test_pickle_cannot_change_scipy(tmp_path):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "scipy.sparse.csr csr_matrix",
+        "numpy dtype",
+        "numpy ndarray",
+        "numpy.core.multiarray _reconstruct",
+        "numpy.core.numeric _frombuffer",
+        "collections defaultdict",
+    ],
+)
+def test_pickle_cannot_change_a_class(tmp_path, name):
     # BUILD with (None, {"toarray": 1}) on the class itself.
     path = tmp_path / "poison.pkl"
-    path.write_bytes(
-        b"\x80\x02cscipy.sparse.csr\ncsr_matrix\nN}X\x07\x00\x00\x00toarrayK\x01s\x86b."
-    )
-    load_pickle(path)
+    asked = "c" + name.replace(" ", "\n") + "\n"
+    path.write_bytes(b"\x80\x02" + asked.encode() + b"N}X\x07\x00\x00\x00toarrayK\x01s\x86b.")
+    with pytest.raises(DataError, match=r"poison\.pkl is not a whole pickle"):
+        load_pickle(path)
     assert csr_matrix(np.eye(2)).toarray().tolist() == [[1, 0], [0, 1]]
+
+
+class Calls:
+    """Pickles as the call of `function` with these arguments, followed by this state."""
+
+    def __init__(self, function: object, arguments: tuple, state: object) -> None:
+        self.reduced = (function, arguments, state)
+
+    def __reduce__(self):
+        return self.reduced
+
+
+def test_pickle_cannot_make_an_array_of_pointers(tmp_path):
+    # The dtype's state says that its items are no objects, so numpy would take bytes as pointers.
+    dtype = Calls(np.dtype, ("O8", False, True), (3, "|", None, None, None, -1, -1, 0))
+    make = np.empty(0).__reduce__()[0]
+    array = Calls(make, (np.ndarray, (0,), b"b"), (1, (1,), dtype, False, b"AAAAAAAA"))
+    with pytest.raises(DataError, match=r"evil\.pkl.*something else than numbers"):
+        load_pickle(write(tmp_path / "evil.pkl", array, 3))
+    (inside,) = load_pickle(write(tmp_path / "inside.pkl", [array], 3))
+    assert not isinstance(inside, np.ndarray)
+
+
+@pytest.mark.parametrize(
+    ("shape", "raw"), [((2,), bytes(8)), ((-1,), bytes(8)), ((1,), bytes(7)), ((1,), [1.0])]
+)
+def test_array_whose_bytes_do_not_fit_its_shape(tmp_path, shape, raw):
+    make = np.empty(0).__reduce__()[0]
+    state = (1, shape, np.dtype("f8"), False, raw)
+    path = write(tmp_path / "odd.pkl", Calls(make, (np.ndarray, (0,), b"b"), state), 3)
+    with pytest.raises(DataError, match=r"odd\.pkl is not a whole pickle"):
+        load_pickle(path)
+
+
+@pytest.mark.parametrize("value", [np.array([{}, 1]), np.array(["text"]), np.zeros(2, "f4,i4")])
+def test_array_of_something_else_than_numbers(tmp_path, value):
+    with pytest.raises(DataError, match=r"other\.pkl.*something else than numbers"):
+        load_pickle(write(tmp_path / "other.pkl", value))
 
 
 def test_matrix_with_indices_outside_is_refused(tmp_path):

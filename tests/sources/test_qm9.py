@@ -216,8 +216,22 @@ def test_a_malformed_line_names_file_and_line(tmp_path: Path) -> None:
 
 
 def test_no_csv_files_in_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no qm9_part\*\.csv in"):
+    with pytest.raises(DataError, match=r"none of qm9_part1\.csv, .* in"):
         qm9_from_csv(tmp_path / "t", folder=tmp_path, progress=False)
+
+
+def test_only_the_three_parts_are_read(tmp_path: Path) -> None:
+    write_csv(tmp_path / "qm9_part1.csv", csv_rows())
+    write_csv(tmp_path / "qm9_part1 (1).csv", csv_rows())
+    assert len(qm9_from_csv(tmp_path / "t", folder=tmp_path, progress=False)) == 3
+
+
+def test_a_molecule_that_is_there_twice(tmp_path: Path) -> None:
+    write_csv(tmp_path / "qm9_part1.csv", csv_rows())
+    file = write_csv(tmp_path / "qm9_part3.csv", csv_rows()[1:])
+    with pytest.raises(DataError) as caught:
+        qm9_from_csv(tmp_path / "t", folder=tmp_path, progress=False)
+    assert str(caught.value) == f"{file}, line 2, field Index: 7 is there twice"
 
 
 def test_without_the_package_the_extra_is_named(
@@ -237,12 +251,12 @@ def test_a_package_with_a_part_missing_or_cut_is_not_taken_for_whole(
     (tmp_path / "qm9pack" / "__init__.py").write_text("import no_such_module\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     importlib.invalidate_caches()
-    write_csv(data / "qm9_part1.csv", csv_rows())
-    write_csv(data / "qm9_part2.csv", csv_rows())
+    write_csv(data / "qm9_part1.csv", csv_rows()[:1])
+    write_csv(data / "qm9_part2.csv", csv_rows()[1:])
     with pytest.raises(DataError, match=r"qm9_part3\.csv is missing from the package qm9pack"):
         qm9_from_csv(tmp_path / "t", progress=False)
     write_csv(data / "qm9_part3.csv", [])
-    with pytest.raises(DataError, match="holds 6 molecules, 130,831 expected"):
+    with pytest.raises(DataError, match="holds 3 molecules, 130,831 expected"):
         qm9_from_csv(tmp_path / "t", progress=False)
     assert not (tmp_path / "t").exists()
 
@@ -275,6 +289,14 @@ def test_molecules_left_out_are_counted(tmp_path: Path) -> None:
     listing.write_text("nothing here\n")
     with pytest.raises(DataError, match=r"uncharacterized\.txt lists no molecules"):
         uncharacterized(listing)
+
+
+@pytest.mark.parametrize("files", [{}, {"readme.txt": "no molecules here"}])
+def test_an_archive_without_molecules(tmp_path: Path, files: dict[str, str]) -> None:
+    archive = write_archive(tmp_path / "a.tar.bz2", files)
+    with pytest.raises(DataError, match=r"a\.tar\.bz2 holds no molecules"):
+        qm9_from_archive(tmp_path / "t", archive, progress=False)
+    assert not (tmp_path / "t").exists()
 
 
 @pytest.mark.parametrize(

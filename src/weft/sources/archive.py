@@ -33,7 +33,9 @@ _DAMAGE = (
 _BLOCK = 512
 
 
-def members(path: Path, *, limit: int = MEMBER_LIMIT) -> Iterator[tuple[str, io.BytesIO]]:
+def members(
+    path: Path, *, inside: io.BytesIO | None = None, limit: int = MEMBER_LIMIT
+) -> Iterator[tuple[str, io.BytesIO]]:
     """Name and content of every file in a tar (plain, .gz, .bz2, .xz) or zip archive, in order.
 
     Folders are passed over. Each member is read whole, so that damage is met here and not in the
@@ -41,6 +43,7 @@ def members(path: Path, *, limit: int = MEMBER_LIMIT) -> Iterator[tuple[str, io.
 
     Args:
         path: the archive.
+        inside: a member of `path` that is a zip itself, to read that one.
         limit: largest size of a member in bytes; a small archive can unpack to a huge file.
 
     Raises:
@@ -48,7 +51,10 @@ def members(path: Path, *, limit: int = MEMBER_LIMIT) -> Iterator[tuple[str, io.
             that leads out of the archive's folder, or is larger than `limit`.
     """
     try:
-        yield from (_zip if zipfile.is_zipfile(path) else _tar)(path, limit)
+        if inside is not None or zipfile.is_zipfile(path):
+            yield from _zip(path, inside or path, limit)
+        else:
+            yield from _tar(path, limit)
     except DataError:
         raise
     except FileNotFoundError:
@@ -84,8 +90,8 @@ def _tar(path: Path, limit: int) -> Iterator[tuple[str, io.BytesIO]]:
             raise DataError(f"{path} is cut: it has no end mark; get it again")
 
 
-def _zip(path: Path, limit: int) -> Iterator[tuple[str, io.BytesIO]]:
-    with zipfile.ZipFile(path) as archive:
+def _zip(path: Path, content: Path | io.BytesIO, limit: int) -> Iterator[tuple[str, io.BytesIO]]:
+    with zipfile.ZipFile(content) as archive:
         for member in archive.infolist():
             _check_name(path, member.filename)
             if member.is_dir():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import lzma
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
 from pathlib import Path
@@ -13,12 +15,24 @@ from weft.sources.progress import Move
 __all__ = ["Structure", "files_of", "read_structures"]
 
 
+# Those of ASE's calculated results that have a row for each atom.
+_ATOM_RESULTS = frozenset({"charges", "energies", "forces", "magmoms", "stresses"})
+
+
 class Structure(NamedTuple):
-    """One structure: where it stands, ASE's Atoms, and every value that came with it by name."""
+    """One structure.
+
+    Attributes:
+        where: the words that name its place.
+        atoms: ASE's Atoms.
+        values: every value that came with it, by name.
+        per_atom: the names of those values that have a row for each atom.
+    """
 
     where: str
     atoms: Any
     values: Mapping[str, Any]
+    per_atom: frozenset[str]
 
 
 def files_of(sources: Iterable[Path]) -> list[Path]:
@@ -71,7 +85,7 @@ def read_structures(files: Sequence[Path], move: Move) -> Iterator[Structure]:
                 raise DataError(f"{where} cannot be read ({reason})") from None
             if found is None:
                 break
-            yield Structure(where, *found)
+            yield _structure(where, *found)
             if len(files) == 1:
                 move(number + 1, total=len(starts) or None)
         if number == 0:
@@ -80,13 +94,18 @@ def read_structures(files: Sequence[Path], move: Move) -> Iterator[Structure]:
             move(done + 1)
 
 
+def _structure(where: str, atoms: Any, info: Mapping[str, Any]) -> Structure:
+    results = atoms.calc.results if atoms.calc is not None else {}
+    values = {**results, **atoms.arrays, **info}
+    return Structure(where, atoms, values, _ATOM_RESULTS | (atoms.arrays.keys() - info.keys()))
+
+
 def _with_ase(file: Path, kind: str) -> Iterator[tuple[Any, Mapping[str, Any]]]:
     from ase.io import iread
 
     # A file's name may hold an @, which ASE would take for the structures to read.
     for atoms in iread(str(file), index=":", format=kind, do_not_split_by_at_sign=True):
-        results = atoms.calc.results if atoms.calc is not None else {}
-        yield atoms, {**results, **atoms.arrays, **atoms.info}
+        yield atoms, atoms.info
 
 
 def _database(file: Path, kind: str) -> Iterator[tuple[Any, Mapping[str, Any]]]:
@@ -94,9 +113,7 @@ def _database(file: Path, kind: str) -> Iterator[tuple[Any, Mapping[str, Any]]]:
 
     with connect(str(file), type=kind, use_lock_file=False) as database:
         for row in database.select():
-            atoms = row.toatoms()
-            results = atoms.calc.results if atoms.calc is not None else {}
-            yield atoms, {**results, **atoms.arrays, **row.data, **row.key_value_pairs}
+            yield row.toatoms(), {**row.data, **row.key_value_pairs}
 
 
 def _xyz_starts(file: Path) -> list[int]:
@@ -105,26 +122,37 @@ def _xyz_starts(file: Path) -> list[int]:
     ASE takes an empty line for the end of the file, and lines that are missing for atoms of
     another structure; both would lose structures in silence, so they are errors here.
     """
+    starts: list[int] = []
+    numbered = _numbered_lines(file)
+    for number, line in numbered:
+        if starts and line.lstrip().startswith("VEC"):
+            continue
+        if not line.strip().isdecimal():
+            if not line.strip() and not any(rest.strip() for _, rest in numbered):
+                break
+            raise DataError(
+                f"{file}, line {number}: {line.strip()[:60]!r} where structure {len(starts)} "
+                "should begin with its number of atoms"
+            )
+        starts.append(number)
+        wanted = int(line) + 1
+        if sum(1 for _ in islice(numbered, wanted)) < wanted:
+            raise DataError(
+                f"{file}, structure {len(starts) - 1} (line {number}): the file ends before "
+                f"its {wanted - 1} atoms do"
+            )
+    return starts
+
+
+def _numbered_lines(file: Path) -> Iterator[tuple[int, str]]:
     from ase.io.formats import open_with_compression
 
-    starts: list[int] = []
-    with open_with_compression(str(file), "r") as lines:
-        numbered = enumerate(lines, start=1)
-        for number, line in numbered:
-            if starts and line.lstrip().startswith("VEC"):
-                continue
-            if not line.strip().isdecimal():
-                if not line.strip() and not any(rest.strip() for _, rest in numbered):
-                    break
-                raise DataError(
-                    f"{file}, line {number}: {line.strip()[:60]!r} where structure {len(starts)} "
-                    "should begin with its number of atoms"
-                )
-            starts.append(number)
-            wanted = int(line) + 1
-            if sum(1 for _ in islice(numbered, wanted)) < wanted:
-                raise DataError(
-                    f"{file}, structure {len(starts) - 1} (line {number}): the file ends before "
-                    f"its {wanted - 1} atoms do"
-                )
-    return starts
+    number = 0
+    try:
+        with open_with_compression(str(file), "rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                yield number, line.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}, line {number}: {error}; convert the file to UTF-8") from None
+    except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+        raise DataError(f"{file} is cut or damaged after line {number} ({error})") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Literal, get_args
@@ -50,7 +50,6 @@ def atoms_table(
     sources: Path | Sequence[Path],
     *,
     targets: Sequence[str] = (),
-    atom_targets: Sequence[str] = (),
     missing: Missing = "error",
     progress: bool = True,
 ) -> GraphTable:
@@ -62,21 +61,21 @@ def atoms_table(
         path: the table's folder; it must not exist yet.
         sources: files that ASE reads, with one structure or many, or folders of CIF files (all
             their *.cif, sorted by name).
-        targets: values of a whole structure to keep, such as `energy`: looked for among its
-            calculated results, its info, and an ASE database's key-value pairs and data. float64
-            graph columns.
-        atom_targets: values of each atom to keep, such as `forces`. float32 node columns.
+        targets: values to keep, such as `energy` and `forces`: looked for among a structure's
+            calculated results, its arrays, its info, and an ASE database's key-value pairs and
+            data. What has a row for each atom (ASE's arrays, `forces`, `charges` and the like)
+            becomes a float32 node column, everything else a float64 graph column.
         missing: what to do about a structure without a target: `error`, or `nan` to store NaN.
         progress: show a progress bar.
 
     Raises:
         DataError: a file cannot be read, a structure has an unknown element, a position that is
-            not finite, or no such target; the message names file and structure, counted from 0 as
-            ASE does.
+            not finite, or no such target, or no structure at all has it; the message names file
+            and structure, counted from 0 as ASE does.
     """
     if missing not in get_args(Missing):
         raise ValueError(f"missing is {missing!r}; choose from {list(get_args(Missing))}")
-    names = [*ATOMS_SCHEMA, *targets, *atom_targets]
+    names = [*ATOMS_SCHEMA, *targets]
     for name in {name for name in names if names.count(name) > 1}:
         raise ValueError(f"the target {name!r} is named twice, or is a column of every table")
     files = files_of([sources] if isinstance(sources, Path) else sources)
@@ -84,13 +83,11 @@ def atoms_table(
     total = len(files) if len(files) > 1 else None
     with progress_bar("files" if total else "structures", total, show=progress, count=True) as move:
         structures = read_structures(files, move)
-        ahead = _read_ahead(structures, [*targets, *atom_targets])
+        ahead = _read_ahead(structures, targets)
         schema: dict[str, Column] = dict(ATOMS_SCHEMA)
         for name in targets:
-            schema[name] = _target_column(name, ahead, per_atom=False, missing=missing)
-        for name in atom_targets:
-            schema[name] = _target_column(name, ahead, per_atom=True, missing=missing)
-        graphs = (_graph(structure, schema) for structure in chain(ahead, structures))
+            schema[name] = _target_column(name, ahead, missing=missing)
+        graphs = _graphs(chain(ahead, structures), schema, targets)
         return write_table(path, graphs, schema, metadata=metadata)
 
 
@@ -131,10 +128,9 @@ def _read_ahead(structures: Iterator[Structure], names: Sequence[str]) -> list[S
     return ahead
 
 
-def _target_column(
-    name: str, ahead: Sequence[Structure], *, per_atom: bool, missing: Missing
-) -> Column:
+def _target_column(name: str, ahead: Sequence[Structure], *, missing: Missing) -> Column:
     found = next((s for s in ahead if name in s.values), None)
+    per_atom = found is not None and name in found.per_atom
     shape = () if found is None else _numbers(found, name).shape[1 if per_atom else 0 :]
     return Column(
         level="node" if per_atom else "graph",
@@ -155,8 +151,20 @@ def _numbers(structure: Structure, name: str) -> Array:
         ) from None
 
 
+def _graphs(
+    structures: Iterable[Structure], schema: Mapping[str, Column], targets: Sequence[str]
+) -> Iterator[Graph]:
+    met: set[str] = set()
+    for structure in structures:
+        met |= structure.values.keys()
+        yield _graph(structure, schema)
+    for name in targets:
+        if name not in met:
+            raise DataError(f"no structure has a '{name}'; they have {', '.join(sorted(met))}")
+
+
 def _graph(structure: Structure, schema: Mapping[str, Column]) -> Graph:
-    where, atoms, values = structure
+    where, atoms, values, _ = structure
     levels: dict[str, dict[str, Array]] = {"node": {}, "graph": {}}
     for name, column in islice(schema.items(), len(ATOMS_SCHEMA), None):
         shape = (len(atoms), *column.shape) if column.level == "node" else column.shape

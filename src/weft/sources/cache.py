@@ -8,8 +8,9 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import IO
 
 from weft.errors import DataError
 from weft.graphs import GraphTable, open_table
@@ -18,6 +19,7 @@ __all__ = ["cached_table", "data_folder", "full_disk_named"]
 
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 _TAKEN = {errno.ENOTEMPTY, errno.EEXIST}
+_OLD = "old"
 _REMEDY = "choose another folder with --data-dir or the environment variable WEFT_DATA_DIR"
 # A table's name is also a folder's name and stands in a command line.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]*")
@@ -55,23 +57,26 @@ def cached_table(
     *,
     data_dir: Path | None = None,
     rebuild: bool = False,
+    remedy: str = "pass rebuild=True",
 ) -> GraphTable:
     """The table `name` of the data folder; `build` writes it if it is not there yet.
 
     `build(path)` writes the table to the folder `path` with `write_table`. It works under a
     private name, so nobody ever sees half a table; when two processes build the same one, the
-    first to finish wins and the other opens the winner's.
+    first to finish wins and the other opens the winner's. What a killed process left behind is
+    cleared by the next that builds the same table.
 
     Args:
         name: name of the table; it lives in `<data folder>/<name>.weft`.
         build: writes the table.
         data_dir: the data folder, see `data_folder`.
         rebuild: build even if the table is there; the old one stays until the new one is whole.
+        remedy: what the message about a damaged table tells the user to do.
 
     Raises:
         DataError: the name cannot be a folder's, the folder cannot be written or the disk is full
-            (nothing is left behind), or the table there is damaged (the message says how to
-            rebuild it).
+            (nothing is left behind), or the table there is damaged (the message ends with
+            `remedy`).
     """
     if not _NAME.fullmatch(name):
         raise DataError(
@@ -81,11 +86,13 @@ def cached_table(
     folder = data_folder(data_dir)
     path = folder / f"{name}.weft"
     if rebuild or not path.exists():
-        with _workshop(folder, name) as workshop, full_disk_named(folder):
+        _clear_abandoned(path)
+    if rebuild or not path.exists():
+        with _workshop(path) as workshop, full_disk_named(folder):
             build(workshop / path.name)
             if rebuild:
                 with suppress(FileNotFoundError):
-                    path.rename(workshop / "old")
+                    path.rename(workshop / _OLD)
             try:
                 (workshop / path.name).rename(path)
             except OSError as error:
@@ -94,25 +101,68 @@ def cached_table(
     try:
         return open_table(path)
     except (DataError, OSError) as error:
-        raise DataError(f"{error}: run `weft data get {name} --rebuild`") from None
+        raise DataError(f"{error}: {remedy}") from None
 
 
 @contextmanager
-def _workshop(folder: Path, name: str) -> Iterator[Path]:
-    """A private folder beside the tables, gone at the end."""
-    workshop = folder / f".{name}.{secrets.token_hex(4)}.building"
+def _workshop(path: Path) -> Iterator[Path]:
+    """A private folder beside the table `path`, locked while it is in use and gone at the end."""
+    folder = path.parent
+    workshop = folder / f".{path.stem}.{secrets.token_hex(4)}.building"
+    # It gets the name that _clear_abandoned looks for when it is locked.
+    opening = workshop.with_suffix(".opening")
     try:
-        workshop.mkdir()
+        opening.mkdir()
+        lock = _lock(opening)
+        opening.rename(workshop)
     except OSError as error:
+        shutil.rmtree(opening, ignore_errors=True)
         if error.errno in _FULL:
             raise _full(folder) from None
         raise DataError(
             f"the data folder {folder} cannot be written ({error.strerror}); {_REMEDY}"
         ) from None
+    with lock or nullcontext():
+        try:
+            yield workshop
+        finally:
+            _clear(workshop, path)
+
+
+def _lock(workshop: Path) -> IO[str] | None:
+    """Its lock, held until it is closed or the process ends; None if another process has it."""
     try:
-        yield workshop
-    finally:
-        shutil.rmtree(workshop, ignore_errors=True)
+        import fcntl
+    except ImportError:
+        return None
+    file = (workshop / "lock").open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # held by another, or a network folder that knows no locks
+        file.close()
+        return None
+    return file
+
+
+def _clear_abandoned(path: Path) -> None:
+    """Clear the workshops that killed processes left beside the table `path`."""
+    for workshop in path.parent.glob(f".{path.stem}.{'[0-9a-f]' * 8}.building"):
+        with suppress(OSError):
+            lock = _lock(workshop)
+            if lock is not None:
+                with lock:
+                    _clear(workshop, path)
+
+
+def _clear(workshop: Path, path: Path) -> None:
+    """Remove a workshop; the old table goes back if no new one has come to its place."""
+    if (workshop / _OLD).exists() and not path.exists():
+        try:
+            (workshop / _OLD).rename(path)
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                return
+    shutil.rmtree(workshop, ignore_errors=True)
 
 
 @contextmanager

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +15,16 @@ from weft.errors import DataError
 from weft.graphs import Graph, GraphTable, write_table
 from weft.sources.atoms import atoms_table
 from weft.sources.cache import cached_table, data_folder
-from weft.sources.citations import cora_from_package, fetch_planetoid, planetoid, shchur
+from weft.sources.citations import (
+    PLANETOID_NAMES,
+    cora_from_package,
+    fetch_planetoid,
+    planetoid,
+    shchur,
+)
 from weft.sources.crystals import crystals_table
 from weft.sources.download import fetch
-from weft.sources.edge_lists import edge_list_graph, read_edge_list
+from weft.sources.edge_lists import EdgeColumn, edge_list_graph, read_edge_list
 from weft.sources.matrix_market import read_matrix_market
 from weft.sources.qm9_csv import qm9_from_csv
 from weft.sources.qm9_xyz import (
@@ -69,6 +78,8 @@ class Source:
         origin: where the data comes from.
         licence: of the data.
         build: writes the table to request.path.
+        takes_files: it can read the user's files.
+        takes_targets: its files hold values to choose from.
     """
 
     title: str
@@ -76,6 +87,8 @@ class Source:
     origin: str
     licence: str
     build: Callable[[Request], GraphTable]
+    takes_files: bool = True
+    takes_targets: bool = False
 
 
 def load(
@@ -101,11 +114,17 @@ def load(
         progress: show progress bars.
 
     Raises:
-        DataError: an unknown name, data that cannot be found or read, or a table in the cache
-            that was built from something else than what is asked for now.
+        DataError: an unknown name, files or targets for a data set that takes none, data that
+            cannot be found or read, or a table in the cache that was built from something else
+            than what is asked for now.
     """
     if name not in CATALOGUE:
         raise DataError(f"there is no data set '{name}'; choose from {', '.join(CATALOGUE)}")
+    source = CATALOGUE[name]
+    if files and not source.takes_files:
+        raise DataError(f"'{name}' reads no files of yours: leave out --files")
+    if targets and not source.takes_targets:
+        raise DataError(f"'{name}' has no targets to choose: leave out --targets")
 
     asked = {
         "data set": name,
@@ -122,28 +141,58 @@ def load(
             downloads=data_folder(data_dir) / "downloads",
             progress=progress,
         )
-        built = CATALOGUE[name].build(request)
+        built = source.build(request)
         (path / _ASKED).write_text(json.dumps(asked), encoding="utf-8")
         return built
 
-    found = cached_table(table or name, build, data_dir=data_dir, rebuild=rebuild)
-    _check_asked(found, asked)
+    command = _rebuild_command(name, files, targets, table, data_dir)
+    found = cached_table(
+        table or name, build, data_dir=data_dir, rebuild=rebuild, remedy=f"run `{command}`"
+    )
+    _check_asked(found, asked, command)
     return found
 
 
 _ASKED = "asked.json"
 
 
+def _rebuild_command(
+    name: str,
+    files: Sequence[Path],
+    targets: Sequence[str],
+    table: str | None,
+    data_dir: Path | None,
+) -> str:
+    options: dict[str, Sequence[object]] = {
+        "--files": files,
+        "--targets": targets,
+        "--table": [table] if table else [],
+        "--data-dir": [data_dir] if data_dir else [],
+    }
+    words: list[object] = ["weft", "data", "get", name]
+    for option, values in options.items():
+        words += [option, *values] if values else []
+    return shlex.join(map(str, [*words, "--rebuild"]))
+
+
 def _stamp(file: Path) -> list[Any]:
-    """What tells a file from another or an older one; a folder's own time says too little."""
+    """What tells a file from another or an older one; of a folder, the files directly in it."""
     stamp: list[Any] = [str(file.resolve())]
     if file.is_file():
-        about = file.stat()
-        stamp += [about.st_size, about.st_mtime_ns]
+        stamp += _size_and_time(file)
+    elif file.is_dir():
+        with os.scandir(file) as entries:
+            inside = sorted([e.name, *_size_and_time(e)] for e in entries if e.is_file())
+        stamp.append(hashlib.sha256(json.dumps(inside).encode()).hexdigest())
     return stamp
 
 
-def _check_asked(found: GraphTable, asked: dict[str, Any]) -> None:
+def _size_and_time(file: Path | os.DirEntry[str]) -> list[int]:
+    about = file.stat()
+    return [about.st_size, about.st_mtime_ns]
+
+
+def _check_asked(found: GraphTable, asked: dict[str, Any], command: str) -> None:
     """A cached table must not pass for another one; what is not given now may be anything."""
     assert found.path is not None
     try:
@@ -154,8 +203,7 @@ def _check_asked(found: GraphTable, asked: dict[str, Any]) -> None:
         if now and now != built[what]:
             raise DataError(
                 f"the table {found.path} was built with another {what}: leave it out to take the "
-                "table as it is, or build it again with `weft data get "
-                f"{asked['data set']} --rebuild` (--table NAME keeps both)"
+                f"table as it is, or build it again with `{command}` (--table NAME keeps both)"
             )
 
 
@@ -191,7 +239,9 @@ def _planetoid(request: Request) -> GraphTable:
     folder = (
         request.only_file()
         if request.files
-        else fetch_planetoid(request.name, request.downloads / "planetoid")
+        else fetch_planetoid(
+            request.name, request.downloads / "planetoid", progress=request.progress
+        )
     )
     return _one_graph(request, planetoid(folder, request.name))
 
@@ -200,17 +250,21 @@ def _shchur(request: Request) -> GraphTable:
     return _one_graph(request, shchur(request.only_file()))
 
 
-def _snap(sha256: str) -> Callable[[Request], GraphTable]:
-    def build(request: Request) -> GraphTable:
-        if request.files:
-            file = request.only_file()
-        else:
-            address = f"https://snap.stanford.edu/data/{request.name}.txt.gz"
-            file = fetch(address, sha256, folder=request.downloads, progress=request.progress)
-        edges = read_edge_list(file)
-        return _one_graph(request, edge_list_graph(edges))
+def _snap(request: Request) -> GraphTable:
+    if request.files:
+        file = request.only_file()
+    else:
+        _, sha256 = _SNAP[request.name]
+        address = f"https://snap.stanford.edu/data/{request.name}.txt.gz"
+        file = fetch(address, sha256, folder=request.downloads, progress=request.progress)
+    return _edges(request, file, ("src", "dst", "time"))
 
-    return build
+
+def _edges(request: Request, file: Path, columns: Sequence[EdgeColumn]) -> GraphTable:
+    edges = read_edge_list(file, columns=columns)
+    if edges.num_edges == 0:
+        raise DataError(f"{file} holds no edges")
+    return _one_graph(request, edge_list_graph(edges))
 
 
 def _atoms(request: Request) -> GraphTable:
@@ -228,51 +282,50 @@ def _crystals(request: Request) -> GraphTable:
 
 
 def _edge_list(request: Request) -> GraphTable:
-    edges = read_edge_list(request.only_file(), columns=("src", "dst"))
-    return _one_graph(request, edge_list_graph(edges))
+    return _edges(request, request.only_file(), ("src", "dst"))
 
 
 def _temporal_edge_list(request: Request) -> GraphTable:
-    return _one_graph(request, edge_list_graph(read_edge_list(request.only_file())))
+    return _edges(request, request.only_file(), ("src", "dst", "time"))
 
 
 def _matrix_market(request: Request) -> GraphTable:
     return _one_graph(request, read_matrix_market(request.only_file()))
 
 
-def _citations(name: str) -> Source:
+def _own(
+    title: str, kind: str, build: Callable[[Request], GraphTable], *, takes_targets: bool = False
+) -> Source:
     return Source(
-        title=f"{name}: citations, bags of words, public split (Yang et al. 2016)",
-        kind="one graph",
-        origin="Planetoid files ind.*: download or --files FOLDER",
-        licence="not stated",
-        build=_planetoid,
+        title=title,
+        kind=kind,
+        origin="--files",
+        licence="yours",
+        build=build,
+        takes_targets=takes_targets,
     )
 
 
-def _coauthors(title: str) -> Source:
-    return Source(
-        title=f"{title} (Shchur et al. 2018)",
-        kind="one graph",
-        origin="npz or zip of gnn-benchmark: --files FILE",
-        licence="MIT",
-        build=_shchur,
-    )
-
-
-def _temporal(title: str, sha256: str) -> Source:
-    return Source(
-        title=f"{title}, edges with times (SNAP)",
-        kind="temporal graph",
-        origin="SNAP: download or --files FILE",
-        licence="not stated",
-        build=_snap(sha256),
-    )
-
-
-def _own(title: str, kind: str, build: Callable[[Request], GraphTable]) -> Source:
-    return Source(title=title, kind=kind, origin="--files", licence="yours", build=build)
-
+_SHCHUR = {
+    "amazon-photo": "Amazon Photo: co-purchases",
+    "amazon-computers": "Amazon Computers: co-purchases",
+    "coauthor-cs": "Coauthor CS",
+    "coauthor-physics": "Coauthor Physics",
+}
+_SNAP = {
+    "CollegeMsg": (
+        "CollegeMsg: private messages",
+        "50ae2d98ed3bad9ddb18dbd495a89e5e10cfb8f7e86932827db29fc41b41f9fa",
+    ),
+    "email-Eu-core-temporal": (
+        "e-mail of a European institution",
+        "f6cc93249978e59d1aba111b55ea10ec553917419a3be1210012b5db3580efa6",
+    ),
+    "sx-mathoverflow": (
+        "Math Overflow: answers and comments",
+        "cdc635fda76dab06ab02ca242563fa333bb83d096571342ef0326d85ff0c04da",
+    ),
+}
 
 CATALOGUE: dict[str, Source] = {
     "qm9": Source(
@@ -295,26 +348,38 @@ CATALOGUE: dict[str, Source] = {
         origin="Python package graphdatascience",
         licence="Apache-2.0 (package)",
         build=lambda request: _one_graph(request, cora_from_package()),
+        takes_files=False,
     ),
-    "cora": _citations("cora"),
-    "citeseer": _citations("citeseer"),
-    "pubmed": _citations("pubmed"),
-    "amazon-photo": _coauthors("Amazon Photo: co-purchases"),
-    "amazon-computers": _coauthors("Amazon Computers: co-purchases"),
-    "coauthor-cs": _coauthors("Coauthor CS"),
-    "coauthor-physics": _coauthors("Coauthor Physics"),
-    "CollegeMsg": _temporal(
-        "CollegeMsg: private messages",
-        "50ae2d98ed3bad9ddb18dbd495a89e5e10cfb8f7e86932827db29fc41b41f9fa",
-    ),
-    "email-Eu-core-temporal": _temporal(
-        "e-mail of a European institution",
-        "f6cc93249978e59d1aba111b55ea10ec553917419a3be1210012b5db3580efa6",
-    ),
-    "sx-mathoverflow": _temporal(
-        "Math Overflow: answers and comments",
-        "cdc635fda76dab06ab02ca242563fa333bb83d096571342ef0326d85ff0c04da",
-    ),
+    **{
+        name: Source(
+            title=f"{name}: citations, bags of words, public split (Yang et al. 2016)",
+            kind="one graph",
+            origin="Planetoid files ind.*: download or --files FOLDER",
+            licence="not stated",
+            build=_planetoid,
+        )
+        for name in PLANETOID_NAMES
+    },
+    **{
+        name: Source(
+            title=f"{title} (Shchur et al. 2018)",
+            kind="one graph",
+            origin="npz or zip of gnn-benchmark: --files FILE",
+            licence="MIT",
+            build=_shchur,
+        )
+        for name, title in _SHCHUR.items()
+    },
+    **{
+        name: Source(
+            title=f"{title}, edges with times (SNAP)",
+            kind="temporal graph",
+            origin="SNAP: download or --files FILE",
+            licence="not stated",
+            build=_snap,
+        )
+        for name, (title, _) in _SNAP.items()
+    },
     "planted-partition": Source(
         title="10,000 nodes in 8 classes, generated",
         kind="one graph",
@@ -323,6 +388,7 @@ CATALOGUE: dict[str, Source] = {
         build=lambda request: _one_graph(
             request, planted_partition(10_000, 8, mean_degree=10, homophily=0.8, num_features=32)
         ),
+        takes_files=False,
     ),
     "rmat": Source(
         title="R-MAT, 100,000 nodes and 1,000,000 edges, generated",
@@ -332,9 +398,12 @@ CATALOGUE: dict[str, Source] = {
         build=lambda request: _one_graph(
             request, rmat(num_nodes=100_000, num_edges=1_000_000, seed=0)
         ),
+        takes_files=False,
     ),
-    "atoms": _own("your extxyz, CIF, ASE database, ...", "molecules or crystals", _atoms),
-    "crystals": _own("your crystals as JSON lines", "crystals", _crystals),
+    "atoms": _own(
+        "your extxyz, CIF, ASE database, ...", "molecules or crystals", _atoms, takes_targets=True
+    ),
+    "crystals": _own("your crystals as JSON lines", "crystals", _crystals, takes_targets=True),
     "edge-list": _own("your edge list: src dst", "one graph", _edge_list),
     "temporal-edge-list": _own(
         "your edge list: src dst time", "temporal graph", _temporal_edge_list

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +12,7 @@ from scipy.sparse import csr_matrix
 
 from weft.errors import DataError
 from weft.graphs import Array, Graph
+from weft.sources.archive import members
 from weft.sources.download import fetch
 from weft.sources.edge_lists import both_directions
 from weft.sources.pickles import load_pickle
@@ -63,14 +62,16 @@ _PLANETOID_ADDRESS = (
     "https://github.com/tkipf/gcn/raw/39a4089fe72ad9f055ed6fdb9746abdcfebc4d81/gcn/data"
 )
 _VALIDATION_NODES = 500
+# Bytes of an array of Shchur et al.: Coauthor Physics has 1.2 GB of features.
+_ARRAY_LIMIT = 2**31
 
 
-def fetch_planetoid(name: str, folder: str | Path) -> Path:
+def fetch_planetoid(name: str, folder: str | Path, *, progress: bool = True) -> Path:
     """Download the files of `cora`, `citeseer` or `pubmed` to `folder`; what is there stays."""
     _check_name(name)
     for file, sha256 in PLANETOID_FILES.items():
         if file.startswith(f"ind.{name}."):
-            fetch(f"{_PLANETOID_ADDRESS}/{file}", sha256, folder=Path(folder))
+            fetch(f"{_PLANETOID_ADDRESS}/{file}", sha256, folder=Path(folder), progress=progress)
     return Path(folder)
 
 
@@ -97,9 +98,8 @@ def planetoid(folder: str | Path, name: str) -> Graph:
 
     test = _read_numbers(path("test.index"))
     known_x, test_x = (_load(path(part), csr_matrix) for part in ("allx", "tx"))
-    known_y, test_y, train_y = (_load(path(part), np.ndarray) for part in ("ally", "ty", "y"))
-    num_train = len(train_y)
     known = known_x.shape[0]
+    num_train = len(_classes(path("y")))
     if known < num_train + _VALIDATION_NODES or known_x.shape[1] != test_x.shape[1]:
         raise DataError(
             f"{path('allx')} has {known} rows of {known_x.shape[1]} features; the files y and tx "
@@ -111,16 +111,18 @@ def planetoid(folder: str | Path, name: str) -> Graph:
             f"{path('test.index')} must name {test_x.shape[0]} different nodes from {known} on, "
             "as the files tx and allx say; get the files again"
         )
-    for part, labels, rows in (("ally", known_y, known), ("ty", test_y, len(test))):
-        if labels.ndim != 2 or labels.shape[0] != rows:
-            raise DataError(f"{path(part)} has shape {list(labels.shape)}, not {rows} one-hot rows")
     num_nodes = int(test.max(initial=known - 1)) + 1
+    if num_nodes > 2 * (known + len(test)):
+        raise DataError(
+            f"{path('test.index')} names node {num_nodes - 1}, but the files allx and tx describe "
+            f"{known + len(test)} nodes in all; get the files again"
+        )
     x = np.zeros((num_nodes, known_x.shape[1]), dtype=np.float32)
     x[:known] = known_x.toarray()
     x[test] = test_x.toarray()
     y = np.full(num_nodes, -1, dtype=np.int64)
-    y[:known] = known_y.argmax(axis=1)
-    y[test] = test_y.argmax(axis=1)
+    y[:known] = _classes(path("ally"), known)
+    y[test] = _classes(path("ty"), len(test))
     senders, receivers = _neighbour_lists(path("graph"), num_nodes)
     return Graph(
         num_nodes=num_nodes,
@@ -148,29 +150,51 @@ def _load(path: Path, kind: type) -> Any:
     return loaded
 
 
+def _classes(path: Path, rows: int | None = None) -> Array:
+    """The classes in a file of one-hot rows; None for any number of rows."""
+    labels = _load(path, np.ndarray)
+    if labels.ndim != 2 or (rows is not None and len(labels) != rows):
+        wanted = "one-hot rows" if rows is None else f"{rows} one-hot rows"
+        raise DataError(f"{path} has shape {list(labels.shape)}, not {wanted}")
+    wrong = ((labels == 1).sum(axis=1) != 1) | ((labels != 0).sum(axis=1) != 1)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise DataError(f"{path}: row {row} is {labels[row].tolist()}, which is not one-hot")
+    classes: Array = labels.argmax(axis=1)
+    return classes
+
+
 def _read_numbers(path: Path) -> Array:
     try:
         lines = path.read_text(encoding="ascii").split()
         return np.array([int(line) for line in lines], dtype=np.int64)
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise DataError(f"{path} must have a node number on each line: {error}") from None
 
 
 def _neighbour_lists(path: Path, num_nodes: int) -> tuple[Array, Array]:
-    neighbours: Mapping[int, list[int]] = _load(path, dict)
+    neighbours = _load(path, dict)
     try:
         counts = [len(found) for found in neighbours.values()]
-        senders = np.repeat(np.fromiter(neighbours, dtype=np.int64, count=len(counts)), counts)
-        receivers = np.array([v for found in neighbours.values() for v in found], dtype=np.int64)
-    except (TypeError, ValueError) as error:
+        nodes = _node_numbers(list(neighbours))
+        receivers = _node_numbers([v for found in neighbours.values() for v in found])
+    except (TypeError, ValueError, OverflowError) as error:
         raise DataError(f"{path} must hold a list of node numbers for a node: {error}") from None
+    senders = np.repeat(nodes, counts)
     for ends in (senders, receivers):
         if ends.size and (ends.min() < 0 or ends.max() >= num_nodes):
             bad = int(ends[(ends < 0) | (ends >= num_nodes)][0])
             raise DataError(f"{path} names node {bad}, out of range for {num_nodes} nodes")
     return both_directions(senders, receivers, num_nodes)
+
+
+def _node_numbers(values: list[Any]) -> Array:
+    for value in values:
+        if type(value) is not int:
+            raise TypeError(f"{value!r} is not a whole number")
+    return np.array(values, dtype=np.int64)
 
 
 def _mask(num_nodes: int, chosen: Array) -> Array:
@@ -286,20 +310,15 @@ def shchur(path: str | Path) -> Graph:
         DataError: the file is missing or damaged, or an array is missing or wrong.
     """
     path = Path(path)
+    arrays = _npz(path)
     try:
-        with zipfile.ZipFile(path) as archive:
-            inner = [member for member in archive.namelist() if member.endswith(".npz")]
-            source = io.BytesIO(archive.read(inner[0])) if len(inner) == 1 else path
-        with np.load(source, allow_pickle=False) as arrays:
-            adjacency = _stored_csr(arrays, "adj")
-            dense = "attr_matrix" in arrays
-            x = arrays["attr_matrix"] if dense else _stored_csr(arrays, "attr").toarray()
-            y = arrays["labels"].astype(np.int64)
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing") from None
+        adjacency = _stored_csr(arrays, "adj")
+        dense = "attr_matrix" in arrays
+        x = arrays["attr_matrix"] if dense else _stored_csr(arrays, "attr").toarray()
+        y = arrays["labels"].astype(np.int64)
     except KeyError as error:
         raise DataError(f"{path} has no array {error}") from None
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
+    except ValueError as error:
         raise DataError(f"{path} cannot be read: {error}") from None
     num_nodes = adjacency.shape[0]
     if adjacency.shape[1] != num_nodes or len(x) != num_nodes or len(y) != num_nodes:
@@ -315,6 +334,24 @@ def shchur(path: str | Path) -> Graph:
         receivers=receivers,
         nodes={"x": x.astype(np.float32, copy=False), "y": y},
     )
+
+
+def _npz(path: Path) -> dict[str, Array]:
+    """The arrays of an npz file, or of the npz file in a zip."""
+    arrays: dict[str, Array] = {}
+    for name, file in members(path, limit=_ARRAY_LIMIT):
+        packed = name.endswith(".npz")
+        inside = members(path, inside=file, limit=_ARRAY_LIMIT) if packed else [(name, file)]
+        for member, content in inside:
+            if member in arrays:
+                raise DataError(f"{path} holds {member} twice; give the npz file that is wanted")
+            # There are names of nodes and classes too, as pickles, which are not wanted.
+            if member.startswith(("adj_", "attr_", "labels.")):
+                try:
+                    arrays[member] = np.load(content, allow_pickle=False)
+                except (ValueError, EOFError, MemoryError) as error:
+                    raise DataError(f"{path} cannot be read: {member}: {error}") from None
+    return {name.removesuffix(".npy"): array for name, array in arrays.items()}
 
 
 def _stored_csr(arrays: Mapping[str, Array], name: str) -> csr_matrix[Any]:

@@ -71,20 +71,20 @@ def crystals_table(
 
 
 def _graphs(file: Path, targets: Sequence[str], move: Move) -> Iterator[Graph]:
-    met: dict[str, int] = {}
+    met: set[str] = set()
     number = 0
     for number, line in _lines(file, move):
         where = f"{file}, line {number}"
         crystal = _object(where, line)
-        for name in crystal["targets"]:
-            met[name] = met.get(name, 0) + 1
+        met.update(name for name, value in crystal["targets"].items() if value is not None)
         yield _graph(where, crystal, targets)
     if number == 0:
         raise DataError(f"{file} holds no crystals")
     for name in targets:
         if name not in met:
             raise DataError(
-                f"{file}: no crystal has a target '{name}'; there are {', '.join(sorted(met))}"
+                f"{file}: no crystal has a target '{name}'; there are "
+                f"{', '.join(sorted(met)) or 'none'}"
             )
 
 
@@ -145,7 +145,7 @@ def _graph(where: str, crystal: dict[str, Any], targets: Sequence[str]) -> Graph
             "pbc": _PBC,
             **{name: _target(where, crystal["targets"].get(name), name) for name in targets},
         },
-        ragged={name: _text(crystal[name]) for name in ("id", "dataset")},
+        ragged={name: _text(where, crystal, name) for name in ("id", "dataset")},
     )
 
 
@@ -175,5 +175,8 @@ def _target(where: str, value: Any, name: str) -> Array:
     return np.array(value, dtype=np.float64)
 
 
-def _text(text: str) -> Array:
-    return np.frombuffer(text.encode(), dtype=np.uint8)
+def _text(where: str, crystal: dict[str, Any], name: str) -> Array:
+    try:
+        return np.frombuffer(crystal[name].encode(), dtype=np.uint8)
+    except UnicodeEncodeError as error:  # JSON can escape half a character
+        raise DataError(f"{where}, field '{name}': {error}") from None

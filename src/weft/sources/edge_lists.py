@@ -36,6 +36,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _UTF8_MARK = b"\xef\xbb\xbf"
 _ROLES = {"src": loops.SRC, "dst": loops.DST, "time": loops.TIME, "weight": loops.WEIGHT}
 _TOKEN_MASK = 2**32 - 1
+_WHOLE = re.compile(rb"[+-]?[0-9]+")
 _SHOWN_CHARACTERS = 80
 
 
@@ -78,12 +79,20 @@ class EdgeList:
 
 
 def edge_list_graph(edges: EdgeList) -> Graph:
-    """The directed multigraph of the list, with `time` and `weight` as edge columns."""
+    """The directed multigraph of the list, with `time` and `weight` as edge columns.
+
+    What the file calls the nodes is the node column `id`, int64 [n], or for names the ragged
+    column `names`: UTF-8 text, a name for each node, with a line feed after each.
+    """
+    named = edges.ids.dtype == object
+    text = "".join(f"{name}\n" for name in edges.ids) if named else ""
     columns = {"time": edges.time, "weight": edges.weight}
     return Graph(
         num_nodes=edges.num_nodes,
         senders=edges.senders,
         receivers=edges.receivers,
+        nodes={} if named else {"id": edges.ids},
+        ragged={"names": _bytes(text.encode())} if named else {},
         edges={name: values for name, values in columns.items() if values is not None},
     )
 
@@ -134,7 +143,7 @@ def read_edge_list(
         path: the file.
         columns: what the tokens of a line are, in order; a line has exactly these.
         ids: whether nodes are called by whole numbers or by names (`text`, slower). `auto` lets
-            the first edge decide.
+            the first edge decide, unless it looks like a header: names, and numbers after it.
         skip_malformed: count malformed lines in `skipped` instead of raising.
 
     Raises:
@@ -153,13 +162,15 @@ def read_edge_list(
     skipped = 0
     for block in _blocks(path):
         if text is None:
-            text = _first_ids_are_text(block, roles)
-        rows, lines = _parse(path, block, roles, bool(text), skip_malformed, first_line, ids)
+            text = _first_ids_are_text(path, block, roles, first_line)
+        rows, lines, passed = _parse(
+            path, block, roles, bool(text), skip_malformed, first_line, ids
+        )
         for name, values in rows.items():
             ends = text and name in ("src", "dst")
             parts[name].append(_number_names(block, values, names) if ends else values)
-        first_line += lines.seen
-        skipped += lines.skipped
+        first_line += lines
+        skipped += passed
     if text:
         labels, lookup = _sorted_names(path, names)
     else:
@@ -222,27 +233,28 @@ def _whole_lines(path: Path, file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]
         yield tail
 
 
-@dataclass(frozen=True)
-class _Lines:
-    seen: int
-    skipped: int
-
-
-def _first_ids_are_text(block: bytes, roles: Array) -> bool | None:
+def _first_ids_are_text(path: Path, block: bytes, roles: Array, first_line: int) -> bool | None:
     """Whether an id of the block's first edge is no whole number; None without an edge."""
-    ends = np.empty((2, 1), dtype=np.int64)
-    numbers = np.empty((2, 1), dtype=np.float64)
+    ends = np.empty((2, 2), dtype=np.int64)
+    numbers = np.empty((2, 2), dtype=np.float64)
     rows = loops.parse_lines(_bytes(block), roles, True, True, *ends, *numbers)[0]
-    if rows == 0:
-        return None
-    tokens = (block[token >> 32 : token & _TOKEN_MASK] for token in ends[:, 0].tolist())
-    return not all(re.fullmatch(rb"[+-]?[0-9]+", token) for token in tokens)
+    whole = [
+        [_WHOLE.fullmatch(block, at >> 32, at & _TOKEN_MASK) is not None for at in edge]
+        for edge in ends[:, :rows].T.tolist()
+    ]
+    if whole == [[False, False], [True, True]]:
+        line = first_line + block.count(b"\n", 0, int(ends[0, 0]) >> 32)
+        raise DataError(
+            f"{path}: line {line} looks like a header; put # before it, or pass ids='text' if it "
+            "is an edge"
+        )
+    return not all(whole[0]) if whole else None
 
 
 def _parse(
     path: Path, block: bytes, roles: Array, text: bool, skip: bool, first_line: int, ids: IdKind
-) -> tuple[dict[str, Array], _Lines]:
-    """The columns of a block's edges (ids of kind text as places in the block)."""
+) -> tuple[dict[str, Array], int, int]:
+    """The columns of a block's edges (ids of kind text as places in it), lines seen, skipped."""
     most = block.count(b"\n") + 1
     columns: dict[int, Array] = {
         role: np.empty(most if role in roles else 0, np.int64 if role < loops.TIME else np.float64)
@@ -265,7 +277,7 @@ def _parse(
         for name, role in _ROLES.items()
         if role in roles
     }
-    return found, _Lines(seen, skipped)
+    return found, seen, skipped
 
 
 def _reason(status: int, roles: Array, ids: IdKind) -> str:

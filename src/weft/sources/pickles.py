@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -16,44 +17,59 @@ from weft.graphs import Array
 __all__ = ["load_pickle"]
 
 
+# A pickle may build whatever it names with any arguments and any state; with numpy's own classes
+# it could make an array of raw pointers. So it names these holders, and the arrays are made here.
+# Each has a __setstate__: without one, a pickle could set attributes of the class itself.
+class _Dtype:
+    """Takes a pickled dtype."""
+
+    def __init__(self, code: str, *_: object) -> None:
+        self.code = code
+        self.order = "="
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.order = state[1]
+
+
+class _Array:
+    """Takes a pickled array: numpy makes an empty one and then sets its state."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, self.shape, self.dtype, self.fortran, self.raw = state
+
+
+class _BufferArray(_Array):
+    """Takes an array pickled with protocol 5."""
+
+    def __init__(self, raw: Any, dtype: Any, shape: Any, order: Any) -> None:
+        self.__setstate__((1, shape, dtype, order == "F", raw))
+
+
 class _Csr:
-    """Takes the state of a pickled csr_matrix.
+    """Takes a pickled csr_matrix."""
 
-    A pickle may set attributes of whatever class it names, so it never gets hold of scipy's own.
-    """
-
-
-def _frombuffer(buffer: Any, dtype: Any, shape: Any, order: Any) -> Array:
-    array: Array = np.frombuffer(buffer, dtype=dtype).reshape(shape, order=order)
-    return array
-
-
-def _array_functions() -> dict[str, Any]:
-    # numpy renamed its private module in version 2, pickles carry either name; numpy itself says
-    # which functions it has now.
-    reconstruct = np.empty(0).__reduce__()[0]
-    scalar = np.float64(0).__reduce__()[0]
-    return {
-        f"numpy.{core}.{name}": function
-        for core in ("core", "_core")
-        for name, function in (
-            ("multiarray._reconstruct", reconstruct),
-            ("multiarray.scalar", scalar),
-            ("numeric._frombuffer", _frombuffer),
-        )
-    }
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.state = state
 
 
 _ALLOWED: dict[str, Any] = {
-    **_array_functions(),
-    "numpy.ndarray": np.ndarray,
-    "numpy.dtype": np.dtype,
+    # numpy renamed its private module in version 2, pickles carry either name.
+    "numpy.core.multiarray._reconstruct": _Array,
+    "numpy._core.multiarray._reconstruct": _Array,
+    "numpy.core.numeric._frombuffer": _BufferArray,
+    "numpy._core.numeric._frombuffer": _BufferArray,
+    "numpy.ndarray": None,  # only ever an argument of _reconstruct
+    "numpy.dtype": _Dtype,
     "scipy.sparse.csr.csr_matrix": _Csr,
     "scipy.sparse._csr.csr_matrix": _Csr,
     "collections.defaultdict": defaultdict,
     "builtins.list": list,
     "__builtin__.list": list,
 }
+_NUMBERS = re.compile(r"b1|[iu][1248]|f[248]")
 
 
 class _ForbiddenGlobalError(Exception):
@@ -69,10 +85,11 @@ class _Unpickler(pickle.Unpickler):
 
 
 def load_pickle(path: str | Path) -> Any:
-    """The object in the pickle `path`: numpy arrays and scalars, csr_matrix, dicts, lists, numbers.
+    """What the pickle `path` holds: an array of numbers, a csr_matrix, or plain dicts and lists.
 
-    Python 2 pickles are read too (their strings as latin1). A csr_matrix at the top is checked
-    index by index, so that it can be used without fear of reading outside its arrays.
+    Python 2 pickles are read too (their strings as latin1). A csr_matrix is checked index by
+    index, so that it can be used without fear of reading outside its arrays. Arrays inside dicts
+    and lists are not read.
 
     Raises:
         DataError: the file is missing, cut or damaged, or names any other class or function; the
@@ -82,7 +99,9 @@ def load_pickle(path: str | Path) -> Any:
     try:
         with path.open("rb") as file:
             loaded = _Unpickler(file, encoding="latin1").load()
-        return _checked_csr(loaded) if isinstance(loaded, _Csr) else loaded
+        if isinstance(loaded, _Csr):
+            return _csr(loaded)
+        return _array(loaded) if isinstance(loaded, _Array) else loaded
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except _ForbiddenGlobalError as forbidden:
@@ -97,9 +116,19 @@ def load_pickle(path: str | Path) -> Any:
         ) from None
 
 
-def _checked_csr(parts: _Csr) -> csr_matrix[Any]:
-    state = parts.__dict__
-    arrays = (state["data"], state["indices"], state["indptr"])
-    matrix = csr_matrix(arrays, shape=state["_shape"])
+def _array(held: _Array) -> Array:
+    if not isinstance(held.dtype, _Dtype) or not _NUMBERS.fullmatch(held.dtype.code):
+        raise ValueError("an array of something else than numbers")
+    raw = held.raw.encode("latin1") if isinstance(held.raw, str) else held.raw
+    if min(held.shape, default=0) < 0:
+        raise ValueError(f"an array of shape {held.shape}")
+    flat = np.frombuffer(raw, dtype=np.dtype(held.dtype.order + held.dtype.code))
+    array: Array = flat.reshape(held.shape, order="F" if held.fortran else "C").copy()
+    return array
+
+
+def _csr(held: _Csr) -> csr_matrix[Any]:
+    parts = tuple(_array(held.state[name]) for name in ("data", "indices", "indptr"))
+    matrix = csr_matrix(parts, shape=held.state["_shape"])
     matrix.check_format(full_check=True)
     return matrix

@@ -53,17 +53,16 @@ def qm9_from_csv(path: Path, *, folder: Path | None = None, progress: bool = Tru
 
     Args:
         path: the table's folder; it must not exist yet.
-        folder: where the `qm9_part*.csv` files are. Without it, the installed package `qm9pack`
-            is asked (it is never imported), which must hold all 130,831 molecules.
+        folder: where `qm9_part1.csv`, `qm9_part2.csv` and `qm9_part3.csv` are, or some of them
+            for some of the molecules. Without it, the installed package `qm9pack` is asked (it is
+            never imported), which must hold all 130,831 molecules.
         progress: show a progress bar.
 
     Raises:
-        DataError: the package is not installed, or a row is malformed; the message names file,
-            line and field.
+        DataError: the package is not installed, a row is malformed or a molecule is there twice;
+            the message names file, line and field.
     """
-    files = _package_files() if folder is None else sorted(folder.glob("qm9_part*.csv"))
-    if not files:
-        raise DataError(f"no qm9_part*.csv in {folder}; these are the files of the qm9pack package")
+    files = _package_files() if folder is None else _folder_files(folder)
     metadata = {
         "source": "QM9, CSV files of the Python package qm9pack",
         "licence": "CC0",
@@ -74,6 +73,15 @@ def qm9_from_csv(path: Path, *, folder: Path | None = None, progress: bool = Tru
     total = sum(file.stat().st_size for file in files)
     with progress_bar("QM9", total, show=progress) as move:
         return write_table(path, _tables(files, expected, move), QM9_SCHEMA, metadata=metadata)
+
+
+def _folder_files(folder: Path) -> list[Path]:
+    files = [folder / part for part in _PARTS if (folder / part).is_file()]
+    if not files:
+        raise DataError(
+            f"none of {', '.join(_PARTS)} in {folder}; these are the files of the qm9pack package"
+        )
+    return files
 
 
 def _package_files() -> list[Path]:
@@ -95,9 +103,15 @@ def _package_files() -> list[Path]:
 
 def _tables(files: Sequence[Path], expected: int | None, move: Move) -> Iterator[GraphTable]:
     first = done = 0
+    met: set[int] = set()
     for file in files:
         for rows, position in _chunks(file):
-            yield _molecules(file, rows).table(first=first)
+            molecules = _molecules(file, rows)
+            for (line, _), index in zip(rows, molecules.index.tolist(), strict=True):
+                if index in met:
+                    raise DataError(f"{file}, line {line}, field Index: {index} is there twice")
+                met.add(index)
+            yield molecules.table(first=first)
             first += len(rows)
             move(done + position)
         done += file.stat().st_size

@@ -115,6 +115,8 @@ def _tables(
             yield flush()
     if waiting:
         yield flush()
+    if counts["molecules"] == 0:
+        raise DataError(f"{archive} holds no molecules: no member is a .xyz file to keep")
 
 
 def _molecule(where: str, file: io.BytesIO) -> Molecule:

@@ -16,6 +16,8 @@ __all__ = ["planted_partition", "rmat", "small_graphs", "temporal"]
 _REPEATS = 0.8
 # Small enough that a block's scratch arrays stay in the cache.
 _BLOCK_EDGES = 2**18
+# Edges that R-MAT draws for each that it keeps, at most.
+_TRIES = 100
 
 
 def rmat(
@@ -56,7 +58,14 @@ def rmat(
     names = rng.permutation(num_nodes).astype(dtype)
     ends = np.empty((2, num_edges), dtype=dtype)
     done = 0
+    blocks_left = _TRIES * (1 + num_edges // _BLOCK_EDGES)
     while done < num_edges:
+        if blocks_left == 0:
+            raise DataError(
+                f"a = {a}, b = {b}, c = {c} put less than one edge in {_TRIES} among {num_nodes} "
+                "nodes; choose a larger a, or a power of two nodes"
+            )
+        blocks_left -= 1
         block = _rmat_block(num_nodes, a, b, c, rng)[:, : num_edges - done]
         ends[:, done : done + block.shape[1]] = names[block]
         done += block.shape[1]
