@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -155,17 +156,18 @@ def print_result(result: BenchResult, console: Console) -> None:
     """A table a case: medians, spread, and each peer's median as a multiple of each of ours."""
     for case in result.cases:
         scale, unit = (1e3, "ms") if case.unit == "s" else (1.0, case.unit)
-        table = Table(title=f"{result.name}: {case.case}", caption=case.what, title_justify="left")
-        table.add_column("contender")
+        title = f"{result.name}: {case.case} ({case.what})"
+        table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+        table.add_column("contender", min_width=26, overflow="fold")
         for heading in (f"median {unit}", "mean", "min – max"):
             table.add_column(heading, justify="right")
         peers = len(case.own) < len(case.contenders)
         for own in case.own if peers else []:
-            table.add_column(f"/ {own}", justify="right")
+            table.add_column(f"× {own}", justify="right", min_width=8)
         ratios = {own: case.ratios(own) for own in case.own}
         for name, contender in case.contenders.items():
             if contender.median is None or contender.mean is None:
-                table.add_row(name, "absent", "", contender.absent)
+                table.add_row(name, "failed" if contender.failed else "absent")
                 continue
             low, high = min(contender.samples) * scale, max(contender.samples) * scale
             multiples = [
@@ -173,9 +175,16 @@ def print_result(result: BenchResult, console: Console) -> None:
             ]
             table.add_row(
                 name,
-                f"{contender.median * scale:.4g}",
-                f"{contender.mean * scale:.4g}",
-                f"{low:.3g} – {high:.3g}",
+                _short(contender.median * scale),
+                _short(contender.mean * scale),
+                f"{_short(low)} – {_short(high)}",
                 *(multiples if peers else []),
             )
         console.print(table)
+        for name, contender in case.contenders.items():
+            if contender.absent:
+                console.print(f" {name}: {contender.absent}", soft_wrap=True)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
