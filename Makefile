@@ -26,8 +26,8 @@ demo: .venv/.demo ## train on real data and show the result
 	$(BIN)/weft train citations --data cora-package --run-dir runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 lint: .venv/.dev ## style, types, import rules
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 

@@ -99,8 +99,8 @@ def test_the_table_shows_medians_spread_and_ratios() -> None:
     text = shown(result())
     assert "toy: small" in text
     assert "median ms" in text
-    assert row(text, "weft")[1:4] == ["2", "3", "1 – 6"]
-    assert row(text, "peer")[1:6] == ["20", "20", "10 – 30", "10.00", "5.00"]
+    assert row(text, "weft")[1:] == ["2", "1 – 6"]
+    assert row(text, "peer")[1:] == ["20", "10 – 30", "10.00", "5.00"]
     assert row(text, "gone") == ["gone", "absent"]
     assert "gone: No module named 'gone'" in text
 

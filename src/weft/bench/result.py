@@ -159,7 +159,9 @@ def print_result(result: BenchResult, console: Console) -> None:
         title = f"{result.name}: {case.case} ({case.what})"
         table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
         table.add_column("contender", min_width=26, overflow="fold")
-        for heading in (f"median {unit}", "mean", "min – max"):
+        # Times are compared by their medians; a mean is for accuracies.
+        timed = case.unit == "s"
+        for heading in (f"median {unit}", *(() if timed else ("mean",)), "min – max"):
             table.add_column(heading, justify="right")
         peers = len(case.own) < len(case.contenders)
         for own in case.own if peers else []:
@@ -176,7 +178,7 @@ def print_result(result: BenchResult, console: Console) -> None:
             table.add_row(
                 name,
                 _short(contender.median * scale),
-                _short(contender.mean * scale),
+                *(() if timed else (_short(contender.mean * scale),)),
                 f"{_short(low)} – {_short(high)}",
                 *(multiples if peers else []),
             )
