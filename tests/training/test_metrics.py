@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,8 @@ def test_tensorboard_has_the_same_values(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path / "metrics.jsonl", tmp_path / "tensorboard")
     write(log, 1, 2, 3)
     log.sync()
+    # TensorBoard reads files in the order of their names, which hold the second they were made.
+    time.sleep(1.1)
     log.keep(2, 2)
     write(log, 3, 4)
     log.close()

@@ -165,7 +165,7 @@ def print_result(result: BenchResult, console: Console) -> None:
             table.add_column(heading, justify="right")
         peers = len(case.own) < len(case.contenders)
         for own in case.own if peers else []:
-            table.add_column(f"× {own}", justify="right", min_width=8)
+            table.add_column(f"× {own}", justify="right", min_width=7, max_width=9)
         ratios = {own: case.ratios(own) for own in case.own}
         for name, contender in case.contenders.items():
             if contender.median is None or contender.mean is None:
