@@ -40,14 +40,14 @@ def row(text: str, name: str) -> list[str]:
 
 def test_schema(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["weft", "bench", "toy", "--json", "a b.json"])
-    whole = result().to_json()
+    made = result()
+    whole = made.to_json()
+    machine = made.machine
     assert list(whole) == ["schema", "name", "created", "command", "machine", "versions", "cases"]
     assert whole["schema"] == "weft bench 1"
     assert whole["command"] == "weft bench toy --json 'a b.json'"
     assert whole["versions"] == {"weft": weft.__version__, "python": sys.version.split()[0]}
-    assert set(whole["machine"]) == {"cpu", "cores", "memory_gib", "system"}
-    assert whole["machine"]["cores"] >= 1
-    assert whole["machine"]["memory_gib"] > 0
+    assert whole["machine"] == machine
     (case,) = whole["cases"]
     assert list(case) == ["case", "what", "unit", "contenders", "ratios"]
     ours = case["contenders"]["weft"]

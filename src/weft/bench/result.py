@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shlex
 import statistics
@@ -18,9 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 import weft
+from weft.bench.machine import machine
 from weft.files import write_atomically
 
-__all__ = ["BenchResult", "CaseResult", "Contender", "machine", "print_result"]
+__all__ = ["BenchResult", "CaseResult", "Contender", "print_result"]
 
 SCHEMA = "weft bench 1"
 
@@ -94,6 +94,7 @@ class BenchResult:
     name: str
     cases: list[CaseResult]
     command: str = field(default_factory=lambda: shlex.join(["weft", *sys.argv[1:]]))
+    machine: dict[str, Any] = field(default_factory=machine)
     created: str = field(
         default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds")
     )
@@ -121,7 +122,7 @@ class BenchResult:
             "name": self.name,
             "created": self.created,
             "command": self.command,
-            "machine": machine(),
+            "machine": self.machine,
             "versions": {"weft": weft.__version__, "python": platform.python_version()},
             "cases": cases,
         }
@@ -132,28 +133,14 @@ class BenchResult:
         write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
-    model = platform.processor() or platform.machine()
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
-    except OSError:
-        pass
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {
-        "cpu": model,
-        "cores": cores,
-        "memory_gib": round(memory / 2**30, 1),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-    }
-
-
 def print_result(result: BenchResult, console: Console) -> None:
     """A table a case: medians, spread, and each peer's median as a multiple of each of ours."""
+    about = result.machine
+    console.print(
+        f"{about['cpu']}, {about['cores']} cores, {about['memory_gib']} GiB; matrix products "
+        f"{about['gemm_gflop_per_s']:.0f} GFLOP/s, copies {about['copy_gb_per_s']:.0f} GB/s",
+        soft_wrap=True,
+    )
     for case in result.cases:
         scale, unit = (1e3, "ms") if case.unit == "s" else (1.0, case.unit)
         title = f"{result.name}: {case.case} ({case.what})"

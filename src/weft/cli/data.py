@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -66,6 +67,7 @@ class DataGet:
 
     def __call__(self, console: Console) -> int:
         """Build or open the table and describe it."""
+        start = time.perf_counter()
         table = load(
             self.name,
             files=self.files,
@@ -74,7 +76,9 @@ class DataGet:
             data_dir=self.data_dir,
             rebuild=self.rebuild,
         )
+        seconds = time.perf_counter() - start
         describe(table, console)
+        console.print(f"ready in {seconds:.2f} s")
         return 0
 
 
