@@ -33,10 +33,10 @@ def test_plain_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch)
     lines = out.getvalue().splitlines()
     assert lines[0] == "going on after step 0 of runs/[a]"
     assert len(lines) == 11
-    assert lines[1].startswith("epoch 1/10, step 10/100, loss 0.1, val_accuracy 0.8125, 12,346 gr")
-    assert lines[1].endswith(" left")
+    assert lines[1].startswith("epoch 1/10, step 10/100, loss 0.1, 12,346 graphs/s")
+    assert lines[1].endswith(" left, val_accuracy 0.8125")
     assert lines[-1] == (
-        "epoch 10/10, step 100/100, loss 0.01, val_accuracy 0.8125, 12,346 graphs/s"
+        "epoch 10/10, step 100/100, loss 0.01, 12,346 graphs/s, val_accuracy 0.8125"
     )
     assert "\x1b" not in out.getvalue()
 
@@ -45,7 +45,7 @@ def test_a_short_run_still_says_how_it_ended() -> None:
     out = io.StringIO()
     show(Console(file=out), steps=100)
     assert out.getvalue().splitlines()[1:] == [
-        "epoch 10/10, step 100/100, loss 0.01, val_accuracy 0.8125, 12,346 graphs/s"
+        "epoch 10/10, step 100/100, loss 0.01, 12,346 graphs/s, val_accuracy 0.8125"
     ]
 
 
@@ -76,3 +76,11 @@ def test_fit_reports_on_standard_error(capsys: pytest.CaptureFixture[str]) -> No
         caught = capsys.readouterr()
         assert caught.out == ""
         assert ("epoch 2/2, step 4/4" in caught.err) is not quiet
+
+
+def test_a_narrow_terminal_keeps_the_rate_and_the_time_left() -> None:
+    out = io.StringIO()
+    show(Console(file=out, force_terminal=True, width=78))
+    assert "12,346 graphs/s" in out.getvalue()
+    assert "ETA" in out.getvalue()
+    assert "val_accuracy" not in out.getvalue()

@@ -15,6 +15,7 @@ _REFRESH_SECONDS = 0.1
 _LINE_SECONDS = 10.0
 _LINE_GAP_SECONDS = 1.0
 _LINE_FRACTION = 0.1
+_BAR_WIDTH = 10
 
 
 class FitProgress:
@@ -32,7 +33,7 @@ class FitProgress:
         self._shown_at = self._began_at = time.perf_counter()
         self._shown_step = 0
         self._first_step: int | None = None
-        self._metrics = ""
+        self._metrics: list[str] = []
         # step, total, epoch, loss, graphs per second
         self._latest: tuple[int, int | None, int, float, float] | None = None
 
@@ -40,13 +41,14 @@ class FitProgress:
         if not self._silent and self._console.is_terminal:
             self._live = Progress(
                 TextColumn("{task.description}"),
-                BarColumn(bar_width=20),
+                BarColumn(bar_width=_BAR_WIDTH),
                 TextColumn("ETA"),
                 TimeRemainingColumn(),
+                TextColumn("{task.fields[metrics]}"),
                 console=self._console,
                 refresh_per_second=4,
             )
-            self._live.add_task("starting", total=None)
+            self._live.add_task("starting", total=None, metrics="")
             self._live.start()
         return self
 
@@ -68,7 +70,7 @@ class FitProgress:
 
     def evaluated(self, metrics: dict[str, float]) -> None:
         """Show these values beside the loss from now on."""
-        self._metrics = "".join(f", {name} {value:.4g}" for name, value in metrics.items())
+        self._metrics = [f"{name} {value:.4g}" for name, value in metrics.items()]
 
     def step(
         self, *, epoch: int, step: int, total: int | None, loss: float, graphs_per_second: float
@@ -94,12 +96,23 @@ class FitProgress:
         step, total, epoch, loss, rate = self._latest
         text = (
             f"epoch {epoch}/{self._epochs}, step {step}{f'/{total}' if total else ''}, "
-            f"loss {loss:.4g}{self._metrics}, {rate:,.0f} graphs/s"
+            f"loss {loss:.4g}, {rate:,.0f} graphs/s"
         )
         if self._live is not None:
-            self._live.update(self._live.task_ids[0], description=text, completed=step, total=total)
+            # On a narrow terminal metrics are left out, never the rate or the time left.
+            room = self._console.width - len(text) - _BAR_WIDTH - len(" ETA 0:00:00   ")
+            fitting = list(self._metrics)
+            while len(", ".join(fitting)) > max(room, 0):
+                fitting.pop()
+            self._live.update(
+                self._live.task_ids[0],
+                description=text,
+                completed=step,
+                total=total,
+                metrics=", ".join(fitting),
+            )
         else:
-            self.note(text + self._time_left(step, total, now))
+            self.note(", ".join([text + self._time_left(step, total, now), *self._metrics]))
         self._shown_at, self._shown_step = now, step
 
     def _time_left(self, step: int, total: int | None, now: float) -> str:
