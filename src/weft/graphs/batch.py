@@ -172,7 +172,8 @@ def assemble(
         """The compiled loops read wherever these numbers point."""
         part = out[:count]
         if not table.checked and count and not (part.min() >= 0 and part.max() <= limit):
-            raise DataError(f"{table.path}/{name}.npy is damaged: a number is out of range")
+            where = f"{table.path}/{name}.npy" if table.path else f"column '{name}'"
+            raise DataError(f"{where} is damaged: a number is out of range")
 
     def edge_ends(name: str) -> Tensor:
         out = np.empty(size.edges, dtype=index)

@@ -158,6 +158,7 @@ class GraphTable:
                 for name, offsets in self.ragged_offsets.items()
             },
             metadata=self.metadata,
+            checked=self.checked,
         )
 
     def _topology_offsets(self, name: str) -> Array:
