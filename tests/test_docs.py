@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -20,12 +22,14 @@ def with_snippets() -> list[Path]:
 def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = page.read_text(encoding="utf-8")
-    names: dict[str, object] = {"__name__": page.stem}
+    # A module that can be imported: torch.compile looks up where a class was defined.
+    module = ModuleType(f"weft_docs_{page.stem}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     count = 0
     for match in SNIPPET.finditer(text):
         # Blank lines put the snippet at its own line numbers in a traceback.
         above = "\n" * (text[: match.start(1)].count("\n"))
-        exec(compile(above + match[1], str(page), "exec"), names)
+        exec(compile(above + match[1], str(page), "exec"), module.__dict__)
         count += 1
     assert count > 0
 

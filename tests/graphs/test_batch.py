@@ -227,3 +227,57 @@ def test_a_second_batch_of_the_same_padded_shape_does_not_recompile():
     assert counter.frame_count == 1
     readout(assemble(table, [0], Budget(nodes=32, edges=32, graphs=4)))
     assert counter.frame_count == 2
+
+
+@st.composite
+def symmetric_tables(draw):
+    """Graphs whose edges come both ways, several between two nodes, loops in twos."""
+    graphs = []
+    for _ in range(draw(st.integers(1, 4))):
+        n = draw(st.integers(1, 5))
+        ends = draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=8))
+        senders = [a for a, _ in ends] + [b for _, b in ends]
+        receivers = [b for _, b in ends] + [a for a, _ in ends]
+        image = list(range(1, len(ends) + 1)) + [-i for i in range(1, len(ends) + 1)]
+        # The order that the table's contract asks for: by image one way, by -image the other.
+        keys = [
+            abs(i) * 2 + (i < 0) if s == r else i if s < r else -i
+            for s, r, i in zip(senders, receivers, image, strict=True)
+        ]
+        order = np.argsort(keys, kind="stable")
+        graphs.append(
+            Graph(
+                num_nodes=n,
+                senders=np.array(senders, dtype=np.int32)[order],
+                receivers=np.array(receivers, dtype=np.int32)[order],
+                edges={"image": np.array(image, dtype=np.int32)[order]},
+            )
+        )
+    return table_from_graphs(graphs, metadata={"symmetric": True})
+
+
+@quick
+@given(symmetric_tables(), st.integers(0, 3))
+def test_pairs_hold_an_edge_and_its_reverse(table, more):
+    budget = Budget(
+        nodes=table.total_nodes + 1, edges=table.total_edges + more, graphs=len(table) + 1
+    )
+    for batch in (assemble(table, range(len(table))), assemble(table, range(len(table)), budget)):
+        forward, backward, of_edge = (batch.pairs[n] for n in ("forward", "backward", "of_edge"))
+        assert len(forward) == len(backward) == -(-batch.num_edges // 2)
+        assert (batch.senders[forward] == batch.receivers[backward]).all()
+        assert (batch.receivers[forward] == batch.senders[backward]).all()
+        assert (batch.edges["image"][forward] == -batch.edges["image"][backward]).all()
+        numbers = torch.arange(len(forward), dtype=torch.int32)
+        assert (of_edge[forward] == numbers).all()
+        assert (of_edge[backward] == numbers).all()
+        both = torch.cat([forward, backward[forward != backward]]).tolist()
+        assert sorted(both) == list(range(batch.num_edges))
+
+
+def test_edges_that_are_not_symmetric_are_refused():
+    graph = Graph(num_nodes=3, senders=[0, 1, 1], receivers=[1, 0, 2])
+    table = table_from_graphs([graph], metadata={"symmetric": True})
+    with pytest.raises(DataError, match="from node 1 to node 2 of this batch has no reverse"):
+        assemble(table, [0])
+    assert assemble(table_from_graphs([graph]), [0]).pairs == {}

@@ -65,7 +65,7 @@ def test_follows_torch_seed_and_is_off_in_evaluation() -> None:
 @pytest.mark.parametrize("relu", [False, True])
 def test_opcheck_and_gradcheck(relu: bool) -> None:
     x = torch.randn(6, 5, dtype=torch.float64, requires_grad=True)
-    torch.library.opcheck(module._dropout, (x, seed_of(4), 0.4, relu))
+    torch.library.opcheck(module._dropout.op, (x, seed_of(4), 0.4, relu))
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return module._dropout(x, seed_of(4), 0.4, relu)

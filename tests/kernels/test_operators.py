@@ -157,7 +157,7 @@ def cases() -> list[tuple[str, object, tuple[object, ...]]]:
 
 @pytest.mark.parametrize(("name", "operator", "arguments"), cases(), ids=lambda v: str(v)[:20])
 def test_opcheck_and_gradcheck(name: str, operator: object, arguments: tuple[object, ...]) -> None:
-    torch.library.opcheck(operator, arguments)
+    torch.library.opcheck(operator.op, arguments)
     learned = [i for i, a in enumerate(arguments) if isinstance(a, Tensor) and a.requires_grad]
 
     def function(*inputs: Tensor) -> Tensor:
@@ -257,7 +257,7 @@ def test_mixed_precision_keeps_the_dtype_of_x() -> None:
     batch = batch_of(12, 40)
     x, w = randn(12, 4, dtype=torch.float32), randn(40, dtype=torch.float32)
     half = x.detach().bfloat16().requires_grad_()
-    torch.library.opcheck(operators.spmm, (half, w, *topology(batch)))
+    torch.library.opcheck(operators.spmm.op, (half, w, *topology(batch)))
     out = F.spmm(batch, half, w)
     assert out.dtype == torch.bfloat16
     grad_x, grad_w = torch.autograd.grad(out.float().sum(), [half, w])

@@ -125,7 +125,7 @@ def order_taken(layer: GCNLayer, batch: GraphBatch, x: Tensor) -> int:
     """Width of the sparse product in the layer: that of x, or that of the output."""
     with torch.profiler.profile(record_shapes=True) as profile:
         layer(batch, x)
-    shapes = [e.input_shapes[0] for e in profile.events() if e.name == "weft::spmm"]
+    shapes = [e.input_shapes[0] for e in profile.events() if e.name == "spmm"]
     assert len(shapes) == 1
     return int(shapes[0][1])
 

@@ -3,6 +3,7 @@
 from weft.bench.assemble import AssembleBench, bench_assemble
 from weft.bench.citations import CitationsBench, bench_citations
 from weft.bench.gcn import GCNBench, bench_gcn
+from weft.bench.molecules import MoleculesBench, bench_molecules
 from weft.bench.result import BenchResult, CaseResult, Contender, print_result
 
 __all__ = [
@@ -12,8 +13,10 @@ __all__ = [
     "CitationsBench",
     "Contender",
     "GCNBench",
+    "MoleculesBench",
     "bench_assemble",
     "bench_citations",
     "bench_gcn",
+    "bench_molecules",
     "print_result",
 ]

@@ -13,7 +13,7 @@ from rich.progress import Progress
 from weft.bench.result import BenchResult
 from weft.bench.runner import Entry, run_case
 from weft.graphs import Column, GraphTable, table_from_columns, write_table
-from weft.sources import load
+from weft.sources import FullyConnected, load, with_neighbours
 
 __all__ = ["AssembleBench", "bench_assemble", "fully_connected"]
 
@@ -86,24 +86,17 @@ def bench_assemble(config: AssembleBench, progress: Progress) -> BenchResult:
 
 def fully_connected(table: GraphTable, target: str) -> GraphTable:
     """A table of z, pos and one target, with an edge for every ordered pair of atoms."""
-    senders, receivers = [], []
-    for count in table.num_nodes:
-        receiver, sender = np.nonzero(~np.eye(count, dtype=bool))
-        senders.append(sender.astype(np.int32))
-        receivers.append(receiver.astype(np.int32))
-    return table_from_columns(
+    atoms = table_from_columns(
         {
             "z": table.schema["z"],
             "pos": table.schema["pos"],
             "y": Column(level="graph", dtype="float32", unit=table.schema[target].unit),
         },
         num_nodes=table.num_nodes,
-        num_edges=table.num_nodes * (table.num_nodes - 1),
         columns={
             "z": table.columns["z"],
             "pos": table.columns["pos"],
             "y": table.columns[target].astype(np.float32),
-            "senders": np.concatenate(senders),
-            "receivers": np.concatenate(receivers),
         },
     )
+    return with_neighbours(atoms, FullyConnected(), progress=False)

@@ -35,6 +35,8 @@ class Contender:
         absent: why it could not run; empty if it did.
         failed: it was there but ended with an error.
         against: which of ours does the same work; all of them if empty.
+        details: of each step, where samples are seconds per graph: its `seconds`, the `graphs` it
+            trained on and the seconds of `batching`, the wait for the next batch.
     """
 
     samples: list[float] = field(default_factory=list)
@@ -42,6 +44,7 @@ class Contender:
     absent: str = ""
     failed: bool = False
     against: list[str] = field(default_factory=list)
+    details: list[dict[str, float]] = field(default_factory=list)
 
     @property
     def median(self) -> float | None:
@@ -52,6 +55,26 @@ class Contender:
     def mean(self) -> float | None:
         """Mean of the samples, or None if absent."""
         return statistics.fmean(self.samples) if self.samples else None
+
+    @property
+    def throughput(self) -> dict[str, float]:
+        """What the details amount to; empty without them."""
+        if not self.details:
+            return {}
+        totals = {name: sum(step[name] for step in self.details) for name in self.details[0]}
+        return {
+            "graphs_per_second": 1 / statistics.median(self.samples),
+            "seconds_per_step": statistics.median(step["seconds"] for step in self.details),
+            "graphs_per_step": totals["graphs"] / len(self.details),
+            "batching_share": totals["batching"] / totals["seconds"],
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, with median and mean; details and throughput where there are details."""
+        fields = {**asdict(self), "median": self.median, "mean": self.mean}
+        if not self.details:
+            del fields["details"]
+        return {**fields, **self.throughput}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,10 +126,7 @@ class BenchResult:
         """The schema: machine, versions, command; by case raw samples, medians and ratios."""
         cases = []
         for case in self.cases:
-            contenders = {
-                name: {**asdict(c), "median": c.median, "mean": c.mean}
-                for name, c in case.contenders.items()
-            }
+            contenders = {name: c.to_json() for name, c in case.contenders.items()}
             ratios = {own: case.ratios(own) for own in case.own}
             cases.append(
                 {
@@ -142,13 +162,20 @@ def print_result(result: BenchResult, console: Console) -> None:
         soft_wrap=True,
     )
     for case in result.cases:
-        scale, unit = (1e3, "ms") if case.unit == "s" else (1.0, case.unit)
-        title = f"{result.name}: {case.case} ({case.what})"
-        table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-        table.add_column("contender", min_width=26, overflow="fold")
         # Times are compared by their medians; a mean is for accuracies.
-        timed = case.unit == "s"
-        for heading in (f"median {unit}", *(() if timed else ("mean",)), "min – max"):
+        timed = case.unit.partition("/")[0] == "s"
+        scale, unit = (1e3, f"m{case.unit}") if timed else (1.0, case.unit)
+        detailed = any(c.details for c in case.contenders.values())
+        console.print(f"{result.name}: {case.case} ({case.what})", style="italic", soft_wrap=True)
+        table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
+        # Eighty columns are enough: with throughput names fold, and the file has the spread.
+        width = 17 if detailed else 26
+        table.add_column(
+            "contender", min_width=width, max_width=width if detailed else None, overflow="fold"
+        )
+        spread = ("graphs/s", "ms/step", "batching") if detailed else ("min – max",)
+        median = f"median\n{unit}" if detailed else f"median {unit}"
+        for heading in (median, *(() if timed else ("mean",)), *spread):
             table.add_column(heading, justify="right")
         peers = len(case.own) < len(case.contenders)
         for own in case.own if peers else []:
@@ -166,13 +193,22 @@ def print_result(result: BenchResult, console: Console) -> None:
                 name,
                 _short(contender.median * scale),
                 *(() if timed else (_short(contender.mean * scale),)),
-                f"{_short(low)} – {_short(high)}",
+                *(_throughput(contender) if detailed else (f"{_short(low)} – {_short(high)}",)),
                 *(multiples if peers else []),
             )
         console.print(table)
         for name, contender in case.contenders.items():
             if contender.absent:
                 console.print(f" {name}: {contender.absent}", soft_wrap=True)
+
+
+def _throughput(contender: Contender) -> tuple[str, str, str]:
+    found = contender.throughput
+    return (
+        _short(found["graphs_per_second"]),
+        _short(1e3 * found["seconds_per_step"]),
+        f"{100 * found['batching_share']:.1f} %",
+    )
 
 
 def _short(value: float) -> str:

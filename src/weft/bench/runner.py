@@ -64,6 +64,7 @@ class _Worker:
         )
         self.versions: dict[str, str] = {}
         self.samples: list[float] = []
+        self.details: list[dict[str, float]] = []
         self.absent, self.failed = "", False
         self.against = entry.against
 
@@ -101,6 +102,7 @@ class _Worker:
         answer = self.ask({"steps": steps})
         self.note(answer)
         self.samples += answer.get("samples", [])
+        self.details += answer.get("details", [])
 
     def stop(self) -> None:
         self.process.kill()
@@ -154,6 +156,7 @@ def _contenders(workers: Sequence[_Worker]) -> dict[str, Contender]:
             absent=w.absent,
             failed=w.failed,
             against=list(w.against),
+            details=[] if w.absent else w.details,
         )
         for w in workers
     }

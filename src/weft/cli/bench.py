@@ -16,15 +16,17 @@ from weft.bench import (
     BenchResult,
     CitationsBench,
     GCNBench,
+    MoleculesBench,
     bench_assemble,
     bench_citations,
     bench_gcn,
+    bench_molecules,
     print_result,
 )
 from weft.cli.show import print_config
 from weft.errors import DataError
 
-__all__ = ["COMMANDS", "Assemble", "Citations", "Gcn"]
+__all__ = ["COMMANDS", "Assemble", "Citations", "Gcn", "Molecules"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,4 +97,17 @@ class Citations(_Bench):
         return self._go(console, self.config, bench_citations)
 
 
-COMMANDS = {"gcn": Gcn, "assemble": Assemble, "citations": Citations}
+@dataclass(frozen=True, kw_only=True)
+class Molecules(_Bench):
+    """SchNet, MPEU and PaiNN on QM9, a step: weft, torch_geometric, JAX and SchNetPack."""
+
+    config: Annotated[MoleculesBench, tyro.conf.arg(name="")] = field(
+        default_factory=MoleculesBench
+    )
+
+    def __call__(self, console: Console) -> int:
+        """Run it."""
+        return self._go(console, self.config, bench_molecules)
+
+
+COMMANDS = {"gcn": Gcn, "assemble": Assemble, "citations": Citations, "molecules": Molecules}

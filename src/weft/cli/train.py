@@ -17,8 +17,16 @@ from weft.errors import DataError
 from weft.sources import load
 from weft.training import FitResult, Run, prepare_process
 from weft.training.citations import CitationsConfig, citation_batch, train_citations
+from weft.training.structure_data import (
+    NeighbourConfig,
+    file_name_of,
+    neighbour_table,
+    some_of,
+    structure_table,
+)
+from weft.training.structures import StructuresConfig, Trained, train_structures
 
-__all__ = ["COMMANDS", "Citations"]
+__all__ = ["COMMANDS", "Citations", "Crystals", "Molecules"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +90,164 @@ class Citations:
         return 0
 
 
+def _crystals_config() -> StructuresConfig:
+    return StructuresConfig(
+        data="mp-matminer",
+        target="formation_energy_per_atom",
+        references=False,
+        neighbours=NeighbourConfig(kind="nearest", nearest=24),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Structures:
+    """Options of the recipes for structures.
+
+    Attributes:
+        run_dir: folder for metrics, checkpoints and weights; by default runs/RECIPE-DATA-TARGET.
+        resume: go on with the run in that folder, where and as it stopped.
+        init_from: start from the weights of this run folder or file, nothing else of it.
+        files: files or folders to build the data set from, instead of cached or downloaded ones.
+        data_dir: the data folder; by default $WEFT_DATA_DIR or the user's cache folder.
+        quiet: no progress.
+        print_config: print the settings as JSON and stop.
+    """
+
+    run_dir: Path | None = None
+    resume: bool = False
+    init_from: Path | None = None
+    files: tuple[Path, ...] = ()
+    data_dir: Path | None = None
+    quiet: bool = False
+    print_config: bool = False
+
+    def _train(self, recipe: str, config: StructuresConfig, console: Console) -> int:
+        if self.print_config:
+            return print_config(config, console)
+        if self.init_from and not self.init_from.exists():
+            raise DataError(f"--init-from {self.init_from} does not exist")
+        prepare_process()
+        table = structure_table(
+            config.data,
+            config.targets,
+            files=self.files,
+            data_dir=self.data_dir,
+            progress=not self.quiet,
+        )
+        unit = table.schema[config.target].unit
+        drawn = some_of(table, config.limit, config.seed)
+        try:
+            table = neighbour_table(
+                drawn, config.neighbours, data_dir=self.data_dir, progress=not self.quiet
+            )
+        except DataError as error:
+            note = "" if drawn is table else f" (as numbered among the {len(drawn)} drawn)"
+            raise DataError(f"{config.data}: {error}{note}") from None
+        name = f"{recipe}-{file_name_of(config.data)}-{config.target}"
+        folder = self.run_dir or Path("runs") / name
+        with Run.create(folder, config, resume=self.resume) as run:
+            if self.resume and not run.resumed:
+                console.print(f"There is no run in {folder} to resume; a new one starts.")
+            trained = train_structures(
+                table, config, run=run, init_from=self.init_from, quiet=self.quiet
+            )
+            if trained.result.stopped.startswith("interrupted"):
+                return _interrupted(trained.result, folder, console)
+            run.summarise(
+                **trained.scores,
+                counts=trained.counts,
+                unit=unit,
+                batching_share=trained.batching_share,
+                compilation=trained.compilation.report(),
+            )
+        _show(trained, config, unit, folder, console)
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Molecules(_Structures):
+    """Train SchNet, MPEU or PaiNN on a property of molecules: QM9, or your own extxyz or ASE files.
+
+    Lengths are in Å, energies in eV, forces in eV/Å. Examples:
+      weft train molecules --target gap --no-references
+      weft train molecules --data water.extxyz --target energy --forces forces --model painn
+    """
+
+    config: Annotated[StructuresConfig, tyro.conf.arg(name="")] = field(
+        default_factory=StructuresConfig
+    )
+
+    def __call__(self, console: Console) -> int:
+        """Train, then print what came out and where it is."""
+        return self._train("molecules", self.config, console)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crystals(_Structures):
+    """Train SchNet, MPEU or PaiNN on a property of crystals, neighbours over periodic images.
+
+    Lengths are in Å, energies in eV. Examples:
+      weft train crystals --files crystals.jsonl.gz --target formation_energy_per_atom
+      weft train crystals --data my.jsonl --target band_gap --neighbours.kind cutoff
+      weft train crystals --data my_cifs/ --target energy   (my_cifs/id_prop.csv: id,energy)
+    """
+
+    config: Annotated[StructuresConfig, tyro.conf.arg(name="")] = field(
+        default_factory=_crystals_config
+    )
+
+    def __call__(self, console: Console) -> int:
+        """Train, then print what came out and where it is."""
+        return self._train("crystals", self.config, console)
+
+
+def _show(
+    trained: Trained,
+    config: StructuresConfig,
+    unit: str,
+    folder: Path,
+    console: Console,
+) -> None:
+    result = trained.result
+    in_unit = f" [{unit}]" if unit else ""
+    summary = Table(title=f"{config.target}{in_unit}: {result.stopped}", title_justify="left")
+    headings = {"part": "", "structures": "", "MAE": in_unit, "RMSE": in_unit}
+    if config.forces:
+        headings |= {"force MAE": " [eV/Å]", "force RMSE": " [eV/Å]"}
+    for heading, note in headings.items():
+        summary.add_column(heading + note, justify="left" if heading == "part" else "right")
+    for part in ("validation", "test"):
+        if f"{part}_mae" not in trained.scores:
+            continue
+        names = ["mae", "rmse", *(["force_mae", "force_rmse"] if config.forces else [])]
+        errors = [f"{trained.scores[f'{part}_{name}']:.4g}" for name in names]
+        summary.add_row(part, f"{trained.counts[part]:,}", *errors)
+    console.print(summary)
+    dropped = trained.counts["dropped"]
+    if dropped:
+        console.print(
+            f"{dropped:,} structures without {' or '.join(config.targets)} were left out.",
+            soft_wrap=True,
+        )
+    skipped = trained.counts["skipped"]
+    if skipped:
+        console.print(f"{skipped:,} structures larger than a batch were skipped in training.")
+    compiled = trained.compilation
+    if compiled.mode != "eager":
+        console.print(
+            f"Compiled for {compiled.compilations} shapes in {compiled.seconds:.1f} s.",
+            soft_wrap=True,
+        )
+    console.print(
+        f"{trained.counts['train']:,} structures for training, {result.epochs} epochs in "
+        f"{result.seconds:.1f} s, {result.graphs_per_second:,.0f} structures a second; the "
+        f"weights are those of epoch {result.best_epoch}, the best on the validation structures.\n"
+        f"Everything is in {folder} (tensorboard --logdir {folder}). Next:\n"
+        f"  weft predict {folder} FILE.extxyz",
+        soft_wrap=True,
+    )
+
+
 def _interrupted(result: FitResult, folder: Path, console: Console) -> int:
     words = [word for word in sys.argv[1:] if word != "--resume"]
     console.print(
@@ -92,4 +258,4 @@ def _interrupted(result: FitResult, folder: Path, console: Console) -> int:
     return 128 + (2 if "SIGINT" in result.stopped else 15)
 
 
-COMMANDS = {"citations": Citations}
+COMMANDS = {"molecules": Molecules, "crystals": Crystals, "citations": Citations}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weft.errors import DataError
 from weft.graphs.graph import Array, Graph
-from weft.graphs.loops import shift_ranges
+from weft.graphs.loops import pair_up, shift_ranges
 from weft.graphs.table import GraphTable, check_ids, gather_rows, offsets_of
 
 __all__ = ["Budget", "GraphBatch", "assemble"]
@@ -59,6 +59,10 @@ class GraphBatch:
         node_mask: bool [N].
         edge_mask: bool [E].
         graph_mask: bool [G].
+        pairs: of a table with symmetric edges, else empty. P = ⌈E / 2⌉ pairs of edges that are each
+            other's reverse: `forward` and `backward` int [P], the two edges (an edge alone is
+            both), and `of_edge` int [E], the pair of each edge. What depends on a distance is the
+            same for both.
     """
 
     nodes: dict[str, Tensor]
@@ -74,6 +78,7 @@ class GraphBatch:
     node_mask: Tensor
     edge_mask: Tensor
     graph_mask: Tensor
+    pairs: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def num_nodes(self) -> int:
@@ -208,12 +213,13 @@ def assemble(
             starts, stops, total = rows[column.level]
             values = gather_rows(table.columns[name], starts, stops, rows=total)
             levels[column.level][name] = torch.from_numpy(values)
+    senders, receivers = edge_ends("senders"), edge_ends("receivers")
     return GraphBatch(
         nodes=levels["node"],
         edges=levels["edge"],
         graphs=levels["graph"],
-        senders=edge_ends("senders"),
-        receivers=edge_ends("receivers"),
+        senders=senders,
+        receivers=receivers,
         in_offsets=edge_offsets("in_start"),
         out_offsets=edge_offsets("out_start"),
         out_order=torch.from_numpy(out_order),
@@ -224,7 +230,27 @@ def assemble(
         node_mask=_prefix_mask(size.nodes, real.nodes),
         edge_mask=_prefix_mask(size.edges, real.edges),
         graph_mask=_prefix_mask(size.graphs, real.graphs),
+        pairs=_pairs(senders, receivers, out_order) if table.symmetric else {},
     )
+
+
+def _pairs(senders: Tensor, receivers: Tensor, out_order: Array) -> dict[str, Tensor]:
+    edges = len(out_order)
+    pairs = {
+        name: np.empty(count, dtype=out_order.dtype)
+        for name, count in (
+            ("forward", (edges + 1) // 2),
+            ("backward", (edges + 1) // 2),
+            ("of_edge", edges),
+        )
+    }
+    odd = pair_up(senders.numpy(), receivers.numpy(), out_order, *pairs.values())
+    if odd >= 0:
+        raise DataError(
+            f"the table says that its edges are symmetric, but the edge from node {senders[odd]} "
+            f"to node {receivers[odd]} of this batch has no reverse"
+        )
+    return {name: torch.from_numpy(values) for name, values in pairs.items()}
 
 
 def _fitting(real: Budget, budget: Budget) -> Budget:

@@ -8,7 +8,7 @@ import numpy as np
 
 from weft.compiled import compiled
 
-__all__ = ["copy_ranges", "counting_order", "group_starts", "shift_ranges"]
+__all__ = ["copy_ranges", "counting_order", "group_starts", "pair_up", "shift_ranges"]
 
 
 @compiled()
@@ -61,3 +61,34 @@ def shift_ranges(source: Any, starts: Any, stops: Any, shifts: Any, out: Any) ->
         for k in range(count):
             shifted[k] = out.dtype.type(values[k]) + shift
         position += count
+
+
+@compiled()
+def pair_up(
+    senders: Any, receivers: Any, out_order: Any, forward: Any, backward: Any, of_edge: Any
+) -> int:
+    """Number the pairs of edges that are each other's reverse, see GraphBatch.pairs.
+
+    Returns:
+        -1, or an edge without a reverse where the edges are not symmetric.
+    """
+    edges = senders.shape[0]
+    pairs = 0
+    edge = 0
+    while edge < edges:
+        partner = out_order[edge]
+        if senders[edge] == receivers[edge]:
+            # Edges of a node to its own images: two neighbours in the list are opposite.
+            partner = edge + 1 if edge + 1 < edges else edge
+            if partner > edge and (
+                senders[partner] != senders[edge] or receivers[partner] != receivers[edge]
+            ):
+                return edge
+        elif senders[partner] != receivers[edge] or receivers[partner] != senders[edge]:
+            return edge
+        if senders[edge] <= receivers[edge]:
+            forward[pairs], backward[pairs] = edge, partner
+            of_edge[edge], of_edge[partner] = pairs, pairs
+            pairs += 1
+        edge = partner + 1 if senders[edge] == receivers[edge] else edge + 1
+    return -1

@@ -34,7 +34,9 @@ class GraphTable:
         node_offsets: int64 [g + 1], where each graph's nodes begin.
         edge_offsets: int64 [g + 1], where each graph's edges begin.
         ragged_offsets: int64 [g + 1] for each ragged column.
-        metadata: what the source wrote about itself; JSON values.
+        metadata: what the source wrote about itself; JSON values. With `symmetric` true every edge
+            has a reverse: of several edges between two nodes the first one way is the reverse of
+            the first the other way, and a node's edges to itself come in adjacent pairs.
         path: the folder it is mapped from, or None.
         checked: every byte was compared with its checksum, or made here. Otherwise `assemble`
             checks what it reads.
@@ -85,6 +87,11 @@ class GraphTable:
     def num_edges(self) -> Array:
         """int64 [g], the edges of each graph."""
         return np.diff(self.edge_offsets)
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether every edge has a reverse, so that batches have `pairs`."""
+        return bool(self.metadata.get("symmetric", False))
 
     @property
     def num_bytes(self) -> int:

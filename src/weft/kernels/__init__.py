@@ -1,6 +1,8 @@
 """The few hot loops, as torch operators: segment reductions, gathers, sparse products."""
 
 from weft.kernels.counter_dropout import dropout, relu_dropout
+from weft.kernels.edge_states import edge_softplus
+from weft.kernels.filters import radial_filters
 from weft.kernels.functions import (
     SortedEdges,
     gather_receivers,
@@ -12,16 +14,23 @@ from weft.kernels.functions import (
     sum_to_receivers,
     sum_to_senders,
 )
+from weft.kernels.gaussians import gaussian_basis, gaussian_product
+from weft.kernels.softplus import shifted_softplus
 
 __all__ = [
     "SortedEdges",
     "dropout",
+    "edge_softplus",
     "gather_receivers",
     "gather_senders",
+    "gaussian_basis",
+    "gaussian_product",
+    "radial_filters",
     "relu_dropout",
     "segment_max",
     "segment_mean",
     "segment_sum",
+    "shifted_softplus",
     "spmm",
     "sum_to_receivers",
     "sum_to_senders",

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.compiled import compiled
+from weft.kernels.operator import has_loop, operator
 from weft.kernels.team import openmp, share, threads_for
 
 __all__ = ["dropout", "relu_dropout"]
@@ -83,10 +84,6 @@ def _limit(p: float) -> int:
     return min(round(p * 2**32), 2**32 - 1)
 
 
-def _compiled(x: Tensor) -> bool:
-    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
-
-
 def _plain_keep(seed: Tensor, p: float, rows: int, width: int, device: torch.device) -> Tensor:
     """The same mask bool [rows, width] in torch: 64-bit words that wrap, shifted without sign."""
 
@@ -110,10 +107,10 @@ def _plain_keep(seed: Tensor, p: float, rows: int, width: int, device: torch.dev
     return (h ^ (h >> 15)) >= _limit(p)
 
 
-@torch.library.custom_op("weft::dropout", mutates_args=())
+@operator("weft::dropout")
 def _dropout(x: Tensor, seed: Tensor, p: float, relu: bool) -> Tensor:
     """x [N, F] (or its positive part) with elements dropped at probability p; seed int64 [1]."""
-    if not _compiled(x):
+    if not has_loop(x):
         kept = _plain_keep(seed, p, x.shape[0], x.shape[1], x.device)
         return (x.relu() if relu else x) * (1 / (1 - p)) * kept
     out = torch.empty(x.shape, dtype=x.dtype)
@@ -130,10 +127,10 @@ def _(x: Tensor, seed: Tensor, p: float, relu: bool) -> Tensor:
     return x.new_empty(x.shape)
 
 
-@torch.library.custom_op("weft::pass_positive", mutates_args=())
+@operator("weft::pass_positive")
 def _positive_grad(grad: Tensor, out: Tensor, scale: float) -> Tensor:
     """grad · scale [N, F] where `out` is positive (or NaN), else 0."""
-    if not _compiled(grad):
+    if not has_loop(grad):
         return (grad * scale).masked_fill(out <= 0, 0.0)
     result = torch.empty(grad.shape, dtype=grad.dtype)
     array = grad.detach().contiguous().numpy()

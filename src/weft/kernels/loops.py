@@ -21,6 +21,7 @@ from weft.compiled import compiled
 from weft.kernels.team import share
 
 __all__ = [
+    "prefetch",
     "share_edge_products",
     "share_gather_rows",
     "share_segment_max",
@@ -42,7 +43,7 @@ _compiled = compiled(fastmath={"contract"}, error_model="numpy")
 
 
 @intrinsic
-def _prefetch(typing_context: Any, array: Any, row: Any, column: Any) -> Any:
+def prefetch(typing_context: Any, array: Any, row: Any, column: Any) -> Any:
     """Ask for the cache line of array[row, column]."""
     signature = types.void(array, types.intp, types.intp)
 
@@ -84,7 +85,7 @@ def spmm(
                 edge = order[k]
                 ahead_column = columns[order[ahead]]
             for line in range(0, width, _LINE):
-                _prefetch(x, np.intp(ahead_column), np.intp(line))
+                prefetch(x, np.intp(ahead_column), np.intp(line))
             column = columns[edge]
             if weight is None:
                 for f in range(width):
@@ -122,7 +123,7 @@ def segment_sum(
                 edge = order[k]
                 ahead = order[min(k + _AHEAD, last)]
                 for line in range(0, width, _LINE):
-                    _prefetch(values, np.intp(ahead), np.intp(line))
+                    prefetch(values, np.intp(ahead), np.intp(line))
             for f in range(width):
                 out[row, f] += values[edge, f]
         if mean and end > start:
@@ -174,7 +175,7 @@ def gather_rows(x: Any, index: Any, out: Any, first: int, stop: int) -> None:
     for edge in range(first, stop):
         ahead = index[min(edge + _AHEAD, last)]
         for line in range(0, width, _LINE):
-            _prefetch(x, np.intp(ahead), np.intp(line))
+            prefetch(x, np.intp(ahead), np.intp(line))
         row = index[edge]
         for f in range(width):
             out[edge, f] = x[row, f]
@@ -194,7 +195,7 @@ def edge_products(a: Any, b: Any, rows: Any, columns: Any, out: Any, first: int,
     for edge in range(first, stop):
         ahead = columns[min(edge + _AHEAD, last)]
         for line in range(0, width, _LINE):
-            _prefetch(b, np.intp(ahead), np.intp(line))
+            prefetch(b, np.intp(ahead), np.intp(line))
         row, column = rows[edge], columns[edge]
         if out.ndim == 1:
             # Eight partial sums in a fixed order: vectors without giving up determinism.

@@ -13,34 +13,10 @@ import torch
 from torch import Tensor
 
 from weft.kernels import loops, plain
+from weft.kernels.operator import array_of, has_loop, operator, require, require_csr
 from weft.kernels.team import openmp, threads_for
 
 __all__ = ["edge_products", "gather", "segment_max", "segment_sum", "spmm"]
-
-
-def _compiled(*tensors: Tensor | None) -> bool:
-    return all(
-        t is None or (t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64))
-        for t in tensors
-    )
-
-
-def _array(tensor: Tensor | None) -> Any:
-    return None if tensor is None else tensor.detach().contiguous().numpy()
-
-
-def _require(right: bool, message: str, *tensors: Tensor | None) -> None:
-    """The compiled loops trust their arguments, so nothing may reach them unchecked."""
-    if not right:
-        shapes = ", ".join("none" if t is None else str(list(t.shape)) for t in tensors)
-        raise ValueError(f"{message}; the shapes are {shapes}")
-
-
-def _require_csr(entries: int, offsets: Tensor, order: Tensor | None) -> None:
-    right = offsets.ndim == 1 and offsets.shape[0] > 0 and int(offsets[-1]) == entries
-    right = right and (order is None or order.shape == (entries,))
-    last = int(offsets[-1]) if offsets.numel() else "nothing"
-    _require(right, f"CSR offsets end at {last} but there are {entries} rows", offsets, order)
 
 
 def _share(
@@ -53,7 +29,7 @@ def _share(
     return out
 
 
-@torch.library.custom_op("weft::segment_sum", mutates_args=())
+@operator("weft::segment_sum")
 def segment_sum(
     values: Tensor, offsets: Tensor, order: Tensor | None, index: Tensor | None, mean: bool
 ) -> Tensor:
@@ -66,13 +42,13 @@ def segment_sum(
         index: int [E], the segment of each edge, for the backward pass; None: found when needed.
         mean: divide by the number of rows.
     """
-    _require(values.ndim == 2, "values must be a matrix", values)
-    _require_csr(values.shape[0], offsets, order)
-    if not _compiled(values):
+    require(values.ndim == 2, "values must be a matrix", values)
+    require_csr(values.shape[0], offsets, order)
+    if not has_loop(values):
         return plain.segment_reduce(values, offsets, order, "mean" if mean else "sum")
     out = torch.empty(offsets.shape[0] - 1, values.shape[1], dtype=values.dtype)
-    starts = _array(offsets)
-    arguments = (_array(values), starts, _array(order), mean, out.numpy())
+    starts = array_of(offsets)
+    arguments = (array_of(values), starts, array_of(order), mean, out.numpy())
     return _share(loops.share_segment_sum, out, values.shape[1], starts, *arguments)
 
 
@@ -112,14 +88,14 @@ def _segment_sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 segment_sum.register_autograd(_segment_sum_backward, setup_context=_segment_sum_setup)
 
 
-@torch.library.custom_op("weft::gather", mutates_args=())
+@operator("weft::gather")
 def gather(x: Tensor, index: Tensor, offsets: Tensor, order: Tensor | None) -> Tensor:
     """Rows x[index], [E, F]; the CSR view (offsets, order) of `index` serves the backward pass."""
-    _require(x.shape[0] == offsets.shape[0] - 1, "x must have a row a node", x, offsets)
-    if not _compiled(x):
+    require(x.shape[0] == offsets.shape[0] - 1, "x must have a row a node", x, offsets)
+    if not has_loop(x):
         return plain.gather_rows(x, index)
     out = torch.empty(index.shape[0], x.shape[1], dtype=x.dtype)
-    arguments = (_array(x), _array(index), out.numpy())
+    arguments = (array_of(x), array_of(index), out.numpy())
     return _share(loops.share_gather_rows, out, x.shape[1], None, *arguments)
 
 
@@ -141,21 +117,21 @@ def _gather_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 gather.register_autograd(_gather_backward, setup_context=_gather_setup)
 
 
-@torch.library.custom_op("weft::segment_max", mutates_args=())
+@operator("weft::segment_max")
 def segment_max(values: Tensor, offsets: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor]:
     """Maxima [N, F] by segment and feature, and int64 [N, F] the edges that hold them.
 
     An empty segment gives 0 and edge -1. The first of equal values wins.
     """
-    _require(values.ndim == 2, "values must be a matrix", values)
-    _require_csr(values.shape[0], offsets, order)
-    if not _compiled(values):
+    require(values.ndim == 2, "values must be a matrix", values)
+    require_csr(values.shape[0], offsets, order)
+    if not has_loop(values):
         return plain.segment_max(values, offsets, order)
     shape = (offsets.shape[0] - 1, values.shape[1])
     out = torch.empty(shape, dtype=values.dtype)
     winners = torch.empty(shape, dtype=torch.int64)
-    starts = _array(offsets)
-    arguments = (_array(values), starts, _array(order), out.numpy(), winners.numpy())
+    starts = array_of(offsets)
+    arguments = (array_of(values), starts, array_of(order), out.numpy(), winners.numpy())
     return _share(loops.share_segment_max, out, values.shape[1], starts, *arguments), winners
 
 
@@ -184,7 +160,7 @@ def _segment_max_backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Ten
 segment_max.register_autograd(_segment_max_backward, setup_context=_segment_max_setup)
 
 
-@torch.library.custom_op("weft::spmm", mutates_args=())
+@operator("weft::spmm")
 def spmm(
     x: Tensor,
     weight: Tensor | None,
@@ -207,18 +183,25 @@ def spmm(
         offsets_t: int [M + 1], CSR offsets over `columns`.
         order_t: int [E], edges by column; None where the edges are stored so.
     """
-    _require(x.shape[0] == offsets_t.shape[0] - 1, "x must have a row a node", x, offsets_t)
-    _require(rows.shape == columns.shape, "an edge has two ends", rows, columns)
+    require(x.shape[0] == offsets_t.shape[0] - 1, "x must have a row a node", x, offsets_t)
+    require(rows.shape == columns.shape, "an edge has two ends", rows, columns)
     if weight is not None:
         edges = rows.shape[0]
         right = weight.shape in ((edges,), (edges, x.shape[1]))
-        _require(right, f"weights must be [{edges}] or [{edges}, {x.shape[1]}]", weight)
-    _require_csr(rows.shape[0], offsets, order)
-    if not _compiled(x, weight):
+        require(right, f"weights must be [{edges}] or [{edges}, {x.shape[1]}]", weight)
+    require_csr(rows.shape[0], offsets, order)
+    if not has_loop(x, weight):
         return plain.spmm(x, weight, columns, offsets, order)
     out = torch.empty(offsets.shape[0] - 1, x.shape[1], dtype=x.dtype)
-    starts = _array(offsets)
-    arguments = (_array(x), _array(weight), _array(columns), starts, _array(order), out.numpy())
+    starts = array_of(offsets)
+    arguments = (
+        array_of(x),
+        array_of(weight),
+        array_of(columns),
+        starts,
+        array_of(order),
+        out.numpy(),
+    )
     return _share(loops.share_spmm, out, x.shape[1], starts, *arguments)
 
 
@@ -258,7 +241,7 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 spmm.register_autograd(_spmm_backward, setup_context=_spmm_setup)
 
 
-@torch.library.custom_op("weft::edge_products", mutates_args=())
+@operator("weft::edge_products")
 def edge_products(
     a: Tensor,
     b: Tensor,
@@ -276,12 +259,12 @@ def edge_products(
     """
     right = a.shape[0] == offsets.shape[0] - 1 and b.shape[0] == offsets_t.shape[0] - 1
     right = right and a.shape[1:] == b.shape[1:] and rows.shape == columns.shape
-    _require(right, "a and b must have a row a node, of one width", a, b, offsets, offsets_t)
-    if not _compiled(a, b):
+    require(right, "a and b must have a row a node, of one width", a, b, offsets, offsets_t)
+    if not has_loop(a, b):
         return plain.edge_products(a, b, rows, columns, by_feature)
     shape = (rows.shape[0], a.shape[1]) if by_feature else (rows.shape[0],)
     out = torch.empty(shape, dtype=a.dtype)
-    arguments = (_array(a), _array(b), _array(rows), _array(columns), out.numpy())
+    arguments = (array_of(a), array_of(b), array_of(rows), array_of(columns), out.numpy())
     return _share(loops.share_edge_products, out, a.shape[1], None, *arguments)
 
 

@@ -1,8 +1,10 @@
 """Where graphs come from: packages, archives, files and generators, each becoming a GraphTable."""
 
+from weft.sources.aflow import AflowQuery, aflow_table, fetch_aflow
 from weft.sources.atoms import atoms_table
 from weft.sources.cache import cached_table, data_folder
 from weft.sources.catalogue import CATALOGUE, Source, load
+from weft.sources.cif_csv import cif_csv_table
 from weft.sources.citations import (
     cora_from_package,
     planetoid,
@@ -14,6 +16,7 @@ from weft.sources.crystals import crystals_table
 from weft.sources.download import fetch
 from weft.sources.edge_lists import EdgeList, edge_list_graph, read_edge_list
 from weft.sources.matrix_market import read_matrix_market
+from weft.sources.neighbours import Cutoff, FullyConnected, Nearest, Neighbours, with_neighbours
 from weft.sources.qm9 import ATOM_REFERENCES, QM9_TARGETS
 from weft.sources.qm9_csv import qm9_from_csv
 from weft.sources.qm9_xyz import qm9_from_archive
@@ -23,15 +26,23 @@ __all__ = [
     "ATOM_REFERENCES",
     "CATALOGUE",
     "QM9_TARGETS",
+    "AflowQuery",
+    "Cutoff",
     "EdgeList",
+    "FullyConnected",
+    "Nearest",
+    "Neighbours",
     "Source",
+    "aflow_table",
     "atoms_table",
     "cached_table",
+    "cif_csv_table",
     "cora_from_package",
     "crystals_table",
     "data_folder",
     "edge_list_graph",
     "fetch",
+    "fetch_aflow",
     "load",
     "planetoid",
     "planted_partition",
@@ -45,4 +56,5 @@ __all__ = [
     "shchur",
     "small_graphs",
     "temporal",
+    "with_neighbours",
 ]

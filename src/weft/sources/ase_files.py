@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import lzma
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,8 @@ from weft.sources.progress import Move
 __all__ = ["Structure", "files_of", "read_structures"]
 
 
+# A folder's values of its CIF files, as CGCNN has them: a line `id,value` for each id.cif.
+_LISTED = "id_prop.csv"
 # Those of ASE's calculated results that have a row for each atom.
 _ATOM_RESULTS = frozenset({"charges", "energies", "forces", "magmoms", "stresses"})
 
@@ -36,7 +39,11 @@ class Structure(NamedTuple):
 
 
 def files_of(sources: Iterable[Path]) -> list[Path]:
-    """The files among `sources`, and the *.cif files of the folders among them, by name."""
+    """The files among `sources`, and the *.cif files of the folders among them, by name.
+
+    Values of CIF files are in their folder's id_prop.csv: `id,value` lines, or under a heading
+    `id,energy,...`.
+    """
     files: list[Path] = []
     for source in sources:
         if source.is_dir():
@@ -66,7 +73,13 @@ def read_structures(files: Sequence[Path], move: Move) -> Iterator[Structure]:
         raise DataError(
             "reading structures needs ASE, which is not installed: pip install 'weft[chem]'"
         ) from None
+    listed: dict[Path, dict[str, dict[str, float]]] = {}
     for done, file in enumerate(files):
+        beside: Mapping[str, float] = {}
+        if file.suffix == ".cif":
+            if file.parent not in listed:
+                listed[file.parent] = _listed_values(file.parent)
+            beside = listed[file.parent].get(file.stem, {})
         try:
             kind = formats.filetype(str(file))
         except Exception as error:
@@ -85,7 +98,8 @@ def read_structures(files: Sequence[Path], move: Move) -> Iterator[Structure]:
                 raise DataError(f"{where} cannot be read ({reason})") from None
             if found is None:
                 break
-            yield _structure(where, *found)
+            atoms, info = found
+            yield _structure(where, atoms, {**info, **beside} if beside else info)
             if len(files) == 1:
                 move(number + 1, total=len(starts) or None)
         if number == 0:
@@ -98,6 +112,42 @@ def _structure(where: str, atoms: Any, info: Mapping[str, Any]) -> Structure:
     results = atoms.calc.results if atoms.calc is not None else {}
     values = {**results, **atoms.arrays, **info}
     return Structure(where, atoms, values, _ATOM_RESULTS | (atoms.arrays.keys() - info.keys()))
+
+
+def _listed_values(folder: Path) -> dict[str, dict[str, float]]:
+    """The values in a folder's id_prop.csv, by id and by name.
+
+    Its first line may name them, `id,energy,gap`; otherwise there is one and it is called
+    `target`. An empty field is a value that is missing.
+    """
+    path = folder / _LISTED
+    if not path.is_file():
+        return {}
+    names = ["target"]
+    found: dict[str, dict[str, float]] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: {error}; convert the file to UTF-8") from None
+    rows = csv.reader(lines, strict=True)
+    try:
+        for row in rows:
+            where = f"{path}, line {rows.line_num}"
+            if rows.line_num == 1 and row and row[0].strip() == "id":
+                names = [name.strip() for name in row[1:]]
+            elif row:
+                if len(row) != 1 + len(names):
+                    raise DataError(f"{where}: {len(row)} fields, {1 + len(names)} expected")
+                name = row[0].strip()
+                if not (folder / f"{name}.cif").exists():
+                    raise DataError(f"{where}: there is no {name}.cif in the folder")
+                pairs = zip(names, row[1:], strict=True)
+                found[name] = {key: float(text) for key, text in pairs if text.strip()}
+    except DataError:
+        raise
+    except (ValueError, csv.Error) as error:
+        raise DataError(f"{path}, line {rows.line_num}: {error}") from None
+    return found
 
 
 def _with_ase(file: Path, kind: str) -> Iterator[tuple[Any, Mapping[str, Any]]]:

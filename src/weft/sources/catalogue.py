@@ -13,8 +13,10 @@ from typing import Any
 
 from weft.errors import DataError
 from weft.graphs import Graph, GraphTable, write_table
+from weft.sources.aflow import AflowQuery, aflow_pages, aflow_table, fetch_aflow
 from weft.sources.atoms import atoms_table
 from weft.sources.cache import cached_table, data_folder
+from weft.sources.cif_csv import cif_csv_table
 from weft.sources.citations import (
     PLANETOID_NAMES,
     cora_from_package,
@@ -271,7 +273,11 @@ def _atoms(request: Request) -> GraphTable:
     if not request.files:
         raise DataError("'atoms' needs the files to read: name them with --files")
     return atoms_table(
-        request.path, request.files, targets=request.targets, progress=request.progress
+        request.path,
+        request.files,
+        targets=request.targets,
+        missing="nan",
+        progress=request.progress,
     )
 
 
@@ -279,6 +285,38 @@ def _crystals(request: Request) -> GraphTable:
     return crystals_table(
         request.path, request.only_file(), targets=request.targets, progress=request.progress
     )
+
+
+def _mp_matminer(request: Request) -> GraphTable:
+    return crystals_table(
+        request.path,
+        request.only_file(),
+        targets=request.targets or tuple(_MP_MATMINER),
+        units=_MP_MATMINER,
+        progress=request.progress,
+    )
+
+
+def _cif_csv(request: Request) -> GraphTable:
+    if not request.files:
+        raise DataError(f"'{request.name}' needs the files to read: name them with --files")
+    known = _CDVAE.get(request.name, ("", {}))[1]
+    return cif_csv_table(
+        request.path,
+        request.files,
+        targets=request.targets or tuple(known),
+        units=known,
+        progress=request.progress,
+    )
+
+
+def _aflow(request: Request) -> GraphTable:
+    query = AflowQuery(targets=request.targets) if request.targets else AflowQuery()
+    if request.files:
+        pages = aflow_pages(request.files)
+    else:
+        pages = fetch_aflow(request.downloads / "aflow", query, progress=request.progress)
+    return aflow_table(request.path, pages, targets=query.targets, progress=request.progress)
 
 
 def _edge_list(request: Request) -> GraphTable:
@@ -325,6 +363,30 @@ _SNAP = {
         "Math Overflow: answers and comments",
         "cdc635fda76dab06ab02ca242563fa333bb83d096571342ef0326d85ff0c04da",
     ),
+}
+
+# Targets and their units, of crystals that have them.
+_MP_MATMINER = {
+    "formation_energy_per_atom": "eV/atom",
+    "e_above_hull": "eV/atom",
+    "band_gap": "eV",
+    "n": "",
+    "poly_electronic": "",
+    "poly_total": "",
+    "K_VRH": "GPa",
+    "G_VRH": "GPa",
+    "elastic_anisotropy": "",
+    "poisson_ratio": "",
+    "eij_max": "C/m²",
+    "volume": "Å³",
+    "space_group": "",
+}
+_CDVAE = {
+    "perov-5": (
+        "Perov-5: perovskites of 5 atoms",
+        {"heat_all": "eV", "heat_ref": "eV", "dir_gap": "eV", "ind_gap": "eV"},
+    ),
+    "carbon-24": ("Carbon-24: carbon cells of 6 to 24 atoms", {"energy_per_atom": "eV/atom"}),
 }
 
 CATALOGUE: dict[str, Source] = {
@@ -380,6 +442,33 @@ CATALOGUE: dict[str, Source] = {
         )
         for name, (title, _) in _SNAP.items()
     },
+    "mp-matminer": Source(
+        title="7,116 crystals of the Materials Project with formation energies, gaps, moduli",
+        kind="crystals",
+        origin="sets of matminer 0.4.2 as JSON lines: --files FILE",
+        licence="BSD (matminer)",
+        build=_mp_matminer,
+        takes_targets=True,
+    ),
+    **{
+        name: Source(
+            title=f"{title} (Xie et al. 2022)",
+            kind="crystals",
+            origin="CSV files of CDVAE: --files FILE ...",
+            licence="MIT",
+            build=_cif_csv,
+            takes_targets=True,
+        )
+        for name, (title, _) in _CDVAE.items()
+    },
+    "aflow": Source(
+        title="AFLOW: crystals of the ICSD catalogue with formation enthalpies",
+        kind="crystals",
+        origin="AFLUX: download or --files FOLDER with its JSON pages",
+        licence="not stated",
+        build=_aflow,
+        takes_targets=True,
+    ),
     "planted-partition": Source(
         title="10,000 nodes in 8 classes, generated",
         kind="one graph",
@@ -404,6 +493,9 @@ CATALOGUE: dict[str, Source] = {
         "your extxyz, CIF, ASE database, ...", "molecules or crystals", _atoms, takes_targets=True
     ),
     "crystals": _own("your crystals as JSON lines", "crystals", _crystals, takes_targets=True),
+    "cif-csv": _own(
+        "your CSV with CIF text in the column cif", "crystals", _cif_csv, takes_targets=True
+    ),
     "edge-list": _own("your edge list: src dst", "one graph", _edge_list),
     "temporal-edge-list": _own(
         "your edge list: src dst time", "temporal graph", _temporal_edge_list

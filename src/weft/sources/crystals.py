@@ -12,7 +12,7 @@ import json
 import math
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,15 +23,46 @@ from weft.graphs import Array, Column, Graph, GraphTable, write_table
 from weft.sources.atoms import ATOMS_SCHEMA, check_structure
 from weft.sources.progress import Move, progress_bar
 
-__all__ = ["crystals_table"]
+__all__ = ["crystal_graph", "crystal_schema", "crystals_table", "lattice_vectors"]
 
 _FIELDS = ("dataset", "id", "lattice", "z", "frac", "targets")
 _HUGE = sys.float_info.max
 _PBC = np.ones(3, dtype=bool)
 
 
+def crystal_schema(
+    targets: Sequence[str], units: Mapping[str, str] | None = None
+) -> dict[str, Column]:
+    """The columns of crystals: ATOMS_SCHEMA, the targets, `id` and `dataset` as UTF-8 text."""
+    clash = sorted({name for name in targets if name in ATOMS_SCHEMA or name in ("id", "dataset")})
+    if clash or len(set(targets)) < len(targets):
+        raise ValueError(
+            f"targets {list(targets)} must be unique and none of {[*ATOMS_SCHEMA, 'id', 'dataset']}"
+        )
+    return {
+        **ATOMS_SCHEMA,
+        **{
+            name: Column(
+                level="graph",
+                dtype="float64",
+                missing=True,
+                unit=(units or {}).get(name, ""),
+                doc="as in the file",
+            )
+            for name in targets
+        },
+        "id": Column(level="ragged", dtype="uint8", doc="the crystal's name, UTF-8"),
+        "dataset": Column(level="ragged", dtype="uint8", doc="the set it comes from, UTF-8"),
+    }
+
+
 def crystals_table(
-    path: Path, file: Path, *, targets: Sequence[str] = (), progress: bool = True
+    path: Path,
+    file: Path,
+    *,
+    targets: Sequence[str] = (),
+    units: Mapping[str, str] | None = None,
+    progress: bool = True,
 ) -> GraphTable:
     """Write the crystals of a JSON-lines file to the table in the folder `path`, streaming.
 
@@ -43,26 +74,14 @@ def crystals_table(
         path: the table's folder; it must not exist yet.
         file: the crystals, plain or gzip'd.
         targets: names among the file's targets.
+        units: of the targets, where they are known.
         progress: show a progress bar.
 
     Raises:
         DataError: a malformed line, or a target that no crystal has; the message names file, line
             and field.
     """
-    clash = sorted({name for name in targets if name in ATOMS_SCHEMA or name in ("id", "dataset")})
-    if clash or len(set(targets)) < len(targets):
-        raise ValueError(
-            f"targets {list(targets)} must be unique and none of {[*ATOMS_SCHEMA, 'id', 'dataset']}"
-        )
-    schema = {
-        **ATOMS_SCHEMA,
-        **{
-            name: Column(level="graph", dtype="float64", missing=True, doc="as in the file")
-            for name in targets
-        },
-        "id": Column(level="ragged", dtype="uint8", doc="the crystal's name, UTF-8"),
-        "dataset": Column(level="ragged", dtype="uint8", doc="the set it comes from, UTF-8"),
-    }
+    schema = crystal_schema(targets, units)
     if not file.is_file():
         raise DataError(f"{file} is not there")
     metadata = {"source": "crystals as JSON lines", "files": [file.name]}
@@ -134,18 +153,69 @@ def _graph(where: str, crystal: dict[str, Any], targets: Sequence[str]) -> Graph
     lattice = _array(where, crystal, "lattice", "if", (3, 3))
     z = _array(where, crystal, "z", "i", None)
     frac = _array(where, crystal, "frac", "if", (len(z), 3))
+    return crystal_graph(
+        where,
+        z=z,
+        frac=frac,
+        lattice=lattice,
+        values={name: _target(where, crystal["targets"].get(name), name) for name in targets},
+        text={name: _text(where, crystal, name) for name in ("id", "dataset")},
+    )
+
+
+def crystal_graph(
+    where: str,
+    *,
+    z: Array,
+    frac: Array,
+    lattice: Array,
+    values: Mapping[str, Array],
+    text: Mapping[str, Array],
+) -> Graph:
+    """One crystal, checked.
+
+    Args:
+        where: words that name its place in a message.
+        z: int [n], atomic numbers.
+        frac: [n, 3], positions in lattice vectors.
+        lattice: [3, 3], Å, one vector a row.
+        values: the targets.
+        text: `id` and `dataset` as UTF-8 bytes.
+    """
     with np.errstate(all="ignore"):  # what comes out of infinite numbers is checked next
         pos = frac @ lattice
     check_structure(where, z, pos, lattice, _PBC)
     return Graph(
         num_nodes=len(z),
         nodes={"z": z.astype(np.uint8), "pos": pos.astype(np.float32)},
-        graph={
-            "cell": lattice.astype(np.float32),
-            "pbc": _PBC,
-            **{name: _target(where, crystal["targets"].get(name), name) for name in targets},
-        },
-        ragged={name: _text(where, crystal, name) for name in ("id", "dataset")},
+        graph={"cell": lattice.astype(np.float32), "pbc": _PBC, **values},
+        ragged=text,
+    )
+
+
+def lattice_vectors(where: str, parameters: Sequence[float]) -> Array:
+    """The vectors float64 [3, 3] of the cell a, b, c (Å), alpha, beta, gamma (degrees).
+
+    The first lies along x, the second in the xy plane.
+    """
+    a, b, c, *angles = parameters
+    cos_alpha, cos_beta, cos_gamma = (
+        0.0 if angle == 90 else math.cos(math.radians(angle)) for angle in angles
+    )
+    possible = all(0 < angle < 180 for angle in angles) and all(x > 0 for x in (a, b, c))
+    height = math.nan
+    if possible:
+        sin_gamma = math.sqrt(1 - cos_gamma**2)
+        slant = (cos_alpha - cos_beta * cos_gamma) / sin_gamma
+        height = 1 - cos_beta**2 - slant**2
+    if not height > 0:
+        raise DataError(f"{where}: {list(parameters)} are no lengths and angles of a cell")
+    return np.array(
+        [
+            [a, 0, 0],
+            [b * cos_gamma, b * sin_gamma, 0],
+            [c * cos_beta, c * slant, c * math.sqrt(height)],
+        ]
     )
 
 

@@ -2,6 +2,7 @@
 
 from weft.training.batches import Stateful, graphs_in
 from weft.training.checkpoint import load_weights
+from weft.training.compilation import Compilation, CompileMode, worth_compiling
 from weft.training.config import FitConfig, FitResult, NonFiniteLoss
 from weft.training.loop import fit
 from weft.training.metrics import MetricsLog, read_metrics
@@ -16,6 +17,8 @@ from weft.training.run import Run
 from weft.training.schedules import ScheduleConfig, make_scheduler
 
 __all__ = [
+    "Compilation",
+    "CompileMode",
     "FitConfig",
     "FitResult",
     "MetricsLog",
@@ -33,4 +36,5 @@ __all__ = [
     "prepare_process",
     "read_metrics",
     "seed_everything",
+    "worth_compiling",
 ]

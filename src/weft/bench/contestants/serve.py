@@ -2,8 +2,10 @@
 
 Started as `python serve.py CONTESTANT.py` by whichever Python has the contestant's libraries, so
 it uses the standard library alone. The contestant defines `prepare(case)`, which returns a step to
-time (or one that returns the value to record) and the versions. Talks JSON lines: the case comes
-first, then counts of steps.
+time and the versions. A step may return the value to record instead of its seconds, or details: a
+dict with the number of "graphs" it worked on, which makes the sample seconds per graph, and
+whatever else is to be kept beside its "seconds". Talks JSON lines: the case comes first, then
+counts of steps.
 """
 
 from __future__ import annotations
@@ -36,13 +38,17 @@ def main() -> None:
         step()
     reply({"versions": {"python": sys.version.split()[0], **versions}})
     for line in sys.stdin:
-        samples = []
+        samples, details = [], []
         for _ in range(json.loads(line)["steps"]):
             start = time.perf_counter()
             value = step()
             seconds = time.perf_counter() - start
-            samples.append(seconds if value is None else value)
-        reply({"samples": samples})
+            if isinstance(value, dict):
+                details.append({"seconds": seconds, **value})
+                samples.append(seconds / value["graphs"])
+            else:
+                samples.append(seconds if value is None else value)
+        reply({"samples": samples, **({"details": details} if details else {})})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,135 @@
+"""GraphLoader: a sampler's batches of a table, assembled ahead in a thread."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from weft.batching.plan import PlannedBatch
+from weft.batching.sampler import GraphSampler
+from weft.graphs import GraphBatch, GraphTable, assemble
+
+__all__ = ["GraphLoader"]
+
+
+class GraphLoader:
+    """Iterates the batches of `sampler` as GraphBatch, with the next ones made meanwhile.
+
+    One thread is enough: assembling releases the interpreter lock and is far faster than a step.
+    It ends with the epoch, or when the iterator is dropped.
+
+    Attributes:
+        table: where graphs come from.
+        sampler: which graphs make a batch.
+        seconds: spent on planning and assembling so far, in whichever thread.
+        waiting_seconds: the part of it that the user of the batches had to wait for.
+    """
+
+    def __init__(
+        self,
+        table: GraphTable,
+        sampler: GraphSampler,
+        *,
+        prefetch: int = 2,
+        transform: Callable[[GraphBatch], GraphBatch] | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        """Connect the parts.
+
+        Args:
+            table: the graphs whose sizes the sampler has.
+            sampler: which graphs make a batch.
+            prefetch: batches made ahead, and held in memory, at most; 0 makes each when it is
+                asked for, without a thread.
+            transform: changes each batch, in the thread.
+            device: where batches go; to a GPU from page-locked memory, without waiting.
+
+        Raises:
+            ValueError: the sampler is of other graphs.
+        """
+        if prefetch < 0:
+            raise ValueError(f"prefetch is {prefetch}; it must be at least 0")
+        if not (
+            np.array_equal(table.num_nodes, sampler.num_nodes)
+            and np.array_equal(table.num_edges, sampler.num_edges)
+        ):
+            raise ValueError(
+                f"the sampler has the sizes of other graphs ({len(sampler.num_nodes)}) than "
+                f"the table's ({len(table)}); make it with graph_sizes(table) and choose graphs "
+                "by its option `graphs`"
+            )
+        self.table, self.sampler = table, sampler
+        self._prefetch, self._transform = prefetch, transform
+        self._device = None if device is None else torch.device(device)
+        self._pin = (
+            self._device is not None and self._device.type == "cuda" and torch.cuda.is_available()
+        )
+        self.seconds = self.waiting_seconds = 0.0
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of `epoch`, from 0."""
+        self.sampler.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch and how many of its batches were handed out; those made ahead do not count."""
+        return self.sampler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Let the next iteration go on where `state` was taken."""
+        self.sampler.load_state_dict(state)
+
+    def __iter__(self) -> Iterator[GraphBatch]:
+        return self._batches(self.sampler.begin())
+
+    def _batches(self, first: int) -> Iterator[GraphBatch]:
+        began = time.perf_counter()
+        plan = self.sampler.plan()
+        spent = time.perf_counter() - began
+        self.seconds += spent
+        self.waiting_seconds += spent
+        batches = self._ahead(plan[first:]) if self._prefetch else map(self._make, plan[first:])
+        for number in range(first, len(plan)):
+            began = time.perf_counter()
+            batch = next(batches)
+            if self._device is not None:
+                batch = batch.to(self._device, non_blocking=self._pin)
+            self.waiting_seconds += time.perf_counter() - began
+            self.sampler.hand_out(number)
+            yield batch
+
+    def _ahead(self, plan: Any) -> Iterator[GraphBatch]:
+        """The same batches with `prefetch` of them under way or waiting."""
+        thread = ThreadPoolExecutor(1, thread_name_prefix="weft-loader")
+        coming: deque[Future[GraphBatch]] = deque()
+        try:
+            for planned in plan:
+                if len(coming) == self._prefetch:
+                    # The next is begun before this one is used, so that none is late.
+                    ready = coming.popleft().result()
+                    coming.append(thread.submit(self._make, planned))
+                    yield ready
+                else:
+                    coming.append(thread.submit(self._make, planned))
+            while coming:
+                yield coming.popleft().result()
+        finally:
+            thread.shutdown(wait=True, cancel_futures=True)
+
+    def _make(self, planned: PlannedBatch) -> GraphBatch:
+        began = time.perf_counter()
+        batch = assemble(self.table, planned.graphs, planned.budget)
+        if self._transform is not None:
+            batch = self._transform(batch)
+        if self._pin:
+            batch = batch.pin_memory()
+        self.seconds += time.perf_counter() - began
+        return batch

@@ -1,0 +1,277 @@
+"""GraphSampler: an epoch's batches as lists of graph numbers, for any DataLoader."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from weft.batching.budgets import Averages, published_budget
+from weft.batching.config import BatchingConfig
+from weft.batching.plan import BatchStatistics, EpochPlan, Room, plan_epoch, statistics_of
+from weft.errors import DataError
+from weft.graphs import Array, Budget
+
+__all__ = ["GraphSampler", "evaluation_sampler"]
+
+
+class GraphSampler(Sampler[list[int]]):
+    """Batches of graph numbers, every graph once an epoch over all ranks.
+
+    A `batch_sampler` for torch's DataLoader, or the `sampler` of a GraphLoader. The batches follow
+    from the sizes, the configuration and the epoch alone: all ranks plan the same ones and each
+    hands out its share, in the same number of steps.
+
+    Attributes:
+        config: how the batches are made.
+        budget: the one padded size of all batches; None where there is no such thing.
+        epoch: the epoch of the batches, which `set_epoch` changes.
+        num_nodes: int64, the nodes of every graph.
+        num_edges: int64, the edges of every graph.
+    """
+
+    def __init__(
+        self,
+        num_nodes: Sequence[int] | Array,
+        num_edges: Sequence[int] | Array,
+        config: BatchingConfig,
+        *,
+        graphs: Sequence[int] | Array | None = None,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
+        """Look at the sizes and choose the budget.
+
+        Args:
+            num_nodes: of every graph; `graph_sizes` has them for tables and data sets.
+            num_edges: of every graph.
+            config: how to make batches.
+            graphs: the numbers of the graphs to batch, such as those of a training split; all by
+                default.
+            rank: the process that this sampler is in, from 0.
+            ranks: processes that share each epoch.
+
+        Raises:
+            ValueError: sizes, numbers or ranks that cannot be.
+            DataError: a graph larger than the budget, with `oversize="raise"`.
+        """
+        self.config = config
+        self.num_nodes, self.num_edges = _sizes(num_nodes, num_edges)
+        chosen = _numbers(graphs, len(self.num_nodes))
+        if not 0 <= rank < ranks:
+            raise ValueError(f"rank is {rank} of {ranks}; ranks are counted from 0")
+        self._rank, self._ranks = rank, ranks
+        nodes, edges = self.num_nodes[chosen], self.num_edges[chosen]
+        self.budget = _budget(nodes, edges, config)
+        self._room = Room(policy=config.rules, budget=self.budget, batch_size=config.batch_size)
+        limits = self._room.limits()
+        over = (nodes > limits[0]) | (edges > limits[1])
+        self._skipped = self._alone = 0
+        if over.any():
+            first, count = int(chosen[over][0]), int(over.sum())
+            what = (
+                f"graph {first} has {self.num_nodes[first]} nodes and {self.num_edges[first]} "
+                f"edges, a batch has room for {limits[0]} and {limits[1]}"
+            )
+            if config.oversize == "raise":
+                raise DataError(
+                    f"{what} ({count} of {len(chosen)} graphs are too large); take a larger "
+                    "batch_size or budget, or oversize='alone' or 'skip'"
+                )
+            if config.oversize == "skip":
+                warnings.warn(
+                    f"{count} of {len(chosen)} graphs are skipped as too large: {what}",
+                    stacklevel=2,
+                )
+                self._skipped = count
+                chosen = chosen[~over]
+            else:
+                self._alone = count
+        if len(chosen) < ranks:
+            raise ValueError(
+                f"{len(chosen)} graphs cannot be shared by {ranks} ranks: each needs at least one "
+                "in every step"
+            )
+        self._graphs = chosen
+        self.epoch = 0
+        self._planned: tuple[int, EpochPlan] | None = None
+        self._done = 0
+        self._resuming = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of `epoch`, from 0. Without it every epoch has the same batches."""
+        if epoch < 0:
+            raise ValueError(f"epoch is {epoch}; epochs are counted from 0")
+        self.epoch, self._done, self._resuming = epoch, 0, False
+
+    def __len__(self) -> int:
+        return len(self._all_ranks()) // self._ranks
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._lists(self.begin())
+
+    def _lists(self, first: int) -> Iterator[list[int]]:
+        plan = self.plan()
+        for number in range(first, len(plan)):
+            self.hand_out(number)
+            yield plan[number].graphs.tolist()
+
+    def plan(self) -> EpochPlan:
+        """This rank's batches of the current epoch: graphs and budget of each."""
+        return self._all_ranks()[self._rank :: self._ranks]
+
+    def statistics(self) -> BatchStatistics:
+        """Fill, shapes and counts of the current epoch, over all ranks."""
+        return statistics_of(
+            self._all_ranks(),
+            self.num_nodes,
+            self.num_edges,
+            skipped=self._skipped,
+            alone=self._alone,
+        )
+
+    def begin(self) -> int:
+        """The batch to begin with: 0, or after `load_state_dict` the first not handed out."""
+        if not self._resuming:
+            self._done = 0
+        self._resuming = False
+        return self._done
+
+    def hand_out(self, number: int) -> None:
+        """Note that batch `number` of the epoch is with its user."""
+        self._done = number + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch and how many of its batches were handed out."""
+        return {"epoch": self.epoch, "batches": self._done, "made_of": self._made_of()}
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Let the next iteration go on where `state` was taken.
+
+        Raises:
+            DataError: it was taken from other graphs, another configuration or other ranks.
+        """
+        if state["made_of"] != self._made_of():
+            raise DataError(
+                "the state was taken from other graphs, another batching configuration or another "
+                "number of ranks; resume with the same"
+            )
+        self.set_epoch(state["epoch"])
+        self._done, self._resuming = state["batches"], True
+
+    def _made_of(self) -> int:
+        """A checksum of everything that decides the batches, the epoch and the rank apart."""
+        told = repr((dataclasses.astuple(self.config), self._ranks)).encode()
+        for array in (self.num_nodes, self.num_edges, self._graphs):
+            told += zlib.crc32(array.data).to_bytes(4, "little")
+        return zlib.crc32(told)
+
+    def _all_ranks(self) -> EpochPlan:
+        if self._planned is None or self._planned[0] != self.epoch:
+            plan = plan_epoch(
+                self.num_nodes,
+                self.num_edges,
+                self._graphs,
+                self._room,
+                shuffle=self._draws(),
+                ranks=self._ranks,
+            )
+            self._planned = self.epoch, plan
+        return self._planned[1]
+
+    def _draws(self) -> np.random.Generator | None:
+        if self.config.shuffle:
+            return np.random.default_rng([self.config.seed, self.epoch])
+        # Packed graphs have no order to keep, and those that come sorted by size pack badly.
+        return np.random.default_rng(self.config.seed) if self.config.rules.packed else None
+
+
+def evaluation_sampler(
+    num_nodes: Sequence[int] | Array,
+    num_edges: Sequence[int] | Array,
+    config: BatchingConfig,
+    *,
+    graphs: Sequence[int] | Array | None = None,
+    budget: Budget | None = None,
+    rank: int = 0,
+    ranks: int = 1,
+) -> GraphSampler:
+    """A sampler that takes every graph once in its order: nothing is shuffled, packed or skipped.
+
+    Args:
+        num_nodes: of every graph.
+        num_edges: of every graph.
+        config: of the training.
+        graphs: the numbers of the graphs to evaluate; all by default.
+        budget: of the training's sampler, so that a compiled model sees the shape it knows; by
+            default, and where training has none, the policy's for these graphs. A graph that is
+            larger has a batch alone.
+        rank: as in GraphSampler.
+        ranks: as in GraphSampler.
+    """
+    if budget is not None:
+        config = dataclasses.replace(config, policy="dynamic", budget=budget, paper=False)
+    elif config.rules.packed:
+        config = dataclasses.replace(config, policy="dynamic")
+    config = dataclasses.replace(config, shuffle=False, oversize="alone")
+    return GraphSampler(num_nodes, num_edges, config, graphs=graphs, rank=rank, ranks=ranks)
+
+
+def _budget(nodes: Array, edges: Array, config: BatchingConfig) -> Budget | None:
+    if config.budget is not None or config.rules.budget is None:
+        return config.budget
+    if config.paper:
+        return published_budget(nodes, edges, config.batch_size, str(config.paper))
+    return config.rules.budget(Averages.of(nodes, edges), config.batch_size)
+
+
+def _sizes(
+    num_nodes: Sequence[int] | Array, num_edges: Sequence[int] | Array
+) -> tuple[Array, Array]:
+    arrays = []
+    for name, given in (("num_nodes", num_nodes), ("num_edges", num_edges)):
+        array = np.asarray(given)
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise ValueError(
+                f"{name} must be one whole number a graph, got {array.dtype} {list(array.shape)}"
+            )
+        array = np.ascontiguousarray(array, dtype=np.int64)
+        if array.size and array.min() < 0:
+            bad = int(np.flatnonzero(array < 0)[0])
+            raise ValueError(f"{name} of graph {bad} is {array[bad]}; it cannot be negative")
+        arrays.append(array)
+    if len(arrays[0]) != len(arrays[1]):
+        raise ValueError(
+            f"num_nodes is of {len(arrays[0])} graphs and num_edges of {len(arrays[1])}; give both "
+            "for every graph"
+        )
+    return arrays[0], arrays[1]
+
+
+def _numbers(graphs: Sequence[int] | Array | None, count: int) -> Array:
+    if graphs is None:
+        chosen = np.arange(count, dtype=np.int64)
+    else:
+        given = np.asarray(graphs)
+        if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+            raise ValueError(
+                f"graphs are chosen by number, got {given.dtype} {list(given.shape)} "
+                "(np.flatnonzero a mask)"
+            )
+        chosen = np.ascontiguousarray(given, dtype=np.int64)
+        bad = chosen[(chosen < 0) | (chosen >= count)]
+        if len(bad):
+            raise ValueError(f"graph {bad[0]} asked for, but there are sizes of {count} graphs")
+        unique, times = np.unique(chosen, return_counts=True)
+        if len(unique) < len(chosen):
+            raise ValueError(
+                f"graph {unique[times > 1][0]} is among the graphs twice; an epoch has each once"
+            )
+    if not len(chosen):
+        raise ValueError("no graphs to batch")
+    return chosen

@@ -1,0 +1,79 @@
+"""`weft predict RUN FILE`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from weft.errors import DataError
+from weft.training import prepare_process
+from weft.training.prediction import load_structures, predict_file, write_predictions
+
+__all__ = ["COMMAND", "Predict"]
+
+_SHOWN = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict:
+    """Predict the structures of a file with a trained run.
+
+    Values are in the unit of the training data, forces in eV/Å. Examples:
+      weft predict runs/molecules-qm9-u0 new.extxyz
+      weft predict runs/molecules-qm9-u0 new.extxyz --out new-predicted.extxyz --forces
+
+    Attributes:
+        run: the folder of a run of `weft train molecules` or `weft train crystals`.
+        file: what ASE reads (extxyz, CIF, an ASE database), or a folder of CIF files.
+        out: the file to write, .csv or .extxyz; by default FILE-predicted.csv here, .extxyz with
+            forces.
+        forces: also the forces, minus the gradient of the value in the positions.
+        quiet: no progress.
+    """
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    out: Path | None = None
+    forces: bool = False
+    quiet: bool = False
+
+    def __call__(self, console: Console) -> int:
+        """Predict, write the file, and print the first values."""
+        if not self.file.exists():
+            raise DataError(f"{self.file} is not there")
+        out = self.out or Path(
+            f"{self.file.resolve().stem}-predicted.{'extxyz' if self.forces else 'csv'}"
+        )
+        if out.suffix not in (".csv", ".xyz", ".extxyz"):
+            raise DataError(f"--out {out}: predictions are written as .csv, .extxyz or .xyz")
+        if self.forces and out.suffix == ".csv":
+            raise DataError(f"--out {out}: forces are written to .extxyz, not to .csv")
+        if not out.parent.is_dir():
+            raise DataError(f"--out {out}: there is no folder {out.parent}")
+        if out.resolve() == self.file.resolve():
+            raise DataError(f"--out {out} is the file to read; choose another name")
+        prepare_process()
+        trained = load_structures(self.run)
+        found = predict_file(trained, self.file, forces=self.forces, progress=not self.quiet)
+        write_predictions(out, self.file, found)
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        unit = f" [{found.unit}]" if found.unit else ""
+        for heading in ("structure", "atoms", f"{found.target}{unit}"):
+            table.add_column(heading, justify="right")
+        for number in range(min(_SHOWN, len(found.values))):
+            row = (number, found.num_atoms[number], f"{found.values[number]:.6g}")
+            table.add_row(*map(str, row))
+        console.print(table)
+        more = len(found.values) - _SHOWN
+        console.print(
+            f"{f'... and {more:,} more. ' if more > 0 else ''}Written to {out}.", soft_wrap=True
+        )
+        return 0
+
+
+COMMAND = Predict

@@ -1,0 +1,191 @@
+"""Filter networks of distances, all of a model's at once: Gaussians, a layer, softplus, a layer.
+
+Row blocks go through the whole network while they are in the cache, forward and backward, and the
+Gaussians of a block are a band (see `gaussians`). P pairs, K centres, L networks, F features.
+"""
+
+# No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from weft.kernels.gaussians import bands, gaussian_basis
+from weft.kernels.operator import operator
+from weft.kernels.softplus import shifted_softplus, softplus_in_place, times_slope
+
+__all__ = ["radial_filters"]
+
+
+def radial_filters(
+    d: Tensor,
+    first: Tensor,
+    first_bias: Tensor | None,
+    second: Tensor,
+    second_bias: Tensor | None,
+    *,
+    spacing: float,
+    sharpness: float,
+    activate: bool,
+) -> list[Tensor]:
+    """L filters [P, F] of distances d [P]: Gaussians, linear, shifted softplus, linear.
+
+    Args:
+        d: Å; the order of its rows decides the speed, not the result.
+        first: [L · F, K], the weights of the first layers of all networks.
+        first_bias: [L · F].
+        second: [L, F, F], those of the second layers, out by in.
+        second_bias: [L, F].
+        spacing: between the Gaussians' centres, Å.
+        sharpness: of the Gaussians, 1 / Å².
+        activate: shifted softplus after the second layer too.
+    """
+    if d.requires_grad or d.device.type != "cpu":
+        basis = gaussian_basis(d, first.shape[1], spacing, sharpness)
+        inner = shifted_softplus(functional.linear(basis, first, first_bias))
+        parts = inner.split(second.shape[2], dim=1)
+        biases = [None] * len(parts) if second_bias is None else list(second_bias)
+        outer = [
+            functional.linear(part, weight, bias)
+            for part, weight, bias in zip(parts, second, biases, strict=True)
+        ]
+        return [shifted_softplus(part) for part in outer] if activate else outer
+    if (first_bias is None) != (second_bias is None):
+        raise ValueError("both layers have a bias, or neither")
+    weights = (first, first_bias, second, second_bias)
+    outs: Sequence[Tensor] = _filters(d, *weights, spacing, sharpness, activate)
+    return list(outs[:-1])
+
+
+@operator("weft::radial_filters")
+def _filters(
+    d: Tensor,
+    first: Tensor,
+    first_bias: Tensor | None,
+    second: Tensor,
+    second_bias: Tensor | None,
+    spacing: float,
+    sharpness: float,
+    activate: bool,
+) -> list[Tensor]:
+    """The filters, and last the activations [P, L · F] between their layers."""
+    pairs, width = d.shape[0], second.shape[1]
+    inner = first.new_empty(pairs, first.shape[0])
+    outs = [first.new_empty(pairs, width) for _ in second]
+    # The weights of a band of centres are then rows.
+    table = first.t().contiguous()
+    for rows, near, basis in bands(d, table.shape[0], spacing, sharpness):
+        part = inner[rows]
+        torch.mm(basis, table[near], out=part)
+        if first_bias is not None:
+            part += first_bias
+        softplus_in_place(part)
+        for number, (out, weight) in enumerate(zip(outs, second, strict=True)):
+            own = part[:, number * width : (number + 1) * width]
+            result = out[rows]
+            torch.mm(own, weight.t(), out=result)
+            if second_bias is not None:
+                result += second_bias[number]
+            if activate:
+                softplus_in_place(result)
+    return [*outs, inner]
+
+
+@_filters.register_fake
+def _(
+    d: Tensor,
+    first: Tensor,
+    first_bias: Tensor | None,
+    second: Tensor,
+    second_bias: Tensor | None,
+    spacing: float,
+    sharpness: float,
+    activate: bool,
+) -> list[Tensor]:
+    widths = [*(second.shape[1] for _ in range(second.shape[0])), first.shape[0]]
+    return [first.new_empty(d.shape[0], width) for width in widths]
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    d, _, first_bias, second, _, ctx.spacing, ctx.sharpness, ctx.activate = inputs
+    *outs, inner = output
+    ctx.mark_non_differentiable(inner)
+    # Or `inner` would be given a gradient of zeros, as large as itself.
+    ctx.set_materialize_grads(False)
+    ctx.bias = first_bias is not None
+    ctx.centres = inputs[1].shape[1]
+    ctx.save_for_backward(d, second, inner, *(outs if ctx.activate else ()))
+
+
+def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Tensor | None, ...]:
+    d, second, inner, *outs = ctx.saved_tensors
+    like = inner.new_zeros(()).expand(inner.shape[0], second.shape[1])
+    slopes = [like.contiguous() if grad is None else grad for grad in grads[:-1]]
+    first, first_bias, weight, bias = _filters_backward(
+        d, second, inner, outs, slopes, ctx.centres, ctx.spacing, ctx.sharpness, ctx.bias
+    )
+    if not ctx.bias:
+        first_bias = bias = None
+    return None, first, first_bias, weight, bias, None, None, None
+
+
+_filters.register_autograd(_backward, setup_context=_setup)
+
+
+@operator("weft::radial_filters_backward")
+def _filters_backward(
+    d: Tensor,
+    second: Tensor,
+    inner: Tensor,
+    outs: list[Tensor],
+    grads: list[Tensor],
+    centres: int,
+    spacing: float,
+    sharpness: float,
+    bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients in the weights and biases of both layers; outs is empty without an activation."""
+    width = second.shape[1]
+    first_grad = inner.new_zeros(centres, inner.shape[1])
+    second_grad = torch.zeros_like(second)
+    first_bias, second_bias = inner.new_zeros(inner.shape[1]), inner.new_zeros(second.shape[:2])
+    for rows, near, basis in bands(d, centres, spacing, sharpness):
+        before = inner.new_empty(basis.shape[0], inner.shape[1])
+        part = inner[rows]
+        for number, grad in enumerate(grads):
+            columns = slice(number * width, (number + 1) * width)
+            slope = grad[rows]
+            if outs:
+                slope = times_slope(outs[number][rows], slope)
+            if bias:
+                second_bias[number] += slope.sum(0)
+            second_grad[number].addmm_(slope.t(), part[:, columns])
+            torch.mm(slope, second[number], out=before[:, columns])
+        before = times_slope(part, before)
+        if bias:
+            first_bias += before.sum(0)
+        first_grad[near].addmm_(basis.t(), before)
+    return first_grad.t().contiguous(), first_bias, second_grad, second_bias
+
+
+@_filters_backward.register_fake
+def _(
+    d: Tensor,
+    second: Tensor,
+    inner: Tensor,
+    outs: list[Tensor],
+    grads: list[Tensor],
+    centres: int,
+    spacing: float,
+    sharpness: float,
+    bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    width = inner.shape[1]
+    return (
+        inner.new_empty(width, centres),
+        inner.new_empty(width),
+        torch.empty_like(second),
+        inner.new_empty(second.shape[:2]),
+    )

@@ -1,0 +1,109 @@
+"""torch operators with a short way for eager mode.
+
+A call of a torch custom operator takes 50-80 µs of Python before anything is computed: as long as
+a whole loop over a small batch. The tracer needs all that; a plain call does not, so it goes
+straight to the implementation through an autograd Function made of the same parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Operator", "array_of", "has_loop", "operator", "require", "require_csr"]
+
+_PLAIN = (Tensor, nn.Parameter)
+
+
+class Operator:
+    """What `operator` makes.
+
+    Attributes:
+        op: the torch operator.
+    """
+
+    def __init__(self, name: str, implementation: Callable[..., Any]) -> None:
+        self.op = torch.library.custom_op(name, implementation, mutates_args=())
+        self.register_fake = self.op.register_fake
+        self.__doc__ = implementation.__doc__
+        self._implementation = implementation
+        self._eager = _function(implementation, None, None)
+
+    def register_autograd(
+        self, backward: Callable[..., Any], *, setup_context: Callable[..., Any]
+    ) -> None:
+        """As torch's; `backward` is made of Operators and torch functions."""
+        self.op.register_autograd(backward, setup_context=setup_context)
+        self._eager = _function(self._implementation, backward, setup_context)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Compute it; the first argument is a tensor."""
+        if torch.compiler.is_compiling() or type(arguments[0]) not in _PLAIN:
+            return self.op(*arguments)
+        return self._eager(*arguments)
+
+
+def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
+    """Decorator that makes a torch operator of a function; its annotations are the schema."""
+    return lambda implementation: Operator(name, implementation)
+
+
+def _function(
+    implementation: Callable[..., Any],
+    backward: Callable[..., Any] | None,
+    setup: Callable[..., Any] | None,
+) -> Callable[..., Any]:
+    gives_list = implementation.__annotations__["return"] == list[Tensor]
+
+    class Eager(torch.autograd.Function):
+        # One function with ctx: torch would inspect the signature of a separate forward at each
+        # call.
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            out = implementation(*arguments)
+            if setup is not None:
+                setup(ctx, arguments, out)
+            # Only tuples of tensors are part of the graph.
+            return tuple(out) if gives_list else out
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            if backward is None:
+                raise RuntimeError(f"{implementation.__name__} has no derivative")
+            return backward(ctx, list(grads)) if gives_list else backward(ctx, *grads)
+
+    # The name that a profile shows.
+    Eager.__name__ = implementation.__name__.strip("_")
+    apply: Callable[..., Any] = Eager.apply
+    return apply
+
+
+def has_loop(*tensors: Tensor | None) -> bool:
+    """Whether the compiled loops take these tensors: float32 or float64 on the CPU."""
+    return all(
+        t is None or (t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64))
+        for t in tensors
+    )
+
+
+def array_of(tensor: Tensor | None) -> Any:
+    """The tensor as a loop takes it, a contiguous numpy array."""
+    return None if tensor is None else tensor.detach().contiguous().numpy()
+
+
+def require(right: bool, message: str, *tensors: Tensor | None) -> None:
+    """The compiled loops trust their arguments, so nothing may reach them unchecked."""
+    if not right:
+        shapes = ", ".join("none" if t is None else str(list(t.shape)) for t in tensors)
+        raise ValueError(f"{message}; the shapes are {shapes}")
+
+
+def require_csr(entries: int, offsets: Tensor, order: Tensor | None) -> None:
+    """Refuse offsets that do not end at the number of entries."""
+    right = offsets.ndim == 1 and offsets.shape[0] > 0 and int(offsets[-1]) == entries
+    right = right and (order is None or order.shape == (entries,))
+    last = int(offsets[-1]) if offsets.numel() else "nothing"
+    require(right, f"CSR offsets end at {last} but there are {entries} rows", offsets, order)

@@ -1,0 +1,409 @@
+"""PaiNN's message as one operator: no tensor of E rows and 3 F columns is made, either way.
+
+    Δq[r]     = Σ Wq · xq[s]
+    Δμ[r, c]  = Σ Wr · xr[s] · direction[c]  +  Wm · xm[s] · μ[s, c]
+
+over the edges s -> r that are not padding; by feature. The filters W are those of the edge's pair
+where both directions share them. The gradients are made of the same few loops, to any order.
+"""
+
+# No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from weft.kernels import painn_loops as loops
+from weft.kernels import plain
+from weft.kernels.functions import SortedEdges
+from weft.kernels.operator import array_of, has_loop, operator, require, require_csr
+from weft.kernels.team import openmp, threads_for
+
+__all__ = ["PairedEdges", "painn_message"]
+
+# Multiply-adds an edge and feature, to tell whether threads pay.
+_WORK = 12
+
+
+class PairedEdges(SortedEdges, Protocol):
+    """Sorted edges of which some are padding, and which may come in pairs (see GraphBatch)."""
+
+    @property
+    def edge_mask(self) -> Tensor: ...  # noqa: D102
+    @property
+    def pairs(self) -> dict[str, Tensor]: ...  # noqa: D102
+
+
+def painn_message(
+    batch: PairedEdges, x: Tensor, mu: Tensor | None, filters: Tensor, direction: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Scalars [N, F] and vectors [N, 3, F] that reach each node.
+
+    Args:
+        batch: the edges; padding edges carry nothing.
+        x: [N, 3 F], the senders' scalars, factors of the direction and factors of their vectors.
+        mu: [N, 3, F], the senders' vectors; None for zeros, and then x and filters are 2 F wide.
+        filters: [P, 3 F], a row a pair of the batch, or [E, 3 F], a row an edge, without pairs.
+        direction: [E, 3].
+    """
+    pairs = batch.pairs
+    dq, dmu = _message(
+        x,
+        mu,
+        filters,
+        direction,
+        batch.edge_mask,
+        batch.receivers,
+        batch.senders,
+        batch.in_offsets,
+        batch.out_offsets,
+        batch.out_order,
+        pairs.get("forward"),
+        pairs.get("backward"),
+        pairs.get("of_edge"),
+    )
+    return dq, dmu
+
+
+def _check(
+    x: Tensor,
+    mu: Tensor | None,
+    filters: Tensor,
+    direction: Tensor,
+    mask: Tensor,
+    receivers: Tensor,
+    senders: Tensor,
+    in_offsets: Tensor,
+    out_offsets: Tensor,
+    out_order: Tensor,
+    forward: Tensor | None,
+    backward: Tensor | None,
+    of_edge: Tensor | None,
+) -> int:
+    """F, if all shapes fit."""
+    nodes, edges = in_offsets.shape[0] - 1, senders.shape[0]
+    parts = 2 if mu is None else 3
+    require(x.ndim == 2 and x.shape[0] == nodes, "x must have a row a node", x, in_offsets)
+    width = x.shape[1] // parts
+    right = width > 0 and x.shape[1] == parts * width
+    require(right, f"x must have {parts} parts of one width", x)
+    if mu is not None:
+        require(mu.shape == (nodes, 3, width), f"mu must be [{nodes}, 3, {width}]", mu)
+    rows = edges if forward is None else forward.shape[0]
+    require(filters.shape == (rows, parts * width), "filters must fit pairs and x", filters, x)
+    require(direction.shape == (edges, 3), f"directions must be [{edges}, 3]", direction)
+    require(receivers.shape == senders.shape == mask.shape, "edges must agree", receivers, mask)
+    if forward is not None:
+        assert backward is not None
+        assert of_edge is not None
+        right = forward.shape == backward.shape and of_edge.shape == senders.shape
+        require(right, "pairs must agree with the edges", forward, backward, of_edge)
+    require_csr(edges, in_offsets, None)
+    require_csr(edges, out_offsets, out_order)
+    require(out_offsets.shape == in_offsets.shape, "offsets must agree", in_offsets, out_offsets)
+    return width
+
+
+def _parts(tensor: Tensor, width: int) -> Any:
+    """The array [rows, parts, width] of [rows, parts · width]."""
+    return array_of(tensor).reshape(tensor.shape[0], tensor.shape[1] // width, width)
+
+
+def _present(mu: Tensor | None, x: Tensor) -> Any:
+    """The array of mu, or an empty one: a loop of one type is compiled once."""
+    return array_of(x.new_empty(0, 3, 0) if mu is None else mu)
+
+
+def _pairing(index: Tensor | None, edges: Tensor) -> Any:
+    """The array of `index`, or of every edge for itself."""
+    return array_of(torch.arange(len(edges), dtype=edges.dtype) if index is None else index)
+
+
+@operator("weft::painn_message")
+def _message(
+    x: Tensor,
+    mu: Tensor | None,
+    filters: Tensor,
+    direction: Tensor,
+    mask: Tensor,
+    receivers: Tensor,
+    senders: Tensor,
+    in_offsets: Tensor,
+    out_offsets: Tensor,
+    out_order: Tensor,
+    forward: Tensor | None,
+    backward: Tensor | None,
+    of_edge: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """See `painn_message`; the rest are fields of the batch."""
+    topology = (receivers, senders, in_offsets, out_offsets, out_order, forward, backward, of_edge)
+    width = _check(x, mu, filters, direction, mask, *topology)
+    if not has_loop(x, mu, filters, direction):
+        return _plain_message(x, mu, filters, direction, mask, senders, in_offsets, of_edge)
+    nodes = x.shape[0]
+    dq, dmu = x.new_empty(nodes, width), x.new_empty(nodes, 3, width)
+    starts = array_of(in_offsets)
+    arguments = (
+        _parts(x, width),
+        _present(mu, x),
+        _parts(filters, width),
+        array_of(direction),
+        array_of(mask),
+        _pairing(of_edge, senders),
+        array_of(senders),
+        starts,
+        dq.numpy(),
+        dmu.numpy(),
+    )
+    threads = threads_for(_WORK * width * senders.shape[0])
+    loops.share_messages(openmp(), threads, arguments, starts, nodes)
+    return dq, dmu
+
+
+@_message.register_fake
+def _(x: Tensor, mu: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+    width = x.shape[1] // (2 if mu is None else 3)
+    return x.new_empty(x.shape[0], width), x.new_empty(x.shape[0], 3, width)
+
+
+def _message_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _message_grad(ctx: Any, grad_q: Tensor, grad_mu: Tensor) -> tuple[Tensor | None, ...]:
+    inputs = ctx.saved_tensors
+    grad_x, grad_mu_in, grad_filters, grad_direction = _message_backward(
+        grad_q, grad_mu, *inputs, ctx.needs_input_grad[3]
+    )
+    return (
+        grad_x,
+        None if inputs[1] is None else grad_mu_in,
+        grad_filters,
+        grad_direction if ctx.needs_input_grad[3] else None,
+        *(None,) * 9,
+    )
+
+
+_message.register_autograd(_message_grad, setup_context=_message_setup)
+
+
+@operator("weft::painn_message_backward")
+def _message_backward(
+    grad_q: Tensor,
+    grad_mu: Tensor,
+    x: Tensor,
+    mu: Tensor | None,
+    filters: Tensor,
+    direction: Tensor,
+    mask: Tensor,
+    receivers: Tensor,
+    senders: Tensor,
+    in_offsets: Tensor,
+    out_offsets: Tensor,
+    out_order: Tensor,
+    forward: Tensor | None,
+    backward: Tensor | None,
+    of_edge: Tensor | None,
+    want_direction: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, mu (empty where there is none), filters and direction (empty if unwanted)."""
+    topology = (receivers, senders, in_offsets, out_offsets, out_order, forward, backward, of_edge)
+    width = _check(x, mu, filters, direction, mask, *topology)
+    nodes, edges = x.shape[0], senders.shape[0]
+    right = grad_q.shape == (nodes, width) and grad_mu.shape == (nodes, 3, width)
+    require(right, "gradients must have the shapes of the outputs", grad_q, grad_mu)
+    if not has_loop(grad_q, grad_mu, x, mu, filters, direction):
+        return _plain_backward(
+            grad_q, grad_mu, x, mu, filters, direction, mask, *topology, want_direction
+        )
+    grads = grad_x, grad_mu_in, grad_filters, grad_direction = (
+        torch.empty_like(x, memory_format=torch.contiguous_format),
+        x.new_empty(0 if mu is None else nodes, 3, width),
+        torch.empty_like(filters, memory_format=torch.contiguous_format),
+        x.new_empty(edges if want_direction else 0, 3),
+    )
+    a_q, a_mu, a_x, a_mu_in = array_of(grad_q), array_of(grad_mu), _parts(x, width), _present(mu, x)
+    a_filters, a_direction, a_mask = _parts(filters, width), array_of(direction), array_of(mask)
+    a_receivers, a_senders = array_of(receivers), array_of(senders)
+    pair = _pairing(of_edge, senders)
+    starts = array_of(out_offsets)
+    team = openmp(), threads_for(_WORK * width * edges)
+    common = a_q, a_mu, a_x, a_mu_in
+    loops.share_to_senders(
+        *team,
+        (
+            *common,
+            a_filters,
+            a_direction,
+            a_mask,
+            pair,
+            a_receivers,
+            starts,
+            array_of(out_order),
+            _parts(grad_x, width),
+            grad_mu_in.numpy(),
+        ),
+        starts,
+        nodes,
+    )
+    loops.share_to_filters(
+        *team,
+        (
+            *common,
+            a_direction,
+            a_mask,
+            _pairing(forward, senders),
+            _pairing(backward, senders),
+            a_receivers,
+            a_senders,
+            _parts(grad_filters, width),
+        ),
+        None,
+        filters.shape[0],
+    )
+    if want_direction:
+        loops.share_to_directions(
+            *team,
+            (a_mu, a_x, a_filters, a_mask, pair, a_receivers, a_senders, grad_direction.numpy()),
+            None,
+            edges,
+        )
+    return grads
+
+
+@_message_backward.register_fake
+def _(
+    grad_q: Tensor,
+    grad_mu: Tensor,
+    x: Tensor,
+    mu: Tensor | None,
+    filters: Tensor,
+    direction: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    nodes, width = grad_q.shape
+    return (
+        x.new_empty(x.shape),
+        x.new_empty(0 if mu is None else nodes, 3, width),
+        filters.new_empty(filters.shape),
+        direction.new_empty(direction.shape[0] if rest[-1] else 0, 3),
+    )
+
+
+def _backward_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.want_direction = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _backward_grad(
+    ctx: Any, to_x: Tensor, to_mu: Tensor, to_filters: Tensor, to_direction: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The message is linear in x, in the filters, and (its vectors) in μ and direction together.
+
+    So what the gradients change by, when each of the three is pushed, is again the message's
+    gradient with that one replaced by its push.
+    """
+    grad_q, grad_mu, x, mu, filters, direction, *topology = ctx.saved_tensors
+    if mu is None:
+        to_mu = None  # type: ignore[assignment]
+    if not ctx.want_direction:
+        to_direction = torch.zeros_like(direction)
+    pushes = (
+        (to_x, mu, filters, direction),
+        (x, mu, to_filters, direction),
+        (x, to_mu, filters, to_direction),
+    )
+    q1, v1 = _message(*pushes[0], *topology)
+    q2, v2 = _message(*pushes[1], *topology)
+    _, v3 = _message(*pushes[2], *topology)
+    want = ctx.needs_input_grad[5]
+    no_q = torch.zeros_like(grad_q)
+    _, mu1, filters1, direction1 = _message_backward(grad_q, grad_mu, *pushes[0], *topology, want)
+    x2, mu2, _, direction2 = _message_backward(grad_q, grad_mu, *pushes[1], *topology, want)
+    x3, _, filters3, _ = _message_backward(no_q, grad_mu, *pushes[2], *topology, False)
+    return (
+        q1 + q2,
+        v1 + v2 + v3,
+        x2 + x3,
+        None if mu is None else mu1 + mu2,
+        filters1 + filters3,
+        direction1 + direction2 if want else None,
+        *(None,) * 10,
+    )
+
+
+_message_backward.register_autograd(_backward_grad, setup_context=_backward_setup)
+
+
+def _edge_rows(
+    filters: Tensor, parts: int, mask: Tensor, of_edge: Tensor | None
+) -> tuple[Tensor, ...]:
+    """The parts of each edge's filters, each [E, F]; 0 for padding."""
+    rows = filters if of_edge is None else filters.index_select(0, of_edge)
+    return (rows * mask[:, None]).chunk(parts, dim=1)
+
+
+def _plain_message(
+    x: Tensor,
+    mu: Tensor | None,
+    filters: Tensor,
+    direction: Tensor,
+    mask: Tensor,
+    senders: Tensor,
+    in_offsets: Tensor,
+    of_edge: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    parts = 2 if mu is None else 3
+    width = x.shape[1] // parts
+    w = _edge_rows(filters, parts, mask, of_edge)
+    xs = x.index_select(0, senders).chunk(parts, dim=1)
+    vectors = (w[1] * xs[1])[:, None] * direction[:, :, None]
+    if mu is not None:
+        vectors = vectors + (w[2] * xs[2])[:, None] * mu.index_select(0, senders)
+    flat = vectors.reshape(-1, 3 * width)
+    return (
+        plain.segment_reduce(w[0] * xs[0], in_offsets, None, "sum"),
+        plain.segment_reduce(flat, in_offsets, None, "sum").view(-1, 3, width),
+    )
+
+
+def _plain_backward(
+    grad_q: Tensor,
+    grad_mu: Tensor,
+    x: Tensor,
+    mu: Tensor | None,
+    filters: Tensor,
+    direction: Tensor,
+    mask: Tensor,
+    receivers: Tensor,
+    senders: Tensor,
+    in_offsets: Tensor,
+    out_offsets: Tensor,
+    out_order: Tensor,
+    forward: Tensor | None,
+    backward: Tensor | None,
+    of_edge: Tensor | None,
+    want_direction: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    parts, width = 2 if mu is None else 3, grad_q.shape[1]
+    w = _edge_rows(filters, parts, mask, of_edge)
+    xs = x.index_select(0, senders).chunk(parts, dim=1)
+    gq, gv = grad_q.index_select(0, receivers), grad_mu.index_select(0, receivers)
+    factors = [gq, (direction[:, :, None] * gv).sum(1)]
+    grad_mu_in = x.new_empty(0, 3, width)
+    if mu is not None:
+        factors.append((mu.index_select(0, senders) * gv).sum(1))
+        flat = ((w[2] * xs[2])[:, None] * gv).reshape(-1, 3 * width)
+        grad_mu_in = plain.segment_reduce(flat, out_offsets, out_order, "sum").view(-1, 3, width)
+    to_x = torch.cat([a * b for a, b in zip(w, factors, strict=True)], dim=1)
+    by_edge = torch.cat([a * b for a, b in zip(xs, factors, strict=True)], dim=1) * mask[:, None]
+    grad_filters = by_edge
+    if forward is not None and backward is not None:
+        second = by_edge.index_select(0, backward) * (forward != backward)[:, None]
+        grad_filters = by_edge.index_select(0, forward) + second
+    return (
+        plain.segment_reduce(to_x, out_offsets, out_order, "sum"),
+        grad_mu_in,
+        grad_filters,
+        ((w[1] * xs[1])[:, None] * gv).sum(2) if want_direction else x.new_empty(0, 3),
+    )

@@ -1,0 +1,292 @@
+"""Message passing whose weights belong to pairs of edges, a weight row for both directions.
+
+P pairs, E edges, N nodes, F features. `forward` and `backward` [P] are a pair's two edges (the same
+one where an edge is alone) and `of_edge` [E] the pair of each edge, as GraphBatch.pairs has them.
+"""
+
+# No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.compiled import compiled
+from weft.kernels.loops import prefetch
+from weft.kernels.operator import array_of, has_loop, operator
+from weft.kernels.team import openmp, share, threads_for
+
+__all__ = ["pair_products", "pair_spmm", "sorted_pairs"]
+
+_here = sys.modules[__name__]
+_compiled = compiled(fastmath={"contract"}, error_model="numpy")
+_AHEAD, _LINE = 8, 16
+
+
+@_compiled
+def spmm_rows(
+    x: Any,
+    weight: Any,
+    of_edge: Any,
+    columns: Any,
+    offsets: Any,
+    order: Any,
+    out: Any,
+    first: int,
+    stop: int,
+) -> None:
+    """out[r] = Σ weight[of_edge[e]] · x[columns[e]] over row r's edges e."""
+    width = x.shape[1]
+    last = columns.shape[0] - 1
+    for row in range(first, stop):
+        total = out[row]
+        for f in range(width):
+            total[f] = 0
+        for k in range(offsets[row], offsets[row + 1]):
+            if order is None:
+                edge = k
+                ahead = min(k + _AHEAD, last)
+            else:
+                edge = order[k]
+                ahead = order[min(k + _AHEAD, last)]
+            ahead_row = np.intp(of_edge[ahead])
+            for line in range(0, width, _LINE):
+                prefetch(weight, ahead_row, np.intp(line))
+            factor, value = weight[of_edge[edge]], x[columns[edge]]
+            for f in range(width):
+                total[f] += factor[f] * value[f]
+
+
+@_compiled
+def share_spmm_rows(openmp: int, threads: int, arguments: Any, offsets: Any, rows: int) -> None:
+    """spmm_rows on a team of threads, see `share`."""
+    share(openmp, threads, _here.spmm_rows, arguments, offsets, rows)
+
+
+@_compiled
+def product_rows(
+    a: Any,
+    b: Any,
+    rows: Any,
+    columns: Any,
+    forward: Any,
+    backward: Any,
+    out: Any,
+    first: int,
+    stop: int,
+) -> None:
+    """out[p] = Σ a[rows[e]] · b[columns[e]] over the edges e of pair p, by feature."""
+    width = a.shape[1]
+    for pair in range(first, stop):
+        edge, other = forward[pair], backward[pair]
+        a1, b1 = a[rows[edge]], b[columns[edge]]
+        product = out[pair]
+        if edge == other:
+            for f in range(width):
+                product[f] = a1[f] * b1[f]
+        else:
+            a2, b2 = a[rows[other]], b[columns[other]]
+            for f in range(width):
+                product[f] = a1[f] * b1[f] + a2[f] * b2[f]
+
+
+@_compiled
+def share_product_rows(openmp: int, threads: int, arguments: Any, offsets: Any, rows: int) -> None:
+    """product_rows on a team of threads, see `share`."""
+    share(openmp, threads, _here.product_rows, arguments, offsets, rows)
+
+
+@operator("weft::pair_spmm")
+def pair_spmm(
+    x: Tensor,
+    weight: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    offsets: Tensor,
+    order: Tensor | None,
+    offsets_t: Tensor,
+    order_t: Tensor | None,
+    forward: Tensor,
+    backward: Tensor,
+    of_edge: Tensor,
+) -> Tensor:
+    """out[r] = Σ weight[of_edge[e]] · x[columns[e]] over the edges e with rows[e] = r, [N, F].
+
+    Arguments as those of `operators.spmm`; weight [P, F], a row a pair.
+    """
+    if x.shape[1:] != weight.shape[1:] or weight.shape[0] != forward.shape[0]:
+        raise ValueError(
+            f"a pair needs a weight for each feature: weight is {list(weight.shape)} for "
+            f"{forward.shape[0]} pairs and x {list(x.shape)}"
+        )
+    if not has_loop(x, weight):
+        out = x.new_zeros(offsets.shape[0] - 1, x.shape[1])
+        return out.index_add_(0, rows, x[columns.long()] * weight[of_edge.long()])
+    out = torch.empty(offsets.shape[0] - 1, x.shape[1], dtype=x.dtype)
+    starts = array_of(offsets)
+    arguments = (
+        array_of(x),
+        array_of(weight),
+        array_of(of_edge),
+        array_of(columns),
+        starts,
+        array_of(order),
+        out.numpy(),
+    )
+    threads = threads_for(columns.shape[0] * x.shape[1])
+    share_spmm_rows(openmp(), threads, arguments, starts, out.shape[0])
+    return out
+
+
+@pair_spmm.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    offsets: Tensor,
+    order: Tensor | None,
+    offsets_t: Tensor,
+    order_t: Tensor | None,
+    forward: Tensor,
+    backward: Tensor,
+    of_edge: Tensor,
+) -> Tensor:
+    return x.new_empty(offsets.shape[0] - 1, x.shape[1])
+
+
+def _spmm_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, rows, columns, offsets, order, offsets_t, order_t, *pairs = ctx.saved_tensors
+    grad_x = grad_weight = None
+    if ctx.needs_input_grad[0]:
+        grad_x = pair_spmm(grad, weight, columns, rows, offsets_t, order_t, offsets, order, *pairs)
+    if ctx.needs_input_grad[1]:
+        topology = (rows, columns, offsets, order, offsets_t, order_t)
+        grad_weight = pair_products(grad, x, *topology, *pairs)
+    return grad_x, grad_weight, *(None,) * 9
+
+
+pair_spmm.register_autograd(_spmm_backward, setup_context=_spmm_setup)
+
+
+@operator("weft::pair_products")
+def pair_products(
+    a: Tensor,
+    b: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    offsets: Tensor,
+    order: Tensor | None,
+    offsets_t: Tensor,
+    order_t: Tensor | None,
+    forward: Tensor,
+    backward: Tensor,
+    of_edge: Tensor,
+) -> Tensor:
+    """Σ a[rows[e]] · b[columns[e]] over the one or two edges e of each pair, by feature, [P, F]."""
+    if not has_loop(a, b):
+        products = a[rows.long()] * b[columns.long()]
+        return a.new_zeros(forward.shape[0], a.shape[1]).index_add_(0, of_edge, products)
+    out = torch.empty(forward.shape[0], a.shape[1], dtype=a.dtype)
+    arguments = (
+        array_of(a),
+        array_of(b),
+        array_of(rows),
+        array_of(columns),
+        array_of(forward),
+        array_of(backward),
+        out.numpy(),
+    )
+    share_product_rows(openmp(), threads_for(2 * out.numel()), arguments, None, out.shape[0])
+    return out
+
+
+@pair_products.register_fake
+def _(
+    a: Tensor,
+    b: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    offsets: Tensor,
+    order: Tensor | None,
+    offsets_t: Tensor,
+    order_t: Tensor | None,
+    forward: Tensor,
+    backward: Tensor,
+    of_edge: Tensor,
+) -> Tensor:
+    return a.new_empty(forward.shape[0], a.shape[1])
+
+
+def _products_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    a, b, rows, columns, offsets, order, offsets_t, order_t, *pairs = ctx.saved_tensors
+    grad_a = pair_spmm(b, grad, rows, columns, offsets, order, offsets_t, order_t, *pairs)
+    grad_b = pair_spmm(a, grad, columns, rows, offsets_t, order_t, offsets, order, *pairs)
+    return grad_a, grad_b, *(None,) * 9
+
+
+pair_products.register_autograd(_products_backward, setup_context=_spmm_setup)
+
+
+@_compiled
+def _sort(
+    d: Any,
+    forward: Any,
+    backward: Any,
+    of_edge: Any,
+    new_forward: Any,
+    new_backward: Any,
+    new_of_edge: Any,
+    width: float,
+) -> None:
+    """Counting sort of the pairs by ⌊d / width⌋."""
+    bins = 256
+    starts = np.zeros(bins + 1, dtype=np.int64)
+    pairs = d.shape[0]
+    keys = np.empty(pairs, dtype=np.int32)
+    for pair in range(pairs):
+        key = min(max(np.int32(d[pair] / width), np.int32(0)), np.int32(bins - 1))
+        keys[pair] = key
+        starts[key + 1] += 1
+    for key in range(bins):
+        starts[key + 1] += starts[key]
+    ranks = np.empty(pairs, dtype=of_edge.dtype)
+    for pair in range(pairs):
+        rank = starts[keys[pair]]
+        starts[keys[pair]] += 1
+        ranks[pair] = rank
+        new_forward[rank], new_backward[rank] = forward[pair], backward[pair]
+    for edge in range(of_edge.shape[0]):
+        new_of_edge[edge] = ranks[of_edge[edge]]
+
+
+@operator("weft::sorted_pairs")
+def sorted_pairs(
+    d: Tensor, forward: Tensor, backward: Tensor, of_edge: Tensor, width: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same pairs numbered by distance d [P], in steps of `width`: (forward, backward, of_edge).
+
+    Neighbouring rows of a filter then have similar distances, see `gaussian_product`.
+    """
+    if d.device.type != "cpu":
+        order = torch.argsort(d, stable=True)
+        ranks = torch.empty_like(forward)
+        ranks[order] = torch.arange(len(order), dtype=forward.dtype, device=d.device)
+        return forward[order], backward[order], ranks[of_edge.long()]
+    found = torch.empty_like(forward), torch.empty_like(backward), torch.empty_like(of_edge)
+    arrays = [array_of(t) for t in (d, forward, backward, of_edge, *found)]
+    d_, f, b, o, new_f, new_b, new_o = arrays
+    _sort(d_, f, b, o, new_f, new_b, new_o, width)
+    return found
+
+
+@sorted_pairs.register_fake
+def _(
+    d: Tensor, forward: Tensor, backward: Tensor, of_edge: Tensor, width: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(forward), torch.empty_like(backward), torch.empty_like(of_edge)

@@ -1,0 +1,145 @@
+"""Shifted softplus, ln(1 + e^x) - ln 2: SchNet's activation, several times as fast as torch's."""
+
+# No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
+import math
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from weft.compiled import compiled
+from weft.kernels.exponential import exp_negative, softplus_of
+from weft.kernels.operator import has_loop, operator
+from weft.kernels.team import openmp, share, threads_for
+
+__all__ = ["shifted_softplus", "softplus_in_place", "times_slope"]
+
+_here = sys.modules[__name__]
+_compiled = compiled(fastmath={"contract"}, error_model="numpy")
+
+_LN2 = math.log(2)
+# Multiply-adds that an element costs, about.
+_WORK = 16
+
+
+@_compiled
+def softplus_rows(x: Any, out: Any, first: int, stop: int) -> None:
+    """out[i] = ln(1 + e^x[i]) - ln 2."""
+    # Slices that begin at 0: the compiler then knows that no index is negative, and uses vectors.
+    values, results = x[first:stop], out[first:stop]
+    for i in range(values.shape[0]):
+        results[i] = softplus_of(values[i])
+
+
+@_compiled
+def in_place_rows(x: Any, first: int, stop: int) -> None:
+    """x[i] becomes ln(1 + e^x[i]) - ln 2; one array, or the compiler must fear an overlap."""
+    values = x[first:stop]
+    for i in range(values.shape[0]):
+        values[i] = softplus_of(values[i])
+
+
+@_compiled
+def share_in_place_rows(openmp: int, threads: int, arguments: Any, offsets: Any, rows: int) -> None:
+    """in_place_rows on a team of threads, see `share`."""
+    share(openmp, threads, _here.in_place_rows, arguments, offsets, rows)
+
+
+@_compiled
+def share_softplus_rows(openmp: int, threads: int, arguments: Any, offsets: Any, rows: int) -> None:
+    """softplus_rows on a team of threads, see `share`."""
+    share(openmp, threads, _here.softplus_rows, arguments, offsets, rows)
+
+
+@_compiled
+def slope_rows(y: Any, grad: Any, out: Any, first: int, stop: int) -> None:
+    """out[i] = grad[i] · dy/dx with y = softplus(x) - ln 2: dy/dx = 1 - e^-y / 2."""
+    number = y.dtype.type
+    values, slopes, results = y[first:stop], grad[first:stop], out[first:stop]
+    for i in range(values.shape[0]):
+        results[i] = slopes[i] * (number(1) - number(0.5) * exp_negative(values[i]))
+
+
+@_compiled
+def share_slope_rows(openmp: int, threads: int, arguments: Any, offsets: Any, rows: int) -> None:
+    """slope_rows on a team of threads, see `share`."""
+    share(openmp, threads, _here.slope_rows, arguments, offsets, rows)
+
+
+def _flat(x: Tensor) -> Any:
+    return x.detach().reshape(-1).numpy()
+
+
+def _fill(loop: Any, *arguments: Any) -> None:
+    """Run a loop over flat arrays; the last argument is the tensor to fill."""
+    *given, out = arguments
+    count = out.numel()
+    loop(openmp(), threads_for(count * _WORK), (*given, out.view(-1).numpy()), None, count)
+
+
+def softplus_in_place(x: Tensor) -> None:
+    """x becomes ln(1 + e^x) - ln 2; contiguous, on the CPU, outside autograd."""
+    _fill(share_in_place_rows, x)
+
+
+def times_slope(y: Tensor, grad: Tensor) -> Tensor:
+    """grad · dy/dx of y = ln(1 + e^x) - ln 2, outside autograd."""
+    if not has_loop(y):
+        return grad * (1 - 0.5 * torch.exp(-y))
+    out = torch.empty(y.shape, dtype=y.dtype)
+    _fill(share_slope_rows, _flat(y), _flat(grad), out)
+    return out
+
+
+@operator("weft::shifted_softplus")
+def shifted_softplus(x: Tensor) -> Tensor:
+    """ln(1 + e^x) - ln 2 of every element, any shape; 0 at 0."""
+    if not has_loop(x):
+        return functional.softplus(x) - _LN2
+    out = torch.empty(x.shape, dtype=x.dtype)
+    _fill(share_softplus_rows, _flat(x), out)
+    return out
+
+
+@shifted_softplus.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(output)
+
+
+def _backward(ctx: Any, grad: Tensor) -> Tensor:
+    (y,) = ctx.saved_tensors
+    slope: Tensor = softplus_slope(y, grad)
+    return slope
+
+
+shifted_softplus.register_autograd(_backward, setup_context=_setup)
+
+
+@operator("weft::softplus_slope")
+def softplus_slope(y: Tensor, grad: Tensor) -> Tensor:
+    """The gradient in x of y = shifted_softplus(x), from y: it need not keep x."""
+    return times_slope(y, grad)
+
+
+@softplus_slope.register_fake
+def _(y: Tensor, grad: Tensor) -> Tensor:
+    return torch.empty_like(y, memory_format=torch.contiguous_format)
+
+
+def _slope_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _slope_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    y, inner = ctx.saved_tensors
+    half = 0.5 * torch.exp(-y)
+    return grad * inner * half, grad * (1 - half)
+
+
+softplus_slope.register_autograd(_slope_backward, setup_context=_slope_setup)

@@ -1,0 +1,187 @@
+"""What models of molecules and crystals share: elements, neighbours, energies and forces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from weft.graphs import GraphBatch
+from weft.kernels import segment_mean, segment_sum
+from weft.kernels.pairs import pair_spmm, sorted_pairs
+
+__all__ = [
+    "Elements",
+    "Neighbours",
+    "Pooling",
+    "aggregation_scale",
+    "edge_vectors",
+    "energy_and_forces",
+    "glorot",
+    "lengths",
+    "neighbours_of",
+    "pool",
+]
+
+Pooling = Literal["sum", "mean"]
+
+# Å². Padding edges have no length, and the root of 0 no slope.
+_TINY = 1e-12
+_HEAVIEST = 118
+
+
+class Elements(nn.Module):
+    """Embeds atomic numbers: a learned row for each element that the model knows.
+
+    Args:
+        known: atomic numbers.
+        width: features.
+    """
+
+    rows: Tensor
+
+    def __init__(self, known: Sequence[int], width: int) -> None:
+        super().__init__()
+        if not known or not all(1 <= z <= _HEAVIEST for z in known) or len(set(known)) < len(known):
+            raise ValueError(
+                f"elements are {list(known)}; give different atomic numbers from 1 to {_HEAVIEST}"
+            )
+        # Atomic number 0 is padding: any row will do. An unknown element has none, so that torch
+        # refuses it.
+        rows = torch.full((_HEAVIEST + 1,), -1, dtype=torch.int64)
+        rows[list(known)] = torch.arange(len(known))
+        rows[0] = 0
+        self.register_buffer("rows", rows, persistent=False)
+        self.embedding = nn.Embedding(len(known), width)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Features [N, width] of atomic numbers z [N]."""
+        features: Tensor = self.embedding(self.rows[z.long()])
+        return features
+
+
+def edge_vectors(batch: GraphBatch, edges: Tensor | None = None) -> Tensor:
+    """From receiver to sender, [E, 3] in Å, across the cell where the neighbour is an image.
+
+    Args:
+        batch: with the node column `pos` and, where anything is periodic, the edge column `shift`.
+        edges: int [P], only these edges.
+    """
+    pos, shift = batch.nodes["pos"], batch.edges.get("shift")
+    senders, receivers = batch.senders, batch.receivers
+    if edges is not None:
+        senders, receivers = senders[edges], receivers[edges]
+        shift = shift if shift is None else shift[edges]
+    vectors = pos.index_select(0, senders) - pos.index_select(0, receivers)
+    return vectors if shift is None else vectors + shift
+
+
+def lengths(vectors: Tensor) -> Tensor:
+    """Lengths [E] of vectors [E, 3]; at least 1e-6 Å, with slope 0 there."""
+    return (vectors * vectors).sum(-1).clamp(min=_TINY).sqrt()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Neighbours:
+    """P pairs of edges with their distances, nearest first where nothing is to learn from d.
+
+    Attributes:
+        distance: [P], Å.
+        forward: int [P], one edge of each pair.
+        backward: int [P], its reverse, or the same edge.
+        of_edge: int [E], the pair of each edge.
+    """
+
+    distance: Tensor
+    forward: Tensor
+    backward: Tensor
+    of_edge: Tensor
+
+    def spmm(self, batch: GraphBatch, x: Tensor, weight: Tensor) -> Tensor:
+        """Sum over incoming edges of weight[pair] · x[sender], [N, F]; weight [P, F], x [N, F]."""
+        out: Tensor = pair_spmm(
+            x,
+            weight,
+            batch.receivers,
+            batch.senders,
+            batch.in_offsets,
+            None,
+            batch.out_offsets,
+            batch.out_order,
+            self.forward,
+            self.backward,
+            self.of_edge,
+        )
+        return out
+
+
+def neighbours_of(batch: GraphBatch, *, step: float) -> Neighbours:
+    """The pairs of `batch` by distance, in steps of `step` Å.
+
+    Where edges have no reverse each is a pair by itself.
+    """
+    forward, backward, of_edge = _pairs(batch)
+    with torch.no_grad():
+        distance = lengths(edge_vectors(batch, forward))
+    forward, backward, of_edge = sorted_pairs(distance, forward, backward, of_edge, step)
+    return Neighbours(
+        distance=lengths(edge_vectors(batch, forward)),
+        forward=forward,
+        backward=backward,
+        of_edge=of_edge,
+    )
+
+
+def _pairs(batch: GraphBatch) -> tuple[Tensor, Tensor, Tensor]:
+    if batch.pairs:
+        return batch.pairs["forward"], batch.pairs["backward"], batch.pairs["of_edge"]
+    alone = torch.arange(batch.num_edges, dtype=batch.senders.dtype, device=batch.senders.device)
+    return alone, alone, alone
+
+
+def aggregation_scale(batch: GraphBatch, how: Pooling, like: Tensor) -> Tensor:
+    """What a sum of messages is multiplied with, [N, 1]: 1 / neighbours for a mean, or 1."""
+    if how == "sum":
+        return like.new_ones(1, 1)
+    return batch.in_offsets.diff().clamp(min=1).to(like.dtype).reciprocal()[:, None]
+
+
+def glorot(model: nn.Module) -> None:
+    """Weights of all linear layers uniform after Glorot and Bengio (2010), biases 0."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+def pool(batch: GraphBatch, values: Tensor, how: Pooling) -> Tensor:
+    """One value a graph, [G], of one a node, [N] or [N, 1]."""
+    reduce = segment_sum if how == "sum" else segment_mean
+    return reduce(values.reshape(-1, 1), batch.node_offsets, batch.node_graph)[:, 0]
+
+
+def energy_and_forces(
+    model: Callable[[GraphBatch], Tensor], batch: GraphBatch, *, training: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Energies [G] and the forces -dE/dpos [N, 3] in the energy's unit per Å.
+
+    Args:
+        model: gives an energy a graph.
+        batch: the structures.
+        training: keep the graph of the forces, so that a loss can be made of them.
+    """
+    pos = batch.nodes["pos"].detach().requires_grad_()
+    with torch.enable_grad():
+        energy = model(batch.replace(nodes={**batch.nodes, "pos": pos}))
+        # Padding has no forces, but its zero-length edges would put noise there.
+        total = energy.masked_fill(~batch.graph_mask, 0.0).sum()
+        if not total.requires_grad:
+            return energy, torch.zeros_like(pos)
+        (slope,) = torch.autograd.grad(
+            total, pos, create_graph=training, allow_unused=True, materialize_grads=True
+        )
+    return (energy if training else energy.detach()), -slope

@@ -1,0 +1,217 @@
+"""PaiNN (Schütt, Unke and Gastegger 2021): messages of scalars and of vectors between atoms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from weft.graphs import GraphBatch
+from weft.kernels import gaussian_basis
+from weft.kernels.painn_message import painn_message
+from weft.kernels.painn_mixing import invariants, update
+from weft.models.atoms import Elements, Pooling, edge_vectors, glorot, lengths, pool
+
+__all__ = ["PaiNN", "PaiNNConfig", "painn_from_schnetpack"]
+
+# Added to the square of a vector feature's length: the root of 0 has no slope.
+_EPSILON = 1e-8
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaiNNConfig:
+    """Shape of a PaiNN.
+
+    Attributes:
+        hidden: F, scalar and vector features of an atom.
+        layers: rounds of messages.
+        radial: Gaussians from 0 to the cutoff, evenly spaced, that describe a distance.
+        cutoff: messages fall to 0 at this distance, by a cosine, Å.
+        elements: atomic numbers that the model knows.
+        readout: of the atoms' values; `sum` for an energy that grows with the molecule.
+    """
+
+    hidden: int = 128
+    layers: int = 3
+    radial: int = 20
+    cutoff: float = 5.0
+    elements: tuple[int, ...] = (1, 6, 7, 8, 9)
+    readout: Pooling = "sum"
+
+    def __post_init__(self) -> None:
+        for name, least in (("hidden", 2), ("layers", 1), ("radial", 2)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        if not 0 < self.cutoff < math.inf:
+            raise ValueError(f"cutoff is {self.cutoff} Å; it must be above 0 and finite")
+        if self.readout not in ("sum", "mean"):
+            raise ValueError(f"readout is {self.readout!r}; it must be 'sum' or 'mean'")
+
+
+class Mixing(nn.Module):
+    """Mixes the scalars and vectors of each atom."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.vectors = nn.Linear(hidden, 2 * hidden, bias=False)
+        self.context = _perceptron(2 * hidden, hidden, 3 * hidden)
+
+    def forward(self, q: Tensor, mu: Tensor) -> tuple[Tensor, Tensor]:
+        """New scalars [N, F] and vectors [N, 3, F]."""
+        context, dot, right = invariants(self.vectors(mu), q, _EPSILON)
+        new_q, new_mu = update(q, mu, self.context(context), dot, right)
+        return new_q, new_mu
+
+
+class PaiNN(nn.Module):
+    """One value a graph, from atomic numbers and positions.
+
+    Reads the node columns `z` and `pos` [N, 3] in Å and, where anything is periodic, the edge
+    column `shift` [E, 3] in Å. Where a batch has `pairs`, filters are computed once a pair. Can be
+    differentiated twice in `pos`, so that forces can be trained on.
+    """
+
+    def __init__(self, config: PaiNNConfig | None = None) -> None:
+        super().__init__()
+        self.config = config = config or PaiNNConfig()
+        hidden = config.hidden
+        self.elements = Elements(config.elements, hidden)
+        self.filters = nn.Linear(config.radial, config.layers * 3 * hidden)
+        self.contexts = nn.ModuleList(
+            _perceptron(hidden, hidden, 3 * hidden) for _ in range(config.layers)
+        )
+        self.mixings = nn.ModuleList(Mixing(hidden) for _ in range(config.layers))
+        self.readout = _perceptron(hidden, hidden // 2, 1)
+        glorot(self)
+
+    def forward(self, batch: GraphBatch) -> Tensor:
+        """Values [G]; padding graphs' mean nothing."""
+        q, _ = self.features(batch)
+        return pool(batch, self.readout(q), self.config.readout)
+
+    def features(self, batch: GraphBatch) -> tuple[Tensor, Tensor]:
+        """Scalars q [N, F] and vectors μ [N, 3, F] after the last layer.
+
+        When the atoms turn, q stays and μ turns with them.
+        """
+        rows = self.elements.rows[batch.nodes["z"].long()]
+        basis, direction = self._geometry(batch)
+        weights = self._filter_weights()
+        embedding = self.elements.embedding.weight
+        q = functional.embedding(rows, embedding)
+        # Until the first message atoms of an element are alike and vectors are 0: the context is
+        # computed by element, and without the part that would multiply the vectors.
+        used = 2 * self.config.hidden
+        x = functional.embedding(rows, self.contexts[0](embedding)[:, :used])
+        dq, mu = painn_message(batch, x, None, basis @ weights[0][:, :used], direction)
+        q, mu = self.mixings[0](q + dq, mu)
+        for weight, context, mixing in zip(
+            weights[1:], self.contexts[1:], self.mixings[1:], strict=True
+        ):
+            dq, dmu = painn_message(batch, context(q), mu, basis @ weight, direction)
+            q, mu = mixing(q + dq, mu + dmu)
+        return q, mu
+
+    def _filter_weights(self) -> tuple[Tensor, ...]:
+        """By layer [R + 1, 3 F], the bias as last row.
+
+        Laid out so that the gradient is basisᵀ G, which is faster than Gᵀ basis.
+        """
+        layers, radial = self.config.layers, self.config.radial
+        weight = self.filters.weight.view(layers, -1, radial).transpose(1, 2)
+        return torch.cat([weight, self.filters.bias.view(layers, 1, -1)], dim=1).unbind(0)
+
+    def _geometry(self, batch: GraphBatch) -> tuple[Tensor, Tensor]:
+        """Radial functions times the cutoff, [P, R + 1] (without pairs [E, ...]), and directions.
+
+        The cutoff is the last column, so that one product gives (basis W + bias) · cutoff.
+        """
+        vectors = edge_vectors(batch)
+        length = lengths(vectors)
+        d = length.index_select(0, batch.pairs["forward"]) if batch.pairs else length
+        cutoff = self.config.cutoff
+        fade = (0.5 * (torch.cos(d * (math.pi / cutoff)) + 1) * (d < cutoff))[:, None]
+        radial = self.config.radial
+        spacing = cutoff / (radial - 1)
+        basis = gaussian_basis(d, radial, spacing, 0.5 / spacing**2) * fade
+        return torch.cat([basis, fade], dim=1), vectors / length[:, None]
+
+
+def _perceptron(width_in: int, hidden: int, width_out: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width_in, hidden), nn.SiLU(), nn.Linear(hidden, width_out))
+
+
+# Our names by SchNetPack's, for layer number {}.
+_LAYER_NAMES = {
+    "interactions.{}.interatomic_context_net.0": "contexts.{}.0",
+    "interactions.{}.interatomic_context_net.1": "contexts.{}.2",
+    "mixing.{}.intraatomic_context_net.0": "mixings.{}.context.0",
+    "mixing.{}.intraatomic_context_net.1": "mixings.{}.context.2",
+    "mixing.{}.mu_channel_mix": "mixings.{}.vectors",
+}
+
+
+def painn_from_schnetpack(
+    state: Mapping[str, Tensor], *, cutoff: float, readout: Pooling = "sum"
+) -> PaiNN:
+    """The PaiNN with SchNetPack's weights, which gives the same values.
+
+    Args:
+        state: state_dict of its NeuralNetworkPotential with representation PaiNN, Gaussian radial
+            functions from 0 to the cutoff, and Atomwise as first output module.
+        cutoff: of its CosineCutoff, Å.
+        readout: `mean` where its Atomwise has aggregation_mode "avg".
+    """
+    prefix = "representation."
+    weights: dict[str, Any] = {}
+
+    def take(theirs: str, ours: str) -> None:
+        for kind in ("weight",) if theirs.endswith("mu_channel_mix") else ("weight", "bias"):
+            if f"{theirs}.{kind}" not in state:
+                raise ValueError(
+                    f"the state has no '{theirs}.{kind}': it must be the state_dict of "
+                    "SchNetPack's NeuralNetworkPotential with PaiNN and an Atomwise of two layers"
+                )
+            weights[f"{ours}.{kind}"] = state[f"{theirs}.{kind}"]
+
+    take(prefix + "filter_net", "filters")
+    take("output_modules.0.outnet.0", "readout.0")
+    take("output_modules.0.outnet.1", "readout.2")
+    layers = len({name.split(".")[2] for name in state if name.startswith(f"{prefix}mixing.")})
+    for layer in range(layers):
+        for theirs, ours in _LAYER_NAMES.items():
+            take(prefix + theirs.format(layer), ours.format(layer))
+    centres = state.get(prefix + "radial_basis.offsets")
+    embedding = state.get(prefix + "embedding.weight")
+    if embedding is None or centres is None:
+        raise ValueError("the state has no nuclear embedding by element or no Gaussians to read")
+    # Row 0 stands for no element.
+    weights["elements.embedding.weight"] = embedding[1:]
+    model = PaiNN(
+        PaiNNConfig(
+            hidden=embedding.shape[1],
+            layers=layers,
+            radial=len(centres),
+            cutoff=cutoff,
+            elements=tuple(range(1, len(embedding))),
+            readout=readout,
+        )
+    )
+    given = torch.linspace(0, cutoff, len(centres), dtype=centres.dtype, device=centres.device)
+    if not torch.allclose(centres, given, atol=1e-5):
+        raise ValueError(
+            f"the Gaussians' centres go from {float(centres[0]):g} to {float(centres[-1]):g} Å; "
+            f"only evenly spaced ones from 0 to the cutoff, {cutoff:g} Å, can be taken over"
+        )
+    if len(weights["filters.bias"]) == 3 * embedding.shape[1]:
+        # shared_filters: the same ones in every layer.
+        for kind in ("weight", "bias"):
+            parts = [weights[f"filters.{kind}"]] * layers
+            weights[f"filters.{kind}"] = torch.cat(parts)
+    model.load_state_dict(weights)
+    return model.to(embedding.dtype)

@@ -1,0 +1,119 @@
+"""From what a network is good at, numbers around 0, to the target's own unit and back."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from weft.errors import DataError
+from weft.graphs import Array, GraphBatch, GraphTable
+from weft.kernels import segment_sum
+
+__all__ = ["Standardised", "TargetScale", "element_counts", "learn_scale"]
+
+_HEAVIEST = 118
+
+
+class TargetScale(nn.Module):
+    """target = std · raw + mean + Σ over the atoms of references[z].
+
+    Float64 throughout: energies are large, their differences small.
+
+    Args:
+        mean: in the target's unit.
+        std: in the target's unit, above 0.
+        references: [119] by atomic number, in the target's unit; zeros by default.
+    """
+
+    mean: Tensor
+    std: Tensor
+    references: Tensor
+
+    def __init__(
+        self, mean: float = 0.0, std: float = 1.0, references: Array | None = None
+    ) -> None:
+        super().__init__()
+        if references is None:
+            references = np.zeros(_HEAVIEST + 1)
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float64))
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float64))
+        self.register_buffer("references", torch.as_tensor(references, dtype=torch.float64).clone())
+
+    def forward(self, batch: GraphBatch, raw: Tensor) -> Tensor:
+        """The target [G], float64, of a network's output raw [G]."""
+        atoms = self.references[batch.nodes["z"].long()][:, None]
+        base = segment_sum(atoms, batch.node_offsets, batch.node_graph)[:, 0]
+        return raw.double() * self.std + self.mean + base
+
+    def standardise(self, table: GraphTable, target: Array) -> Array:
+        """What a network should give for `target` [g] of the table's graphs: float32 [g]."""
+        base = _sums(table, self.references.numpy()[table.columns["z"]])
+        return ((target - base - float(self.mean)) / float(self.std)).astype(np.float32)
+
+
+class Standardised(nn.Module):
+    """A network and the scale of its target: gives values [G] in the target's unit.
+
+    Args:
+        network: gives raw values [G] of a batch.
+        scale: of the target.
+    """
+
+    def __init__(self, network: nn.Module, scale: TargetScale) -> None:
+        super().__init__()
+        self.network = network
+        self.scale = scale
+
+    def forward(self, batch: GraphBatch) -> Tensor:
+        """Values [G], float64, in the target's unit; padding graphs' mean nothing."""
+        values: Tensor = self.scale(batch, self.network(batch))
+        return values
+
+
+def learn_scale(table: GraphTable, graphs: Array, target: str, *, references: bool) -> TargetScale:
+    """The scale of `target` over the training graphs.
+
+    Args:
+        table: with the node column `z` and the graph column `target`.
+        graphs: int [t], the training graphs.
+        target: its name.
+        references: learn an energy for each element by least squares, so that only what the
+            atoms' kinds do not explain is left to the network. For what grows with the number of
+            atoms.
+    """
+    y = np.asarray(table.column(target)[graphs], dtype=np.float64)
+    if not len(y) or not np.isfinite(y).all():
+        raise DataError(
+            f"'{target}' has {len(y)} training values, {np.count_nonzero(~np.isfinite(y))} of them "
+            "not finite; a scale cannot be learned from them"
+        )
+    largest = float(np.abs(y).max())
+    by_element = np.zeros(_HEAVIEST + 1)
+    if references:
+        elements, counts = element_counts(table)
+        counts = counts[graphs]
+        # The smallest solution where the counts do not tell all elements apart.
+        by_element[elements] = np.linalg.lstsq(counts.astype(np.float64), y, rcond=None)[0]
+        y = y - counts @ by_element[elements]
+    std = float(y.std())
+    # What is left may be rounding: then any scale will do.
+    return TargetScale(float(y.mean()), std if std > 1e-12 * largest else 1.0, by_element)
+
+
+def element_counts(table: GraphTable) -> tuple[Array, Array]:
+    """The atomic numbers in the table [k], and int64 [g, k] the atoms of each in each graph."""
+    z = np.asarray(table.column("z"), dtype=np.int64)
+    elements = np.flatnonzero(np.bincount(z))
+    column = np.zeros(_HEAVIEST + 1, dtype=np.int64)
+    column[elements] = np.arange(len(elements))
+    graph = np.repeat(np.arange(len(table)), table.num_nodes)
+    counts = np.bincount(graph * len(elements) + column[z], minlength=len(table) * len(elements))
+    return elements, counts.reshape(len(table), len(elements))
+
+
+def _sums(table: GraphTable, values: Array) -> Array:
+    """Sums [g] of node values [N] by graph."""
+    # Each by itself: differences of running totals would lose digits to all graphs before.
+    graph = np.repeat(np.arange(len(table)), table.num_nodes)
+    return np.bincount(graph, weights=values, minlength=len(table))

@@ -1,0 +1,198 @@
+"""SchNet (Schütt et al. 2017): continuous-filter convolutions over atoms."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.graphs import GraphBatch
+from weft.kernels import radial_filters, shifted_softplus
+from weft.models.atoms import (
+    Elements,
+    Neighbours,
+    Pooling,
+    aggregation_scale,
+    glorot,
+    neighbours_of,
+    pool,
+)
+
+__all__ = ["SchNet", "SchNetConfig", "schnet_from_torch_geometric"]
+
+# Å. A band of Gaussians is as wide as the distances in a block of rows; see `neighbours_of`.
+_STEP = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchNetConfig:
+    """The defaults are those of Speckhard et al. (2025): 80,352 weights.
+
+    Attributes:
+        hidden: features of an atom.
+        filters: features of a filter.
+        layers: interactions.
+        centres: Gaussians at 0, spacing, 2 spacing, ...
+        spacing: between centres, Å.
+        sharpness: a Gaussian is exp(-sharpness · (d - centre)²), in 1 / Å².
+        cutoff: filters fall to 0 at this distance, by a cosine, Å; None: they do not.
+        activate_filter: the last layer of the filter network has an activation too.
+        bias: layers have biases (the one that makes a sender's message never has).
+        aggregation: of messages.
+        readout: of the atoms' values; `sum` for a model whose energy grows with the molecule.
+        elements: atomic numbers that the model knows.
+    """
+
+    hidden: int = 64
+    filters: int = 64
+    layers: int = 3
+    centres: int = 150
+    spacing: float = 0.1
+    sharpness: float = 10.0
+    cutoff: float | None = None
+    activate_filter: bool = True
+    bias: bool = False
+    aggregation: Pooling = "mean"
+    readout: Pooling = "mean"
+    elements: tuple[int, ...] = (1, 6, 7, 8, 9)
+
+
+class Interaction(nn.Module):
+    """h + update(Σ or mean over neighbours of filter(d) · message(h_sender))."""
+
+    def __init__(self, config: SchNetConfig) -> None:
+        super().__init__()
+        self.basis = nn.Linear(config.centres, config.filters, bias=config.bias)
+        self.filter = nn.Linear(config.filters, config.filters, bias=config.bias)
+        self.message = nn.Linear(config.hidden, config.filters, bias=False)
+        self.update = nn.Linear(config.filters, config.hidden, bias=config.bias)
+        self.out = nn.Linear(config.hidden, config.hidden, bias=config.bias)
+
+    def forward(
+        self, batch: GraphBatch, near: Neighbours, h: Tensor, weight: Tensor, scale: Tensor
+    ) -> Tensor:
+        """New features [N, H] of h [N, H]; weight [P, F] a pair, scale [N, 1] of the sums."""
+        messages = near.spmm(batch, self.message(h), weight) * scale
+        changed: Tensor = h + self.out(shifted_softplus(self.update(messages)))
+        return changed
+
+
+class SchNet(nn.Module):
+    """One value a graph, from atomic numbers and positions.
+
+    The filters depend on distances alone, so they are computed once for a pair of atoms, and the
+    first product of all layers' filters is one product (see `gaussian_product`).
+    """
+
+    def __init__(self, config: SchNetConfig | None = None) -> None:
+        super().__init__()
+        self.config = config = config or SchNetConfig()
+        self.elements = Elements(config.elements, config.hidden)
+        self.interactions = nn.ModuleList(Interaction(config) for _ in range(config.layers))
+        half = config.hidden // 2
+        self.readout = nn.ModuleList(
+            [nn.Linear(config.hidden, half, bias=config.bias), nn.Linear(half, 1, bias=config.bias)]
+        )
+        glorot(self)
+
+    def forward(self, batch: GraphBatch) -> Tensor:
+        """Values [G]; padding graphs' mean nothing."""
+        config = self.config
+        h = self.features(batch)
+        first, second = self.readout
+        return pool(batch, second(shifted_softplus(first(h))), config.readout)
+
+    def features(self, batch: GraphBatch) -> Tensor:
+        """Features of the atoms after the last interaction, [N, H]."""
+        h: Tensor = self.elements(batch.nodes["z"])
+        near = neighbours_of(batch, step=_STEP)
+        scale = aggregation_scale(batch, self.config.aggregation, h)
+        for layer, weight in zip(self.interactions, self._filters(near.distance), strict=True):
+            h = layer(batch, near, h, weight, scale)
+        return h
+
+    def _filters(self, d: Tensor) -> list[Tensor]:
+        """Filters [P, F] of each layer for distances d [P]."""
+        config = self.config
+        layers: list[Any] = list(self.interactions)
+        filters = radial_filters(
+            d,
+            torch.cat([layer.basis.weight for layer in layers]),
+            torch.cat([layer.basis.bias for layer in layers]) if config.bias else None,
+            torch.stack([layer.filter.weight for layer in layers]),
+            torch.stack([layer.filter.bias for layer in layers]) if config.bias else None,
+            spacing=config.spacing,
+            sharpness=config.sharpness,
+            activate=config.activate_filter,
+        )
+        if config.cutoff is None:
+            return filters
+        fade = _fade(d, config.cutoff)[:, None]
+        return [part * fade for part in filters]
+
+
+def _fade(d: Tensor, cutoff: float) -> Tensor:
+    """1 at d = 0, 0 from the cutoff on, half a cosine between."""
+    return 0.5 * (torch.cos(d * (math.pi / cutoff)) + 1) * (d < cutoff)
+
+
+# Our layers by the names of torch_geometric's.
+_LAYERS = {
+    "mlp.0": "basis",
+    "mlp.2": "filter",
+    "conv.lin1": "message",
+    "conv.lin2": "update",
+    "lin": "out",
+}
+
+
+def schnet_from_torch_geometric(model: Any) -> SchNet:
+    """torch_geometric's SchNet (`torch_geometric.nn.SchNet`) as weft's: the same values.
+
+    Edges are the batch's own: build them with the model's cutoff. A mean and standard deviation
+    that it carries become part of the last layer.
+
+    Raises:
+        ValueError: it predicts a dipole moment, or adds atomic references.
+    """
+    if model.dipole or model.atomref is not None or model.scale is not None:
+        raise ValueError(
+            "this SchNet has a dipole, atomref or scale, which weft's does not; take one without"
+        )
+    centres = model.distance_expansion.offset
+    state = {
+        f"interactions.{number}.{ours}.{name}": value
+        for number, block in enumerate(model.interactions)
+        for theirs, ours in _LAYERS.items()
+        for name, value in block.get_submodule(theirs).state_dict().items()
+    }
+    for number, layer in enumerate((model.lin1, model.lin2)):
+        state |= {f"readout.{number}.{name}": value for name, value in layer.state_dict().items()}
+    if model.mean is not None and model.std is not None:
+        state["readout.1.weight"] = state["readout.1.weight"] * model.std
+        state["readout.1.bias"] = state["readout.1.bias"] * model.std + model.mean
+    # Theirs has a row for padding, atomic number 0.
+    embedding = model.embedding.weight[1:]
+    state["elements.embedding.weight"] = embedding
+    pooling: Pooling = "mean" if type(model.readout).__name__ == "MeanAggregation" else "sum"
+    ours = SchNet(
+        SchNetConfig(
+            hidden=model.hidden_channels,
+            filters=model.num_filters,
+            layers=model.num_interactions,
+            centres=len(centres),
+            spacing=float(centres[-1] - centres[0]) / (len(centres) - 1),
+            sharpness=-float(model.distance_expansion.coeff),
+            cutoff=float(model.cutoff),
+            activate_filter=False,
+            bias=True,
+            aggregation="sum",
+            readout=pooling,
+            elements=tuple(range(1, len(embedding) + 1)),
+        )
+    )
+    ours.to(embedding.dtype).load_state_dict(state)
+    return ours

@@ -1,0 +1,233 @@
+"""Crystals from CSV files with the text of a CIF in one column, as CDVAE publishes them.
+
+The header has `material_id`, `cif` and any columns of numbers. A CIF lists every atom of the cell
+(space group P 1, as pymatgen writes it): symmetry is not expanded here, and asking for it is an
+error, never a smaller crystal.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import math
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from weft.errors import DataError
+from weft.graphs import Array, Graph, GraphTable, write_table
+from weft.sources.crystals import crystal_graph, crystal_schema, lattice_vectors
+from weft.sources.elements import ATOMIC_NUMBERS
+from weft.sources.progress import Move, progress_bar
+
+__all__ = ["cif_csv_table", "read_cif"]
+
+_CELL = [
+    *(f"_cell_length_{axis}" for axis in "abc"),
+    *(f"_cell_angle_{angle}" for angle in ("alpha", "beta", "gamma")),
+]
+_FRACTION = [f"_atom_site_fract_{axis}" for axis in "xyz"]
+_SYMMETRY = ("_symmetry_equiv_pos_as_xyz", "_space_group_symop_operation_xyz")
+# A quotation mark ends a value only before a blank, as in 'O5' and O5'.
+_TOKEN = re.compile(r"""'(.*?)'(?=\s|$)|"(.*?)"(?=\s|$)|([^\s#]\S*)|#.*""")
+_REMEDY = "write it to a .cif file and read that as `atoms`"
+
+
+def cif_csv_table(
+    path: Path,
+    files: Sequence[Path],
+    *,
+    targets: Sequence[str] = (),
+    units: Mapping[str, str] | None = None,
+    progress: bool = True,
+) -> GraphTable:
+    """Write the crystals of CSV files to the table in the folder `path`, streaming.
+
+    Columns are those of `crystals_table`; `dataset` is the name of the file. An empty field of a
+    target was not measured: NaN.
+
+    Args:
+        path: the table's folder; it must not exist yet.
+        files: CSV files, plain or gzip'd.
+        targets: names of columns.
+        units: of the targets, where they are known.
+        progress: show a progress bar.
+
+    Raises:
+        DataError: a column is missing, or a row cannot be read; the message names file, line and
+            field.
+    """
+    schema = crystal_schema(targets, units)
+    for file in files:
+        if not file.is_file():
+            raise DataError(f"{file} is not there")
+    metadata = {"source": "crystals as CIF in CSV", "files": [file.name for file in files]}
+    total = sum(file.stat().st_size for file in files)
+    with progress_bar("crystals", total, show=progress) as move:
+        return write_table(path, _graphs(files, targets, move), schema, metadata=metadata)
+
+
+def _graphs(files: Sequence[Path], targets: Sequence[str], move: Move) -> Iterator[Graph]:
+    done = 0
+    for file in files:
+        dataset = np.frombuffer(file.name.split(".csv")[0].encode(), dtype=np.uint8)
+        empty = True
+        for line, row in _rows(file, targets, move, done):
+            empty = False
+            where = f"{file}, line {line}"
+            z, frac, lattice = read_cif(row["cif"], where)
+            name = np.frombuffer(row["material_id"].encode(), dtype=np.uint8)
+            yield crystal_graph(
+                where,
+                z=z,
+                frac=frac,
+                lattice=lattice,
+                values={target: _value(where, target, row[target]) for target in targets},
+                text={"id": name, "dataset": dataset},
+            )
+        if empty:
+            raise DataError(f"{file} holds no crystals")
+        done += file.stat().st_size
+
+
+def _rows(
+    file: Path, targets: Sequence[str], move: Move, done: int
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """The line on which each row ends, and the row."""
+    with file.open("rb") as raw:
+        packed = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        stream = gzip.GzipFile(fileobj=raw) if packed else raw
+        reader = csv.DictReader(io.TextIOWrapper(stream, encoding="utf-8", newline=""), strict=True)
+        try:
+            names = reader.fieldnames or []
+            for name in ("material_id", "cif", *targets):
+                if name not in names:
+                    raise DataError(
+                        f"{file}: no column '{name}'; it has {', '.join(names) or 'none'}"
+                    )
+            for row in reader:
+                if None in row or None in row.values():
+                    raise DataError(
+                        f"{file}, line {reader.line_num}: the row has not {len(names)} fields"
+                    )
+                yield reader.line_num, row
+                if reader.line_num % 64 == 0:
+                    move(done + raw.tell())
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise DataError(
+                f"{file} is cut or damaged after line {reader.reader.line_num} ({error})"
+            ) from None
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise DataError(f"{file}, line {reader.reader.line_num}: {error}") from None
+
+
+def _value(where: str, name: str, text: str) -> Array:
+    if not text.strip():
+        return np.array(math.nan)
+    return np.array(_number(where, name, text))
+
+
+def _number(where: str, name: str, text: str) -> float:
+    # CIF puts the uncertainty of the last digits into brackets.
+    plain = re.sub(r"\(\d+\)$", "", text.strip())
+    try:
+        value = float(plain)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise DataError(f"{where}, '{name}': {text[:40]!r} is not a finite number")
+    return value
+
+
+def read_cif(text: str, where: str) -> tuple[Array, Array, Array]:
+    """Atomic numbers int64 [n], fractions float64 [n, 3] and lattice float64 [3, 3] of a P 1 CIF.
+
+    Args:
+        text: the CIF, one structure.
+        where: words that name its place in a message.
+
+    Raises:
+        DataError: a field is missing or no number, or the CIF has symmetry, partial occupancy or
+            several structures.
+    """
+    single, loops = _items(text, where)
+    for name in _SYMMETRY:
+        operations = loops.get(name, [single[name]] if name in single else [])
+        if any(o.replace(" ", "").lower() not in ("x,y,z", "+x,+y,+z") for o in operations):
+            raise DataError(f"{where}: the CIF has symmetry to expand; {_REMEDY}")
+    for name in _CELL:
+        if name not in single:
+            raise DataError(f"{where}: the CIF has no {name}")
+    lattice = lattice_vectors(where, [_number(where, name, single[name]) for name in _CELL])
+    for name in _FRACTION:
+        if not loops.get(name):
+            raise DataError(f"{where}: the CIF has no list of atoms with {name}")
+    if any(_number(where, "occupancy", o) != 1 for o in loops.get("_atom_site_occupancy", [])):
+        raise DataError(f"{where}: the CIF has sites that are occupied in part")
+    columns = [[_number(where, name, x) for x in loops[name]] for name in _FRACTION]
+    labels = loops.get("_atom_site_type_symbol") or loops.get("_atom_site_label")
+    if labels is None:
+        raise DataError(f"{where}: the CIF does not say which elements its atoms are")
+    return np.array([_element(where, s) for s in labels]), np.array(columns).T, lattice
+
+
+def _element(where: str, label: str) -> int:
+    """The element of a symbol such as `Fe`, `Fe2+` or of a label such as `Fe12`."""
+    letters = re.match(r"[A-Za-z]*", label)
+    symbol = letters[0].capitalize() if letters else ""
+    if symbol not in ATOMIC_NUMBERS:
+        raise DataError(f"{where}: {label[:40]!r} is no element")
+    return ATOMIC_NUMBERS[symbol]
+
+
+def _items(text: str, where: str) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """A CIF's single values and its loops' columns, by lower-case name."""
+    if re.search(r"^;", text, re.MULTILINE):
+        raise DataError(f"{where}: the CIF has fields of several lines; {_REMEDY}")
+    single: dict[str, str] = {}
+    loops: dict[str, list[str]] = {}
+    names: list[str] = []
+    values: list[str] = []
+    blocks = 0
+
+    def close() -> None:
+        if not names:
+            return
+        if len(values) % len(names):
+            raise DataError(
+                f"{where}: a list of the CIF has {len(values)} values in {len(names)} columns"
+            )
+        for i, name in enumerate(names):
+            loops[name] = values[i :: len(names)]
+
+    waiting = ""
+    in_loop = False
+    for quoted, double, plain in _TOKEN.findall(text):
+        token = plain or quoted or double
+        word = plain.lower()
+        if not token:
+            continue
+        if word.startswith("data_") or word == "loop_" or (word.startswith("_") and not waiting):
+            if word.startswith("_") and in_loop and not values:
+                names.append(word)
+                continue
+            close()
+            names, values, in_loop = [], [], word == "loop_"
+            blocks += word.startswith("data_")
+            waiting = word if word.startswith("_") else ""
+        elif waiting:
+            single[waiting] = token
+            waiting = ""
+        elif in_loop:
+            values.append(token)
+        else:
+            raise DataError(f"{where}: {token[:40]!r} in the CIF belongs to no field")
+    close()
+    if blocks > 1:
+        raise DataError(f"{where}: the CIF has {blocks} structures, one expected")
+    return single, loops

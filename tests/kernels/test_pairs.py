@@ -1,0 +1,77 @@
+import pytest
+import torch
+
+from weft.kernels.pairs import pair_products, pair_spmm, sorted_pairs
+
+
+def topology(batch):
+    views = (batch.receivers, batch.senders, batch.in_offsets, None)
+    return (*views, batch.out_offsets, batch.out_order)
+
+
+def plain_spmm(batch, x, weight):
+    out = torch.zeros(batch.num_nodes, x.shape[1], dtype=x.dtype)
+    messages = x[batch.senders.long()] * weight[batch.pairs["of_edge"].long()]
+    return out.index_add(0, batch.receivers, messages)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("padded", [False, True])
+def test_pair_spmm_and_its_gradients(molecules, dtype, padded):
+    batch = molecules(dtype, padded=padded)
+    pairs = tuple(batch.pairs.values())
+    x = torch.randn(batch.num_nodes, 19, dtype=dtype, requires_grad=True)
+    weight = torch.randn(len(pairs[0]), 19, dtype=dtype, requires_grad=True)
+    out = pair_spmm(x, weight, *topology(batch), *pairs)
+    expected = plain_spmm(batch, x, weight)
+    torch.testing.assert_close(out, expected)
+    grad = torch.randn_like(out)
+    for one, other in zip(
+        torch.autograd.grad(out, (x, weight), grad),
+        torch.autograd.grad(expected, (x, weight), grad),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_second_derivatives(molecules):
+    batch = molecules(torch.float64, count=2)
+    pairs = tuple(batch.pairs.values())
+    x = torch.randn(batch.num_nodes, 2, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(len(pairs[0]), 2, dtype=torch.float64, requires_grad=True)
+
+    def spmm(x, weight):
+        return pair_spmm(x, weight, *topology(batch), *pairs)
+
+    def products(a, b):
+        return pair_products(a, b, *topology(batch), *pairs)
+
+    assert torch.autograd.gradcheck(spmm, (x, weight))
+    assert torch.autograd.gradgradcheck(spmm, (x, weight))
+    other = torch.randn_like(x, requires_grad=True)
+    assert torch.autograd.gradcheck(products, (x, other))
+
+
+def test_a_weight_row_must_belong_to_every_pair(molecules):
+    batch = molecules(torch.float32)
+    pairs = tuple(batch.pairs.values())
+    x = torch.randn(batch.num_nodes, 4)
+    with pytest.raises(ValueError, match="a pair needs a weight for each feature"):
+        pair_spmm(x, torch.randn(len(pairs[0]) - 1, 4), *topology(batch), *pairs)
+
+
+def test_sorted_pairs_are_the_same_pairs_nearest_first(molecules):
+    batch = molecules(torch.float32)
+    forward, backward, of_edge = batch.pairs.values()
+    d = torch.rand(len(forward)) * 50
+    f, b, o = sorted_pairs(d, forward, backward, of_edge, 0.1)
+    given = dict(
+        zip(forward.tolist(), zip(backward.tolist(), d.tolist(), strict=True), strict=True)
+    )
+    assert sorted(f.tolist()) == sorted(forward.tolist())
+    assert [given[e][0] for e in f.tolist()] == b.tolist()
+    bins = [int(min(given[e][1] / 0.1, 255)) for e in f.tolist()]
+    assert bins == sorted(bins)
+    numbers = torch.arange(len(f), dtype=o.dtype)
+    assert torch.equal(o[f], numbers)
+    assert torch.equal(o[b], numbers)
