@@ -308,6 +308,12 @@ def test_evaluation_keeps_the_order_and_the_shape() -> None:
         assert [g for batch in plain for g in batch] == list(range(100))
 
 
+def test_a_graph_evaluated_alone_comes_after_the_batch_it_would_interrupt() -> None:
+    room = Budget(nodes=9, edges=64, graphs=4)
+    found = evaluation_sampler([2, 2, 20, 2, 2, 2], [0] * 6, config("dynamic", 4), budget=room)
+    assert lists(found) == [[0, 1, 3], [2], [4, 5]]
+
+
 def test_as_a_batch_sampler_of_torch() -> None:
     nodes, edges = some_sizes(30)
     sampler = GraphSampler(nodes, edges, config("dynamic", 6))

@@ -93,6 +93,7 @@ def check(case: CaseResult, size: int) -> None:
             assert sample == step["seconds"] / step["graphs"]
             # Ours is made in a thread, which may have worked for this step before it began.
             assert step["batching"] >= 0
+            assert 0 <= step.get("waiting", 0.0) < step["seconds"]
             assert step["batching"] < step["seconds"] or library == "weft"
             # The 40 molecules are small: a padded batch holds one less, the last one the rest.
             most = size - 1 if "dynamic" in name else size
@@ -159,7 +160,7 @@ def test_throughput_is_written_and_shown() -> None:
     ours = Contender(
         samples=[s / g for s, g in zip(seconds, graphs, strict=True)],
         details=[
-            {"seconds": s, "graphs": g, "batching": 0.003}
+            {"seconds": s, "graphs": g, "batching": 0.003, "waiting": 0.0006}
             for s, g in zip(seconds, graphs, strict=True)
         ],
     )
@@ -173,6 +174,10 @@ def test_throughput_is_written_and_shown() -> None:
     assert written["weft"]["seconds_per_step"] == 0.04
     assert written["weft"]["graphs_per_step"] == pytest.approx(70 / 3)
     assert written["weft"]["batching_share"] == pytest.approx(0.05)
+    assert written["weft"]["waiting_share"] == pytest.approx(0.01)
+    # Who has no thread waits for all of it.
+    alone = Contender(samples=[0.1], details=[{"seconds": 0.1, "graphs": 1, "batching": 0.02}])
+    assert alone.throughput["waiting_share"] == pytest.approx(0.2)
     assert "details" not in written["peer"]
     stream = io.StringIO()
     print_result(result, Console(file=stream, width=160, markup=False))

@@ -3,9 +3,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.io import write
 
 from weft.cli import main
 from weft.graphs import Graph, write_table
@@ -85,3 +89,25 @@ def small_cora(tmp_path: Path) -> Path:
     path.parent.mkdir(exist_ok=True)
     write_table(path, [papers()])
     return path
+
+
+def molecules(count: int = 24, seed: int = 0) -> list[Any]:
+    """Chains of H, C and O with an energy, eV, and forces, eV/Å."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        size = int(rng.integers(1, 6))
+        places = np.arange(size)[:, None] * [1.0, 0.6, 0.3] + rng.uniform(0, 0.3, (size, 3))
+        atoms = Atoms(numbers=rng.choice([1, 6, 8], size), positions=places)
+        energy = -100.0 * float(atoms.numbers.sum()) + rng.normal()
+        forces = rng.normal(size=(size, 3))
+        atoms.calc = SinglePointCalculator(atoms, energy=energy, forces=forces)
+        made.append(atoms)
+    return made
+
+
+@pytest.fixture
+def small_molecules(tmp_path: Path) -> Path:
+    """A file with some."""
+    write(tmp_path / "mols.extxyz", molecules())
+    return tmp_path / "mols.extxyz"

@@ -9,6 +9,7 @@ import pytest
 
 from weft.graphs import Column, Graph, write_table
 from weft.sources import CATALOGUE
+from weft.training.structure_data import NeighbourConfig
 
 
 def edges_file(folder: Path, text: str = "0 1\n1 2\n") -> Path:
@@ -33,6 +34,21 @@ def test_list_names_what_is_cached(weft, tmp_path, small_cora):
     assert "Your own tables: mine" in out
     (line,) = (line for line in out.splitlines() if line.startswith("cora "))
     assert line.split()[-1] == "yes"
+
+
+def test_list_tells_tables_made_for_training_from_the_users_own(weft, tmp_path):
+    rules = [
+        NeighbourConfig(),
+        NeighbourConfig(kind="cutoff", cutoff=1e-5),
+        NeighbourConfig(kind="cutoff", cutoff=5.0),
+        NeighbourConfig(kind="nearest"),
+    ]
+    names = ["mine", *sorted(f"mine-{rule.name}" for rule in rules)]
+    for name in names:
+        (tmp_path / "data" / f"{name}.weft").mkdir(parents=True)
+    out = weft("data", "list").out
+    assert "Your own tables: mine\n" in out
+    assert f"With neighbours, for training: {', '.join(names[1:])}\n" in out
 
 
 def test_list_of_a_folder_given(weft, tmp_path):

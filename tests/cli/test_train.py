@@ -1,4 +1,4 @@
-"""`weft train citations`: a run folder that is complete, can be stopped, killed and resumed."""
+"""`weft train`: a run folder that is complete, can be stopped, killed and resumed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from ase import Atoms
+from ase.io import read, write
 from safetensors.torch import load_file, save_file
 
+import weft.training.structures as weft_structures
 from weft.training import read_metrics
 
 FOLDER = ["config.json", "last.pt", "metrics.jsonl", "summary.json", "weights.safetensors"]
@@ -238,3 +242,274 @@ def test_killed_at_a_random_moment_it_resumes_to_the_bit(undisturbed, tmp_path):
     code, _, err = finish(start(tmp_path, *recipe("run"), "--resume"))
     assert code == 0, err
     assert_the_same(tmp_path / "run", undisturbed)
+
+
+SMALL = ("--hidden", "8", "--layers", "1", "--batching.batch-size", "8", "--quiet")
+
+
+def test_molecules_of_a_file(weft, tmp_path, small_molecules):
+    said = weft("train", "molecules", "--data", "mols.extxyz", "--target", "energy", *SMALL[:-1])
+    assert said.code == 0, said.err
+    run = tmp_path / "runs" / "molecules-mols-energy"
+    assert "energy [eV]: finished" in said.out
+    assert all(heading in said.out for heading in ("structures", "MAE [eV]", "RMSE [eV]", "test"))
+    assert "left out" not in said.out
+    assert "19 structures for training, 30 epochs in " in said.out
+    assert "% of the time spent waiting for batches; the weights are" in said.out
+    assert "weft predict runs/molecules-mols-energy FILE.extxyz" in said.out
+    assert "epoch 30/30" in said.err
+    assert {p.name for p in run.iterdir()} >= {*FOLDER, "model.json"}
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["counts"] == {
+        "train": 19,
+        "validation": 3,
+        "test": 2,
+        "dropped": 0,
+        "skipped": 0,
+    }
+    assert (summary["unit"], summary["epochs"], summary["stopped"]) == ("eV", 30, "finished")
+    assert f"{summary['test_mae']:.4g}" in said.out
+    assert 0 < summary["batching_share"] < 1
+    assert summary["compilation"]["mode"] == "eager"
+    about = json.loads((run / "model.json").read_text())
+    assert about == {"elements": [1, 6, 8], "trained_elements": [1, 6, 8], "unit": "eV"}
+
+
+def test_molecules_with_forces(weft, tmp_path, small_molecules):
+    said = weft(
+        *("train", "molecules", "--data", "mols.extxyz", "--target", "energy"),
+        *("--forces", "forces", "--model", "painn", "--epochs", "1", *SMALL),
+    )
+    assert said.code == 0, said.err
+    assert "force MAE [eV/Å]" in said.out
+    summary = json.loads((tmp_path / "runs/molecules-mols-energy/summary.json").read_text())
+    assert f"{summary['test_force_rmse']:.4g}" in said.out
+
+
+def test_structures_without_a_value_are_counted(weft, small_molecules):
+    made = read(small_molecules, ":")
+    made[2].calc = None
+    made[5].calc.results["energy"] = np.nan
+    made[6].calc.results["forces"][0] = np.nan
+    write(small_molecules, made)
+    words = ("train", "molecules", "--data", small_molecules, "--target", "energy", "--epochs", "1")
+    assert "2 structures without energy were left out." in weft(*words, *SMALL).out
+    said = weft(*words, "--forces", "forces", "--run-dir", "b", *SMALL)
+    assert "3 structures without energy or forces were left out." in said.out
+
+
+def test_molecules_of_a_database_with_a_name_of_its_own(weft, tmp_path):
+    name = tmp_path / "Müller's data (2).db"
+    write(name, [Atoms("H" * n, [[0, 0, i] for i in range(n)]) for n in (1, 2, 3)], append=False)
+    from ase.db import connect
+
+    with connect(name) as database:
+        for n in range(1, 4):
+            database.update(n, gap=float(n))
+    words = ("train", "molecules", "--data", name, "--target", "gap", "--no-references")
+    said = weft(*words, "--epochs", "1", *SMALL)
+    assert said.code == 0, said.err
+    assert (tmp_path / "runs" / "molecules-M-ller-s-data--2-gap" / "summary.json").exists()
+    # The unit of a user's own value is not known.
+    assert "gap: finished" in said.out
+
+
+def crystal(number: int, **changes: Any) -> dict[str, Any]:
+    edge = 3.5 + number / 10
+    return {
+        "dataset": "made",
+        "id": f"c{number}",
+        "lattice": [[edge, 0, 0], [0, edge, 0], [0, 0, edge]],
+        "z": [11, 17],
+        "frac": [[0, 0, 0], [0.5, 0.5, 0.5]],
+        "targets": {"gap": edge},
+        **changes,
+    }
+
+
+def write_lines(path: Path, crystals: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(c) + "\n" for c in crystals), encoding="utf-8")
+    return path
+
+
+def test_crystals_of_json_lines(weft, tmp_path):
+    made = [crystal(n) for n in range(12)] + [crystal(12, targets={"gap": None, "x": 1})]
+    file = write_lines(tmp_path / "my.jsonl", made)
+    words = ("train", "crystals", "--data", file, "--target", "gap", "--epochs", "1", *SMALL)
+    said = weft(*words, "--neighbours.nearest", "6")
+    assert said.code == 0, said.err
+    assert "1 structures without gap were left out." in said.out
+    config = json.loads((tmp_path / "runs/crystals-my-gap/config.json").read_text())["config"]
+    assert config["neighbours"] == {"kind": "nearest", "cutoff": 6.0, "nearest": 6}
+    said = weft(*words, "--run-dir", "b", "--neighbours.kind", "cutoff", "--limit", "6")
+    assert said.code == 0, said.err
+    assert "5 structures for training" in said.out
+
+
+def test_crystals_of_the_materials_project_by_name(weft, tmp_path):
+    names = (
+        *("formation_energy_per_atom", "e_above_hull", "band_gap", "n", "poly_electronic"),
+        *("poly_total", "K_VRH", "G_VRH", "elastic_anisotropy", "poisson_ratio", "eij_max"),
+        *("volume", "space_group"),
+    )
+    targets = dict.fromkeys(names, 1.0)
+    file = write_lines(tmp_path / "c.jsonl", [crystal(n, targets=targets) for n in range(6)])
+    # What the help shows: the default target is one that the data has.
+    said = weft("train", "crystals", "--files", file, "--epochs", "1", *SMALL)
+    assert said.code == 0, said.err
+    assert "formation_energy_per_atom [eV/atom]: finished" in said.out
+
+
+def cif_folder(tmp_path: Path, listed: str) -> Path:
+    folder = tmp_path / "cifs"
+    folder.mkdir()
+    for n in range(6):
+        edge = 4 + n / 10
+        cell = Atoms("NaCl", [[0, 0, 0], [edge / 2] * 3], cell=[edge] * 3, pbc=True)
+        write(folder / f"c{n}.cif", cell)
+    (folder / "id_prop.csv").write_text(listed)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("heading", "target"), [("", "target"), ("id,energy\n", "energy"), ("id, e ,\n", "e")]
+)
+def test_crystals_of_a_folder_of_cif_files(weft, tmp_path, heading, target):
+    end = "," if heading.endswith(",\n") else ""
+    listed = heading + "".join(f"c{n},{-n / 10}{end}\n" for n in range(5))
+    folder = cif_folder(tmp_path, listed)
+    said = weft(
+        *("train", "crystals", "--data", folder, "--target", target, "--epochs", "1", *SMALL)
+    )
+    assert said.code == 0, said.err
+    assert f"1 structures without {target} were left out." in said.out
+    assert "4 structures for training" in said.out
+
+
+@pytest.mark.parametrize(
+    ("listed", "named"),
+    [
+        ("c0,1\nc1,high\n", "id_prop.csv, line 2: could not convert string to float: 'high'"),
+        ("c0,1\nc1,2,3\n", "id_prop.csv, line 2: 3 fields, 2 expected"),
+        ("c0,1\nd1,2\n", "id_prop.csv, line 2: there is no d1.cif in the folder"),
+        ("id,gap\nc0,1\n", "no structure has a 'target'; they have gap, "),
+        ("", "no structure has a 'target'"),
+    ],
+)
+def test_values_of_cif_files_that_cannot_be_read(mistake, tmp_path, listed, named):
+    folder = cif_folder(tmp_path, listed)
+    assert named in mistake("train", "crystals", "--data", folder, "--target", "target", *SMALL)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (
+            ["--data", "mols.extxyz", "--target", "gap"],
+            "no structure has a 'gap'; they have energy",
+        ),
+        (["--data", "mols.extxyz", "--target", "forces"], "'forces' is a node column of shape [3]"),
+        (
+            ["--data", "mols.extxyz", "--target", "energy", "--forces", "push"],
+            "no structure has a 'push'",
+        ),
+        (["--data", "mols.extxyz", "--target", "cell"], "'cell' is named twice, or is a column"),
+        (["--data", "nothing.extxyz"], "'nothing.extxyz' is neither a file or folder nor one of"),
+        (["--data", "cora"], "'cora' is one graph, not molecules or crystals"),
+        (["--data", "mols.extxyz", "--files", "a"], "--files a would not be read"),
+        (["--split", "0.5", "0.4", "0.3"], "split is (0.5, 0.4, 0.3)"),
+        (["--limit", "1"], "limit is 1; it must be at least 2"),
+        (["--init-from", "nowhere"], "--init-from nowhere does not exist"),
+        (
+            [
+                *("--data", "mols.extxyz", "--target", "energy", "--batching.policy", "packed"),
+                *("batching.budget:budget", "--batching.budget.nodes", "4"),
+                *("--batching.budget.edges", "9", "--batching.budget.graphs", "8"),
+            ],
+            "a batch has room for 3 and 9",
+        ),
+    ],
+)
+def test_mistakes_about_molecules(mistake, tmp_path, small_molecules, words, named):
+    assert named in mistake("train", "molecules", *SMALL, *words)
+    # Nothing is left that would have to be resumed or removed.
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"positions": [[0, 0, 0], [0, 0, 0]]}, "graph 1: atoms 0 and 1 are in one place"),
+        ({"positions": [[0, 0, 0], [0, np.nan, 0]]}, "bad.extxyz, structure 1 (line 5): atom 1 is"),
+        ({"cell": [3, 3, 0], "pbc": True}, "structure 1 (line 5): periodic along 3 vectors"),
+        ({"cell": [3, 3, 3], "pbc": True}, "structure 1 is periodic (1 of 3 are)"),
+    ],
+)
+def test_structures_that_are_none(mistake, tmp_path, changes, named):
+    plain = {"symbols": "HH", "positions": [[0, 0, 0], [0, 0, 1]], "info": {"energy": 1.0}}
+    made = [Atoms(**plain), Atoms(**{**plain, **changes}), Atoms(**plain)]
+    write(tmp_path / "bad.extxyz", made)
+    words = ("train", "molecules", "--data", "bad.extxyz", "--target", "energy", *SMALL)
+    assert named in mistake(*words)
+    assert not (tmp_path / "runs").exists()
+    if "one place" in named:
+        said = mistake(*words, "--limit", "2", "--split-seed", "3")
+        assert "are in one place" in said
+        assert "(as numbered among the 2 drawn)" in said
+
+
+def test_an_interrupted_training_of_molecules_goes_on(weft, tmp_path, small_molecules, monkeypatch):
+    words = ("train", "molecules", "--data", "mols.extxyz", "--target", "energy", "--epochs", "4")
+    assert weft(*words, "--run-dir", "whole", *SMALL).code == 0
+    real, steps = weft_structures.fit, 0
+
+    def fit(model: Any, optimizer: Any, train: Any, loss: Any, **rest: Any) -> Any:
+        def counted(model: Any, batch: Any) -> Any:
+            nonlocal steps
+            steps += 1
+            if steps == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return loss(model, batch)
+
+        return real(model, optimizer, train, counted, **rest)
+
+    monkeypatch.setattr(weft_structures, "fit", fit)
+    said = weft(*words, "--run-dir", "cut", *SMALL)
+    assert said.code == 143
+    assert "interrupted by SIGTERM after epoch 1, step 5; everything is in cut." in said.out
+    command = shlex.split(said.out.splitlines()[-1])
+    assert command == ["weft", *words, "--run-dir", "cut", *SMALL, "--resume"]
+    said = weft(*command[1:])
+    assert said.code == 0
+    assert "energy [eV]: finished" in said.out
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    mine, theirs = (load_file(tmp_path / f / "weights.safetensors") for f in ("cut", "whole"))
+    assert all(mine[name].equal(theirs[name]) for name in theirs)
+
+
+def test_resume_with_another_setting(weft, mistake, small_molecules):
+    words = ("train", "molecules", "--data", "mols.extxyz", "--target", "energy", "--epochs", "1")
+    weft(*words, *SMALL)
+    assert "holds a run already; go on with it (--resume)" in mistake(*words, *SMALL)
+    said = mistake(*words, *SMALL, "--resume", "--readout", "sum")
+    assert 'readout = "mean", now it is "sum"' in said
+
+
+def test_print_config_of_molecules_and_crystals(weft, tmp_path):
+    printed = json.loads(weft("train", "molecules", "--target", "gap", "--print-config").out)
+    assert (printed["data"], printed["target"], printed["references"]) == ("qm9", "gap", True)
+    assert printed["neighbours"]["kind"] == "complete"
+    printed = json.loads(weft("train", "crystals", "--model", "painn", "--print-config").out)
+    assert printed["data"] == "mp-matminer"
+    assert printed["target"] == "formation_energy_per_atom"
+    assert (printed["neighbours"]["kind"], printed["references"]) == ("nearest", False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["molecules", "crystals"])
+def test_help_teaches_by_examples(weft, command):
+    said = weft("train", command, "--help")
+    assert said.code == 0
+    examples = [line for line in said.out.splitlines() if f"  weft train {command} --" in line]
+    assert len(examples) >= 2
+    assert "Lengths are in Å, energies in eV" in said.out

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -273,6 +275,17 @@ def test_pairs_hold_an_edge_and_its_reverse(table, more):
         assert (of_edge[backward] == numbers).all()
         both = torch.cat([forward, backward[forward != backward]]).tolist()
         assert sorted(both) == list(range(batch.num_edges))
+
+
+def test_a_damaged_order_of_edges_is_refused_before_pairs_overflow():
+    graph = Graph(num_nodes=2, senders=[1] + [0] * 40, receivers=[0] + [1] * 40)
+    table = table_from_graphs([graph], metadata={"symmetric": True})
+    # Every edge from 0 to 1 has the only one back for its reverse.
+    order = np.zeros_like(table.columns["out_order"])
+    order[0] = 1
+    damaged = dataclasses.replace(table, columns={**table.columns, "out_order": order})
+    with pytest.raises(DataError, match="from node 0 to node 1 of this batch has no reverse"):
+        assemble(damaged, [0])
 
 
 def test_edges_that_are_not_symmetric_are_refused():

@@ -60,18 +60,22 @@ def test_a_weight_row_must_belong_to_every_pair(molecules):
         pair_spmm(x, torch.randn(len(pairs[0]) - 1, 4), *topology(batch), *pairs)
 
 
-def test_sorted_pairs_are_the_same_pairs_nearest_first(molecules):
-    batch = molecules(torch.float32)
+@pytest.mark.parametrize("shifted", [False, True])
+def test_sorted_pairs_are_the_same_pairs_nearest_first(molecules, shifted):
+    batch = molecules(torch.float64, padded=True)
     forward, backward, of_edge = batch.pairs.values()
-    d = torch.rand(len(forward)) * 50
-    f, b, o = sorted_pairs(d, forward, backward, of_edge, 0.1)
-    given = dict(
-        zip(forward.tolist(), zip(backward.tolist(), d.tolist(), strict=True), strict=True)
-    )
-    assert sorted(f.tolist()) == sorted(forward.tolist())
-    assert [given[e][0] for e in f.tolist()] == b.tolist()
-    bins = [int(min(given[e][1] / 0.1, 255)) for e in f.tolist()]
-    assert bins == sorted(bins)
+    pos = batch.nodes["pos"] * 20
+    shift = torch.randn(batch.num_edges, 3, dtype=torch.float64) if shifted else None
+    edges = (batch.senders, batch.receivers)
+    d, f, b, o = sorted_pairs(pos, shift, *edges, forward, backward, of_edge, 0.1)
+    vectors = pos[batch.senders] - pos[batch.receivers] + (0 if shift is None else shift)
+    torch.testing.assert_close(d, vectors[f].norm(dim=1).clamp(min=1e-6))
+    pairs = dict(zip(forward.tolist(), backward.tolist(), strict=True))
+    assert dict(zip(f.tolist(), b.tolist(), strict=True)) == pairs
+    bins = (d / 0.1).clamp(max=255).int()
+    assert (bins.diff() >= 0).all()
     numbers = torch.arange(len(f), dtype=o.dtype)
     assert torch.equal(o[f], numbers)
     assert torch.equal(o[b], numbers)
+    half = sorted_pairs(pos.half(), None, *edges, forward, backward, of_edge, 0.1)
+    assert sorted(half[1].tolist()) == sorted(forward.tolist())

@@ -153,5 +153,13 @@ def test_edge_softplus_of_edges_and_of_pairs(molecules):
             strict=True,
         ):
             torch.testing.assert_close(one, other)
+    forward, backward, of_edge = batch.pairs.values()
+    for pairs in ((forward, backward, of_edge[:-1]), (forward, backward[:-1], of_edge)):
+        with pytest.raises(ValueError, match="pairs must agree with the edges"):
+            edge_softplus(*given, *topology, *pairs)
+    with pytest.raises(ValueError, match="pairs are given whole or not at all"):
+        edge_softplus(*given, *topology, forward, backward, None)
+    with pytest.raises(ValueError, match="edges must have two ends"):
+        edge_softplus(*given, topology[0], topology[1][:-1], *topology[2:], *batch.pairs.values())
     with pytest.raises(ValueError, match="a row a node"):
         edge_softplus(given[0], given[1], given[2][:-1], *topology, *tuple(batch.pairs.values()))

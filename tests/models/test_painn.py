@@ -320,8 +320,19 @@ def test_schnetpack_itself_agrees(options: dict[str, bool]) -> None:
     check_against(peer.state_dict(), golden.peer_answers(peer))
 
 
+def test_weights_in_double_precision_are_not_rounded() -> None:
+    state = {name: value.double() for name, value in golden_state().items()}
+    name = "representation.embedding.weight"
+    state[name] = state[name] + 1e-12
+    model = painn_from_schnetpack(state, cutoff=golden_script().CUTOFF)
+    assert torch.equal(model.elements.embedding.weight, state[name][1:])
+
+
 def test_weights_that_do_not_fit_are_refused() -> None:
     state = golden_state()
+    widths = "representation.radial_basis.widths"
+    with pytest.raises(ValueError, match=r"1\.2.* Å wide; only those as wide as .* 0\.6 Å"):
+        painn_from_schnetpack({**state, widths: 2 * state[widths]}, cutoff=3.0)
     with pytest.raises(ValueError, match=r"from 0 to 3 Å; only evenly spaced"):
         painn_from_schnetpack(state, cutoff=5.0)
     missing = "representation.mixing.1.mu_channel_mix.weight"

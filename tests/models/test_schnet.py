@@ -141,6 +141,24 @@ def test_schnet_with_other_settings(atoms_batch, changes):
     assert_same_values_and_gradients(model, atoms_batch(), plain_schnet)
 
 
+@pytest.mark.parametrize("config", [SchNetConfig, MPEUConfig])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden": 1}, "hidden is 1; it must be at least 2"),
+        ({"layers": 0}, "layers is 0"),
+        ({"centres": 0}, "centres is 0"),
+        ({"spacing": 0.0}, "spacing is 0.0 Å; it must be above 0"),
+        ({"sharpness": math.inf}, "sharpness is inf 1/Å²"),
+        ({"aggregation": "max"}, "aggregation is 'max'; it must be 'sum' or 'mean'"),
+        ({"readout": "max"}, "readout is 'max'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(config, changes, message):
+    with pytest.raises(ValueError, match=message):
+        config(**changes)
+
+
 def rotation():
     q, _ = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64))
     return q
@@ -190,6 +208,48 @@ def test_a_loss_of_forces_has_gradients_in_the_weights(atoms_batch, make):
         parameter[0, 0] -= 2e-6
         low = loss()
     assert float(high - low) / 2e-6 == pytest.approx(float(grad[0, 0]), rel=1e-4)
+
+
+def test_forces_in_inference_mode(atoms_batch):
+    model, batch = schnet(), atoms_batch()
+    _, expected = energy_and_forces(model, batch)
+    with torch.inference_mode():
+        _, forces = energy_and_forces(model, batch)
+    assert torch.equal(forces, expected)
+    assert forces.abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("make", [schnet, mpeu])
+def test_energies_learn_from_shifts(atoms_batch, make):
+    model, batch = make(), atoms_batch(2, periodic=True)
+
+    def energy(stretch):
+        shift = batch.edges["shift"].double() * (1 + stretch)
+        return model(batch.replace(edges={"shift": shift})).sum()
+
+    stretch = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(energy(stretch), stretch)
+    with torch.no_grad():
+        expected = (energy(1e-5) - energy(-1e-5)) / 2e-5
+    assert abs(slope) > 1e-4
+    torch.testing.assert_close(slope, expected, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("make", [SchNet, MPEU])
+def test_threads_change_no_bit(atoms_batch, make):
+    batch = atoms_batch(40, padded=True)
+    batch = batch.replace(nodes={**batch.nodes, "pos": batch.nodes["pos"].float()})
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        torch.manual_seed(0)
+        model = make()
+        out = model(batch)
+        out.square().sum().backward()
+        found.append([out, *(p.grad for p in model.parameters())])
+    torch.set_num_threads(before)
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_padding_has_finite_values_and_no_forces(atoms_batch):
@@ -250,9 +310,12 @@ def test_schnet_of_torch_geometric_gives_the_same_values(atoms_batch):
         torch.testing.assert_close(ours(batch), expected[:, 0], rtol=1e-6, atol=1e-6)
 
 
-def test_a_dipole_model_of_torch_geometric_is_refused():
+def test_models_of_torch_geometric_that_are_refused():
     pyg = pytest.importorskip("torch_geometric.nn")
     theirs = pyg.SchNet(hidden_channels=8, num_filters=8, interaction_graph=lambda *_: None)
+    theirs.readout = pyg.MaxAggregation()
+    with pytest.raises(ValueError, match="reads out by MaxAggregation"):
+        schnet_from_torch_geometric(theirs)
     theirs.atomref = torch.nn.Embedding(100, 1)
     with pytest.raises(ValueError, match="atomref"):
         schnet_from_torch_geometric(theirs)

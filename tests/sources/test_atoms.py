@@ -123,6 +123,17 @@ def test_a_folder_of_cif_files_is_read_by_name(tmp_path: Path) -> None:
         atoms_table(tmp_path / "u", tmp_path / "empty", progress=False)
 
 
+def test_values_beside_cif_files(tmp_path: Path) -> None:
+    write(tmp_path / "a.cif", Atoms("Cu", cell=[3.6] * 3, pbc=True))
+    listed = tmp_path / "id_prop.csv"
+    listed.write_text("\ufeffa,1.5\n", encoding="utf-8")
+    table = atoms_table(tmp_path / "table", tmp_path, targets=["target"], progress=False)
+    assert table.column("target").tolist() == [1.5]
+    listed.write_text("a,1.5\na,2.5\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"id_prop\.csv, line 2: a stands there a second time"):
+        atoms_table(tmp_path / "other", tmp_path, targets=["target"], progress=False)
+
+
 def test_many_files_make_one_table(tmp_path: Path) -> None:
     made = frames(6)
     write(tmp_path / "a.extxyz", made[:4])

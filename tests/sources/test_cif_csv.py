@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
@@ -44,6 +45,9 @@ loop_
 """
 
 
+OPERATIONS = CIF[CIF.index("loop_") : CIF.index("loop_", CIF.index("loop_") + 1)]
+
+
 def write_rows(path: Path, rows: list[list[Any]], header: Any = None) -> Path:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -57,6 +61,20 @@ def test_a_cif() -> None:
     assert z.tolist() == [11, 17]
     assert frac.tolist() == [[0, 0, 0], [0.5, 0.5, 0.25]]
     np.testing.assert_allclose(lattice, [[4, 0, 0], [-2, np.sqrt(12), 0], [0, 0, 5]], atol=1e-12)
+
+
+@pytest.mark.parametrize("group", ["_space_group_IT_number ?", "_space_group_name_H-M_alt 'P 1'"])
+def test_a_cif_without_operations(group: str) -> None:
+    z, _, _ = read_cif(CIF.replace(OPERATIONS, f"{group}\n"), "here")
+    assert z.tolist() == [11, 17]
+
+
+def test_empty_text_is_a_value() -> None:
+    listed = CIF.replace(" _atom_site_label\n", " _atom_site_label\n _atom_site_calc_flag\n")
+    text = listed.replace("Na0", "Na0 ''").replace("Cl1  0", 'Cl1 "" 0')
+    z, frac, _ = read_cif(text, "here")
+    assert z.tolist() == [11, 17]
+    assert frac.tolist() == [[0, 0, 0], [0.5, 0.5, 0.25]]
 
 
 def test_labels_tell_elements_where_no_symbols_do() -> None:
@@ -77,6 +95,8 @@ def test_elements_are_ases() -> None:
         ("_cell_length_b   4.0(1)", "_cell_length_b wide", "'_cell_length_b': 'wide' is not a f"),
         ("gamma   120.0", "gamma   0.0", "are no lengths and angles of a cell"),
         ("  1  'x, y, z'", "  1  'x, y, z'\n  2  '-x, -y, -z'", "has symmetry to expand; write it"),
+        (OPERATIONS, "_space_group_IT_number 225\n", "has symmetry to expand"),
+        (OPERATIONS, "_symmetry_space_group_name_H-M 'F m -3 m'\n", "has symmetry to expand"),
         (" _atom_site_fract_z\n", "", "has 12 values in 5 columns"),
         ("0.25  1.0", "0.25  0.5", "occupied in part"),
         ("Cl-  Cl1  0.5", "Cl-  Cl1  nan", "'nan' is not a finite number"),
@@ -94,6 +114,13 @@ def test_a_cif_that_cannot_be_read(old: str, new: str, problem: str) -> None:
     text = CIF.replace(old, new)
     with pytest.raises(DataError, match=f"^here.*{problem}"):
         read_cif(text, "here")
+
+
+def test_a_mark_of_the_byte_order_is_no_part_of_a_name(tmp_path: Path) -> None:
+    file = tmp_path / "some.csv"
+    write_rows(file, [["m-1", CIF]], header=["material_id", "cif"])
+    file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
+    assert len(cif_csv_table(tmp_path / "table", [file], progress=False)) == 1
 
 
 def test_columns(tmp_path: Path) -> None:

@@ -182,6 +182,18 @@ def test_ties_go_to_the_lower_sender_and_image() -> None:
     assert sorted(table[0].edges["shift"][:, 0].tolist()) == [-4.0, -2.0, 2.0]
 
 
+def test_a_needle_of_a_cell() -> None:
+    # So long and thin that vesin, asked directly, would end the process.
+    pos = np.array([[0, 0, 0], [0, 0, 9e5], [0, 0, 1.0]])
+    for pbc in ([True, True, False], [True, True, True]):
+        cell = np.diag([3.0, 3.0, 9.5e5])
+        table = with_neighbours(
+            table_of((pos, cell, np.array(pbc))), Cutoff(radius=5.0), progress=False
+        )
+        # Eight of each atom's own images, and nine of the one 1 Å away.
+        assert np.bincount(table.columns["receivers"]).tolist() == [17, 8, 17]
+
+
 def test_simple_cubic_has_six_neighbours() -> None:
     cubic = (np.zeros((1, 3)), np.eye(3) * 3, np.ones(3, bool))
     six = with_neighbours(table_of(cubic), Cutoff(radius=3.1), progress=False)

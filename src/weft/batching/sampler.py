@@ -201,7 +201,11 @@ def evaluation_sampler(
     rank: int = 0,
     ranks: int = 1,
 ) -> GraphSampler:
-    """A sampler that takes every graph once in its order: nothing is shuffled, packed or skipped.
+    """A sampler that takes every graph once: nothing is shuffled, packed or skipped.
+
+    On one rank graphs come in their order, but for one that is larger than the budget: it has a
+    batch alone, right after the batch that it would have interrupted. `plan` tells the graphs of
+    each batch.
 
     Args:
         num_nodes: of every graph.
@@ -209,8 +213,7 @@ def evaluation_sampler(
         config: of the training.
         graphs: the numbers of the graphs to evaluate; all by default.
         budget: of the training's sampler, so that a compiled model sees the shape it knows; by
-            default, and where training has none, the policy's for these graphs. A graph that is
-            larger has a batch alone.
+            default, and where training has none, the policy's for these graphs.
         rank: as in GraphSampler.
         ranks: as in GraphSampler.
     """

@@ -36,7 +36,8 @@ class Contender:
         failed: it was there but ended with an error.
         against: which of ours does the same work; all of them if empty.
         details: of each step, where samples are seconds per graph: its `seconds`, the `graphs` it
-            trained on and the seconds of `batching`, the wait for the next batch.
+            trained on, the seconds of work on `batching` and, where a thread did some of that
+            during the update, those of `waiting` for a batch.
     """
 
     samples: list[float] = field(default_factory=list)
@@ -67,6 +68,7 @@ class Contender:
             "seconds_per_step": statistics.median(step["seconds"] for step in self.details),
             "graphs_per_step": totals["graphs"] / len(self.details),
             "batching_share": totals["batching"] / totals["seconds"],
+            "waiting_share": totals.get("waiting", totals["batching"]) / totals["seconds"],
         }
 
     def to_json(self) -> dict[str, Any]:

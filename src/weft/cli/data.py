@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ from weft.graphs import GraphTable, open_table
 from weft.sources import CATALOGUE, data_folder, load
 
 __all__ = ["COMMANDS", "DataGet", "DataInfo", "DataList"]
+
+# How training names the tables that it makes of others.
+_WITH_NEIGHBOURS = re.compile(r"-(complete|cutoff-[\d.e+-]+|nearest-\d+)$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +42,11 @@ class DataList:
         for name, source in CATALOGUE.items():
             table.add_row(name, source.title, source.origin, "yes" if name in cached else "")
         console.print(table)
-        own = sorted(cached - set(CATALOGUE))
-        if own:
-            console.print(f"Your own tables: {', '.join(own)}")
+        made = {name for name in cached if _WITH_NEIGHBOURS.search(name)}
+        own = cached - made - set(CATALOGUE)
+        for what, names in (("Your own tables", own), ("With neighbours, for training", made)):
+            if names:
+                console.print(f"{what}: {', '.join(sorted(names))}", soft_wrap=True)
         console.print(f"Data folder: {folder}", soft_wrap=True)
         return 0
 

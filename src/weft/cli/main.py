@@ -18,7 +18,9 @@ __all__ = ["main"]
 GROUPS = {
     "data": "the data sets: list them, get one, look at one",
     "train": "train a model with a recipe",
+    "predict": "apply a trained run to new structures: weft predict RUN FILE",
     "bench": "time weft side by side with other libraries",
+    "study": "rerun the papers' experiments on this machine",
 }
 
 _HELP = """weft {version}: fast training of graph neural networks.
@@ -31,7 +33,7 @@ usage: weft GROUP COMMAND [OPTIONS]
 
 To begin:
   weft data list
-  weft train citations --data cora-package
+  weft train molecules --limit 10000
 """
 
 
@@ -82,8 +84,11 @@ def parse(group: str, words: Sequence[str]) -> Command:
     """The command of `group` that `words` ask for, with its options."""
     # Imported only now: `weft --help` should not wait for torch.
     module = importlib.import_module(f"weft.cli.{group}")
-    commands: dict[str, Callable[..., Any]] = module.COMMANDS
     command: Command
+    if hasattr(module, "COMMAND"):
+        command = tyro.cli(module.COMMAND, prog=f"weft {group}", args=list(words))
+        return command
+    commands: dict[str, Callable[..., Any]] = module.COMMANDS
     if words and words[0] in commands:
         # By itself, so that messages name this command and its options, not the group's.
         prog = f"weft {group} {words[0]}"

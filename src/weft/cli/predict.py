@@ -12,7 +12,12 @@ from rich.table import Table
 
 from weft.errors import DataError
 from weft.training import prepare_process
-from weft.training.prediction import load_structures, predict_file, write_predictions
+from weft.training.prediction import (
+    check_output,
+    load_structures,
+    predict_file,
+    write_predictions,
+)
 
 __all__ = ["COMMAND", "Predict"]
 
@@ -29,7 +34,8 @@ class Predict:
 
     Attributes:
         run: the folder of a run of `weft train molecules` or `weft train crystals`.
-        file: what ASE reads (extxyz, CIF, an ASE database), or a folder of CIF files.
+        file: what ASE reads (extxyz, CIF, an ASE database), a folder of CIF files, or crystals
+            as JSON lines or CIF in CSV (predictions as .csv only).
         out: the file to write, .csv or .extxyz; by default FILE-predicted.csv here, .extxyz with
             forces.
         forces: also the forces, minus the gradient of the value in the positions.
@@ -49,14 +55,7 @@ class Predict:
         out = self.out or Path(
             f"{self.file.resolve().stem}-predicted.{'extxyz' if self.forces else 'csv'}"
         )
-        if out.suffix not in (".csv", ".xyz", ".extxyz"):
-            raise DataError(f"--out {out}: predictions are written as .csv, .extxyz or .xyz")
-        if self.forces and out.suffix == ".csv":
-            raise DataError(f"--out {out}: forces are written to .extxyz, not to .csv")
-        if not out.parent.is_dir():
-            raise DataError(f"--out {out}: there is no folder {out.parent}")
-        if out.resolve() == self.file.resolve():
-            raise DataError(f"--out {out} is the file to read; choose another name")
+        check_output(out, self.file, forces=self.forces)
         prepare_process()
         trained = load_structures(self.run)
         found = predict_file(trained, self.file, forces=self.forces, progress=not self.quiet)

@@ -24,7 +24,7 @@ from weft.training.structure_data import (
     some_of,
     structure_table,
 )
-from weft.training.structures import StructuresConfig, Trained, train_structures
+from weft.training.structures import StructuresConfig, Trained, prepare_structures, train_prepared
 
 __all__ = ["COMMANDS", "Citations", "Crystals", "Molecules"]
 
@@ -95,7 +95,7 @@ def _crystals_config() -> StructuresConfig:
         data="mp-matminer",
         target="formation_energy_per_atom",
         references=False,
-        neighbours=NeighbourConfig(kind="nearest", nearest=24),
+        neighbours=NeighbourConfig(kind="nearest", nearest=24, cutoff=6.0),
     )
 
 
@@ -135,7 +135,7 @@ class _Structures:
             progress=not self.quiet,
         )
         unit = table.schema[config.target].unit
-        drawn = some_of(table, config.limit, config.seed)
+        drawn = some_of(table, config.limit, config.split_seed)
         try:
             table = neighbour_table(
                 drawn, config.neighbours, data_dir=self.data_dir, progress=not self.quiet
@@ -143,14 +143,13 @@ class _Structures:
         except DataError as error:
             note = "" if drawn is table else f" (as numbered among the {len(drawn)} drawn)"
             raise DataError(f"{config.data}: {error}{note}") from None
+        prepared = prepare_structures(table, config)
         name = f"{recipe}-{file_name_of(config.data)}-{config.target}"
         folder = self.run_dir or Path("runs") / name
         with Run.create(folder, config, resume=self.resume) as run:
             if self.resume and not run.resumed:
                 console.print(f"There is no run in {folder} to resume; a new one starts.")
-            trained = train_structures(
-                table, config, run=run, init_from=self.init_from, quiet=self.quiet
-            )
+            trained = train_prepared(prepared, run=run, init_from=self.init_from, quiet=self.quiet)
             if trained.result.stopped.startswith("interrupted"):
                 return _interrupted(trained.result, folder, console)
             run.summarise(
@@ -235,13 +234,15 @@ def _show(
     compiled = trained.compilation
     if compiled.mode != "eager":
         console.print(
-            f"Compiled for {compiled.compilations} shapes in {compiled.seconds:.1f} s.",
+            f"Compiled {compiled.compilations} times, {compiled.seconds:.1f} s of the time below; "
+            "`weft study batching` measures from how many steps on that pays.",
             soft_wrap=True,
         )
     console.print(
         f"{trained.counts['train']:,} structures for training, {result.epochs} epochs in "
-        f"{result.seconds:.1f} s, {result.graphs_per_second:,.0f} structures a second; the "
-        f"weights are those of epoch {result.best_epoch}, the best on the validation structures.\n"
+        f"{result.seconds:.1f} s, {result.graphs_per_second:,.0f} structures a second, "
+        f"{trained.batching_share:.1%} of the time spent waiting for batches; the weights are "
+        f"those of epoch {result.best_epoch}, the best on the validation structures.\n"
         f"Everything is in {folder} (tensorboard --logdir {folder}). Next:\n"
         f"  weft predict {folder} FILE.extxyz",
         soft_wrap=True,

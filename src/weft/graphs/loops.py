@@ -84,7 +84,12 @@ def pair_up(
                 senders[partner] != senders[edge] or receivers[partner] != receivers[edge]
             ):
                 return edge
-        elif senders[partner] != receivers[edge] or receivers[partner] != senders[edge]:
+        elif (
+            senders[partner] != receivers[edge]
+            or receivers[partner] != senders[edge]
+            # Of a damaged table two edges could have one partner: more pairs than there is room.
+            or out_order[partner] != edge
+        ):
             return edge
         if senders[edge] <= receivers[edge]:
             forward[pairs], backward[pairs] = edge, partner

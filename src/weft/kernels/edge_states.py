@@ -1,7 +1,6 @@
 """The activation of an edge from its two ends and its own state, in one pass over the edges."""
 
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
-import math
 import sys
 from typing import Any
 
@@ -11,8 +10,8 @@ from torch import Tensor
 from weft.compiled import compiled
 from weft.kernels import operators
 from weft.kernels.exponential import softplus_of
-from weft.kernels.operator import array_of, has_loop, operator
-from weft.kernels.softplus import softplus_slope
+from weft.kernels.operator import array_of, has_loop, operator, require
+from weft.kernels.softplus import shifted_softplus, softplus_slope
 from weft.kernels.team import openmp, share, threads_for
 
 __all__ = ["edge_softplus"]
@@ -37,10 +36,10 @@ def state_rows(
     """out[e] = softplus(a[senders[e]] + b[receivers[e]] + c[e or of_edge[e]]) - ln 2."""
     width = out.shape[1]
     for edge in range(first, stop):
-        own = c[edge] if of_edge is None else c[of_edge[edge]]
-        sender, receiver, result = a[senders[edge]], b[receivers[edge]], out[edge]
+        own = edge if of_edge is None else of_edge[edge]
+        sender, receiver = senders[edge], receivers[edge]
         for f in range(width):
-            result[f] = softplus_of(sender[f] + receiver[f] + own[f])
+            out[edge, f] = softplus_of(a[sender, f] + b[receiver, f] + c[own, f])
 
 
 @_compiled
@@ -85,10 +84,16 @@ def edge_softplus(
             f"a and b need a row a node and c one for each of {rows}: they are {list(a.shape)}, "
             f"{list(b.shape)} and {list(c.shape)}"
         )
+    require(receivers.shape == senders.shape, "edges must have two ends", senders, receivers)
+    fits = of_edge is None if forward is None else of_edge is not None and backward is not None
+    require(fits, "pairs are given whole or not at all", forward, backward, of_edge)
+    if forward is not None and backward is not None and of_edge is not None:
+        fits = forward.shape == backward.shape and of_edge.shape == senders.shape
+        require(fits, "pairs must agree with the edges", forward, backward, of_edge)
     if not has_loop(a, b, c):
         own = c if of_edge is None else c[of_edge.long()]
-        total = a[senders.long()] + b[receivers.long()] + own
-        return torch.nn.functional.softplus(total) - math.log(2)
+        activated: Tensor = shifted_softplus(a[senders.long()] + b[receivers.long()] + own)
+        return activated
     out = torch.empty(edges, a.shape[1], dtype=a.dtype)
     arguments = (*map(array_of, (a, b, c, senders, receivers, of_edge)), out.numpy())
     share_state_rows(openmp(), threads_for(out.numel() * _WORK), arguments, None, edges)

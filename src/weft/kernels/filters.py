@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from weft.kernels.gaussians import bands, gaussian_basis
-from weft.kernels.operator import operator
-from weft.kernels.softplus import shifted_softplus, softplus_in_place, times_slope
+from weft.kernels import filter_loops as loops
+from weft.kernels.blas import gemm_address
+from weft.kernels.gaussians import chunks_of, gaussian_basis, reach
+from weft.kernels.operator import array_of, has_loop, operator
+from weft.kernels.softplus import shifted_softplus
+from weft.kernels.team import openmp, threads_for
 
 __all__ = ["radial_filters"]
 
@@ -42,7 +45,7 @@ def radial_filters(
         sharpness: of the Gaussians, 1 / Å².
         activate: shifted softplus after the second layer too.
     """
-    if d.requires_grad or d.device.type != "cpu":
+    if d.requires_grad or not has_loop(d, first) or not gemm_address(first.dtype):
         basis = gaussian_basis(d, first.shape[1], spacing, sharpness)
         inner = shifted_softplus(functional.linear(basis, first, first_bias))
         parts = inner.split(second.shape[2], dim=1)
@@ -74,22 +77,25 @@ def _filters(
     pairs, width = d.shape[0], second.shape[1]
     inner = first.new_empty(pairs, first.shape[0])
     outs = [first.new_empty(pairs, width) for _ in second]
-    # The weights of a band of centres are then rows.
-    table = first.t().contiguous()
-    for rows, near, basis in bands(d, table.shape[0], spacing, sharpness):
-        part = inner[rows]
-        torch.mm(basis, table[near], out=part)
-        if first_bias is not None:
-            part += first_bias
-        softplus_in_place(part)
-        for number, (out, weight) in enumerate(zip(outs, second, strict=True)):
-            own = part[:, number * width : (number + 1) * width]
-            result = out[rows]
-            torch.mm(own, weight.t(), out=result)
-            if second_bias is not None:
-                result += second_bias[number]
-            if activate:
-                softplus_in_place(result)
+    chunk, chunks = chunks_of(pairs)
+    arguments = (
+        gemm_address(first.dtype),
+        array_of(d),
+        # The weights of a band of centres are then rows.
+        array_of(first.t()),
+        array_of(first_bias),
+        array_of(second),
+        array_of(second_bias),
+        spacing,
+        sharpness,
+        reach(sharpness),
+        activate,
+        chunk,
+        inner.numpy(),
+        tuple(out.numpy() for out in outs),
+    )
+    threads = threads_for(inner.numel() * width)
+    loops.share_filter_chunks(openmp(), threads, arguments, None, chunks)
     return [*outs, inner]
 
 
@@ -116,16 +122,16 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.set_materialize_grads(False)
     ctx.bias = first_bias is not None
     ctx.centres = inputs[1].shape[1]
-    ctx.save_for_backward(d, second, inner, *(outs if ctx.activate else ()))
+    # Without an activation the filters themselves are not needed, but the loops want arrays.
+    ctx.save_for_backward(d, second, inner, *outs)
 
 
 def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Tensor | None, ...]:
     d, second, inner, *outs = ctx.saved_tensors
     like = inner.new_zeros(()).expand(inner.shape[0], second.shape[1])
     slopes = [like.contiguous() if grad is None else grad for grad in grads[:-1]]
-    first, first_bias, weight, bias = _filters_backward(
-        d, second, inner, outs, slopes, ctx.centres, ctx.spacing, ctx.sharpness, ctx.bias
-    )
+    settings = (ctx.centres, ctx.spacing, ctx.sharpness, ctx.activate, ctx.bias)
+    first, first_bias, weight, bias = _filters_backward(d, second, inner, outs, slopes, *settings)
     if not ctx.bias:
         first_bias = bias = None
     return None, first, first_bias, weight, bias, None, None, None
@@ -144,30 +150,41 @@ def _filters_backward(
     centres: int,
     spacing: float,
     sharpness: float,
+    activate: bool,
     bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients in the weights and biases of both layers; outs is empty without an activation."""
-    width = second.shape[1]
-    first_grad = inner.new_zeros(centres, inner.shape[1])
-    second_grad = torch.zeros_like(second)
-    first_bias, second_bias = inner.new_zeros(inner.shape[1]), inner.new_zeros(second.shape[:2])
-    for rows, near, basis in bands(d, centres, spacing, sharpness):
-        before = inner.new_empty(basis.shape[0], inner.shape[1])
-        part = inner[rows]
-        for number, grad in enumerate(grads):
-            columns = slice(number * width, (number + 1) * width)
-            slope = grad[rows]
-            if outs:
-                slope = times_slope(outs[number][rows], slope)
-            if bias:
-                second_bias[number] += slope.sum(0)
-            second_grad[number].addmm_(slope.t(), part[:, columns])
-            torch.mm(slope, second[number], out=before[:, columns])
-        before = times_slope(part, before)
-        if bias:
-            first_bias += before.sum(0)
-        first_grad[near].addmm_(basis.t(), before)
-    return first_grad.t().contiguous(), first_bias, second_grad, second_bias
+    """Gradients in the weights and biases of both layers."""
+    chunk, chunks = chunks_of(d.shape[0])
+    first_grad = inner.new_zeros(chunks, centres, inner.shape[1])
+    second_grad = inner.new_zeros(chunks, *second.shape)
+    first_bias = inner.new_zeros(chunks, inner.shape[1])
+    second_bias = inner.new_zeros(chunks, *second.shape[:2])
+    arguments = (
+        gemm_address(inner.dtype),
+        array_of(d),
+        array_of(second),
+        array_of(inner),
+        tuple(array_of(out) for out in outs),
+        tuple(array_of(grad) for grad in grads),
+        spacing,
+        sharpness,
+        reach(sharpness),
+        activate,
+        bias,
+        chunk,
+        first_grad.numpy(),
+        first_bias.numpy(),
+        second_grad.numpy(),
+        second_bias.numpy(),
+    )
+    threads = threads_for(inner.numel() * second.shape[1])
+    loops.share_gradient_chunks(openmp(), threads, arguments, None, chunks)
+    return (
+        first_grad.sum(0).t().contiguous(),
+        first_bias.sum(0),
+        second_grad.sum(0),
+        second_bias.sum(0),
+    )
 
 
 @_filters_backward.register_fake
@@ -180,6 +197,7 @@ def _(
     centres: int,
     spacing: float,
     sharpness: float,
+    activate: bool,
     bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     width = inner.shape[1]

@@ -8,75 +8,37 @@ and never a denormal float.
 
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
 import math
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.compiled import compiled
-from weft.kernels.exponential import exp_negative
-from weft.kernels.operator import operator
-from weft.kernels.team import openmp, share, threads_for
+from weft.kernels import gaussian_loops as loops
+from weft.kernels.blas import gemm_address
+from weft.kernels.operator import array_of, has_loop, operator
+from weft.kernels.team import openmp, threads_for
 
-__all__ = ["bands", "gaussian_basis", "gaussian_product"]
-
-_here = sys.modules[__name__]
-_compiled = compiled(fastmath={"contract"}, error_model="numpy")
+__all__ = ["chunks_of", "gaussian_basis", "gaussian_product", "reach"]
 
 # Gaussians below this are left out: 1e-12 of what a float32 can tell from 1.
 _NOTHING = 1e-20
-# Rows that share a band: few enough for a narrow one, enough for a fast product.
-_MOST_BLOCKS, _BLOCK_ROWS = 16, 1280
-# Multiply-adds that a Gaussian costs, about.
-_WORK = 12
 
 
-@_compiled
-def basis_rows(
-    d: Any, low: int, spacing: float, sharpness: float, out: Any, first: int, stop: int
-) -> None:
-    """out[i, k] = exp(-sharpness · (d[i] - (low + k) · spacing)²)."""
-    number = d.dtype.type
-    for i in range(first, stop):
-        row = out[i]
-        distance = d[i]
-        for k in range(row.shape[0]):
-            apart = distance - number(low + k) * number(spacing)
-            row[k] = exp_negative(number(sharpness) * apart * apart)
+def reach(sharpness: float) -> float:
+    """Distance, Å, beyond which a Gaussian counts as 0."""
+    return math.sqrt(-math.log(_NOTHING) / sharpness)
 
 
-@_compiled
-def share_basis_rows(openmp: int, threads: int, arguments: Any, offsets: Any, rows: int) -> None:
-    """basis_rows on a team of threads, see `share`."""
-    share(openmp, threads, _here.basis_rows, arguments, offsets, rows)
+def chunks_of(rows: int) -> tuple[int, int]:
+    """Rows of a chunk, and the number of chunks; threads share these, and change none."""
+    size = max(loops.BLOCK_ROWS, -(-rows // 64), min(2048, -(-rows // 8)))
+    return size, -(-rows // size)
 
 
 def gaussian_basis(d: Tensor, centres: int, spacing: float, sharpness: float) -> Tensor:
     """exp(-sharpness · (d - k · spacing)²) for k = 0 .. centres - 1: [P, centres] of d [P]."""
     places = torch.arange(centres, dtype=d.dtype, device=d.device) * spacing
     return torch.exp(-sharpness * (d[:, None] - places) ** 2)
-
-
-def bands(
-    d: Tensor, centres: int, spacing: float, sharpness: float
-) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Blocks of rows, the centres that are near any of them, and those Gaussians."""
-    rows = d.shape[0]
-    size = max(_BLOCK_ROWS, -(-rows // _MOST_BLOCKS))
-    reach = math.sqrt(-math.log(_NOTHING) / sharpness)
-    values = d.detach().contiguous().numpy()
-    for start in range(0, rows, size):
-        part = values[start : start + size]
-        low = math.floor((float(part.min()) - reach) / spacing)
-        high = math.ceil((float(part.max()) + reach) / spacing) + 1
-        # Beyond the last centre one Gaussian is left, which is 0.
-        low, high = max(0, min(low, centres - 1)), max(1, min(high, centres))
-        basis = torch.empty(len(part), high - low, dtype=d.dtype)
-        arguments = (part, low, spacing, sharpness, basis.numpy())
-        share_basis_rows(openmp(), threads_for(basis.numel() * _WORK), arguments, None, len(part))
-        yield slice(start, start + len(part)), slice(low, high), basis
 
 
 def gaussian_product(d: Tensor, weight: Tensor, *, spacing: float, sharpness: float) -> Tensor:
@@ -88,7 +50,7 @@ def gaussian_product(d: Tensor, weight: Tensor, *, spacing: float, sharpness: fl
         spacing: between centres, Å.
         sharpness: 1 / Å².
     """
-    if d.requires_grad or d.device.type != "cpu":
+    if d.requires_grad or not has_loop(d, weight) or not gemm_address(weight.dtype):
         return gaussian_basis(d, weight.shape[0], spacing, sharpness) @ weight
     out: Tensor = _product(d, weight, spacing, sharpness)
     return out
@@ -97,8 +59,18 @@ def gaussian_product(d: Tensor, weight: Tensor, *, spacing: float, sharpness: fl
 @operator("weft::gaussian_product")
 def _product(d: Tensor, weight: Tensor, spacing: float, sharpness: float) -> Tensor:
     out = weight.new_empty(d.shape[0], weight.shape[1])
-    for rows, centres, basis in bands(d, weight.shape[0], spacing, sharpness):
-        torch.mm(basis, weight.detach()[centres], out=out[rows])
+    chunk, chunks = chunks_of(d.shape[0])
+    arguments = (
+        gemm_address(weight.dtype),
+        array_of(d),
+        array_of(weight),
+        spacing,
+        sharpness,
+        reach(sharpness),
+        chunk,
+        out.numpy(),
+    )
+    loops.share_product_chunks(openmp(), threads_for(100 * out.numel()), arguments, None, chunks)
     return out
 
 
@@ -126,10 +98,21 @@ def _product_transposed(
     d: Tensor, grad: Tensor, centres: int, spacing: float, sharpness: float
 ) -> Tensor:
     """gaussian_basis(d).T @ grad, [K, F]: the gradient of the product in its weights."""
-    out = torch.zeros(centres, grad.shape[1], dtype=grad.dtype)
-    for rows, near, basis in bands(d, centres, spacing, sharpness):
-        out[near].addmm_(basis.t(), grad.detach()[rows])
-    return out
+    chunk, chunks = chunks_of(d.shape[0])
+    parts = grad.new_zeros(chunks, centres, grad.shape[1])
+    arguments = (
+        gemm_address(grad.dtype),
+        array_of(d),
+        array_of(grad),
+        spacing,
+        sharpness,
+        reach(sharpness),
+        chunk,
+        parts.numpy(),
+    )
+    threads = threads_for(100 * grad.numel())
+    loops.share_transposed_chunks(openmp(), threads, arguments, None, chunks)
+    return parts.sum(0)
 
 
 @_product_transposed.register_fake

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.compiled import compiled
 from weft.kernels.loops import prefetch
-from weft.kernels.operator import array_of, has_loop, operator
+from weft.kernels.operator import array_of, has_loop, operator, require
 from weft.kernels.team import openmp, share, threads_for
 
 __all__ = ["pair_products", "pair_spmm", "sorted_pairs"]
@@ -22,6 +22,8 @@ __all__ = ["pair_products", "pair_spmm", "sorted_pairs"]
 _here = sys.modules[__name__]
 _compiled = compiled(fastmath={"contract"}, error_model="numpy")
 _AHEAD, _LINE = 8, 16
+# The square of the shortest distance: padding edges have no length, and the root of 0 no slope.
+_TINY = 1e-12
 
 
 @_compiled
@@ -40,9 +42,8 @@ def spmm_rows(
     width = x.shape[1]
     last = columns.shape[0] - 1
     for row in range(first, stop):
-        total = out[row]
         for f in range(width):
-            total[f] = 0
+            out[row, f] = 0
         for k in range(offsets[row], offsets[row + 1]):
             if order is None:
                 edge = k
@@ -53,9 +54,9 @@ def spmm_rows(
             ahead_row = np.intp(of_edge[ahead])
             for line in range(0, width, _LINE):
                 prefetch(weight, ahead_row, np.intp(line))
-            factor, value = weight[of_edge[edge]], x[columns[edge]]
+            pair, column = of_edge[edge], columns[edge]
             for f in range(width):
-                total[f] += factor[f] * value[f]
+                out[row, f] += weight[pair, f] * x[column, f]
 
 
 @_compiled
@@ -80,15 +81,14 @@ def product_rows(
     width = a.shape[1]
     for pair in range(first, stop):
         edge, other = forward[pair], backward[pair]
-        a1, b1 = a[rows[edge]], b[columns[edge]]
-        product = out[pair]
+        row, column = rows[edge], columns[edge]
+        other_row, other_column = rows[other], columns[other]
         if edge == other:
             for f in range(width):
-                product[f] = a1[f] * b1[f]
+                out[pair, f] = a[row, f] * b[column, f]
         else:
-            a2, b2 = a[rows[other]], b[columns[other]]
             for f in range(width):
-                product[f] = a1[f] * b1[f] + a2[f] * b2[f]
+                out[pair, f] = a[row, f] * b[column, f] + a[other_row, f] * b[other_column, f]
 
 
 @_compiled
@@ -235,22 +235,38 @@ pair_products.register_autograd(_products_backward, setup_context=_spmm_setup)
 
 @_compiled
 def _sort(
-    d: Any,
+    pos: Any,
+    shift: Any,
+    senders: Any,
+    receivers: Any,
     forward: Any,
     backward: Any,
     of_edge: Any,
+    width: float,
+    new_distance: Any,
     new_forward: Any,
     new_backward: Any,
     new_of_edge: Any,
-    width: float,
 ) -> None:
-    """Counting sort of the pairs by ⌊d / width⌋."""
+    """Distances of the pairs, and their counting sort by ⌊distance / width⌋."""
     bins = 256
     starts = np.zeros(bins + 1, dtype=np.int64)
-    pairs = d.shape[0]
+    pairs = forward.shape[0]
     keys = np.empty(pairs, dtype=np.int32)
+    distances = np.empty(pairs, dtype=pos.dtype)
     for pair in range(pairs):
-        key = min(max(np.int32(d[pair] / width), np.int32(0)), np.int32(bins - 1))
+        edge = forward[pair]
+        sender, receiver = senders[edge], receivers[edge]
+        square = pos.dtype.type(_TINY)
+        total = pos.dtype.type(0)
+        for axis in range(3):
+            step = pos[sender, axis] - pos[receiver, axis]
+            if shift is not None:
+                step += shift[edge, axis]
+            total += step * step
+        distances[pair] = np.sqrt(max(total, square))
+        # In floats first: a distance can be larger than any integer, or not a number.
+        key = np.int32(min(max(distances[pair] / width, 0.0), bins - 1.0))
         keys[pair] = key
         starts[key + 1] += 1
     for key in range(bins):
@@ -260,6 +276,7 @@ def _sort(
         rank = starts[keys[pair]]
         starts[keys[pair]] += 1
         ranks[pair] = rank
+        new_distance[rank] = distances[pair]
         new_forward[rank], new_backward[rank] = forward[pair], backward[pair]
     for edge in range(of_edge.shape[0]):
         new_of_edge[edge] = ranks[of_edge[edge]]
@@ -267,26 +284,67 @@ def _sort(
 
 @operator("weft::sorted_pairs")
 def sorted_pairs(
-    d: Tensor, forward: Tensor, backward: Tensor, of_edge: Tensor, width: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The same pairs numbered by distance d [P], in steps of `width`: (forward, backward, of_edge).
+    pos: Tensor,
+    shift: Tensor | None,
+    senders: Tensor,
+    receivers: Tensor,
+    forward: Tensor,
+    backward: Tensor,
+    of_edge: Tensor,
+    width: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Distances [P] of the pairs, nearest first in steps of `width`, and the pairs in that order.
 
-    Neighbouring rows of a filter then have similar distances, see `gaussian_product`.
+    Neighbouring rows of a filter then have similar distances, see `gaussian_product`. Nothing
+    learns from these distances.
+
+    Args:
+        pos: [N, 3].
+        shift: [E, 3] or None; an edge's vector is pos[sender] + shift - pos[receiver].
+        senders: int [E].
+        receivers: int [E].
+        forward: int [P], see GraphBatch.pairs.
+        backward: int [P].
+        of_edge: int [E].
+        width: of a step, in the unit of `pos`.
     """
-    if d.device.type != "cpu":
-        order = torch.argsort(d, stable=True)
+    require(pos.ndim == 2 and pos.shape[1] == 3, "positions must be [N, 3]", pos)
+    right = shift is None or shift.shape == (senders.shape[0], 3)
+    require(right, "shifts must be [E, 3]", shift, senders)
+    if not has_loop(pos, shift):
+        vectors = pos[senders.long()] - pos[receivers.long()]
+        vectors = vectors if shift is None else vectors + shift
+        squares = vectors[forward.long()].square().sum(1)
+        distance, order = squares.clamp(min=_TINY).sqrt().sort(stable=True)
         ranks = torch.empty_like(forward)
-        ranks[order] = torch.arange(len(order), dtype=forward.dtype, device=d.device)
-        return forward[order], backward[order], ranks[of_edge.long()]
-    found = torch.empty_like(forward), torch.empty_like(backward), torch.empty_like(of_edge)
-    arrays = [array_of(t) for t in (d, forward, backward, of_edge, *found)]
-    d_, f, b, o, new_f, new_b, new_o = arrays
-    _sort(d_, f, b, o, new_f, new_b, new_o, width)
+        ranks[order] = torch.arange(len(order), dtype=forward.dtype, device=pos.device)
+        return distance, forward[order], backward[order], ranks[of_edge.long()]
+    found = (
+        pos.new_empty(forward.shape[0]),
+        torch.empty_like(forward),
+        torch.empty_like(backward),
+        torch.empty_like(of_edge),
+    )
+    given = (pos, shift, senders, receivers, forward, backward, of_edge)
+    arguments: Any = (*map(array_of, given), width, *(t.numpy() for t in found))
+    _sort(*arguments)
     return found
 
 
 @sorted_pairs.register_fake
 def _(
-    d: Tensor, forward: Tensor, backward: Tensor, of_edge: Tensor, width: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(forward), torch.empty_like(backward), torch.empty_like(of_edge)
+    pos: Tensor,
+    shift: Tensor | None,
+    senders: Tensor,
+    receivers: Tensor,
+    forward: Tensor,
+    backward: Tensor,
+    of_edge: Tensor,
+    width: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return (
+        pos.new_empty(forward.shape[0]),
+        torch.empty_like(forward),
+        torch.empty_like(backward),
+        torch.empty_like(of_edge),
+    )

@@ -14,7 +14,7 @@ from weft.kernels.exponential import exp_negative, softplus_of
 from weft.kernels.operator import has_loop, operator
 from weft.kernels.team import openmp, share, threads_for
 
-__all__ = ["shifted_softplus", "softplus_in_place", "times_slope"]
+__all__ = ["shifted_softplus", "softplus_slope"]
 
 _here = sys.modules[__name__]
 _compiled = compiled(fastmath={"contract"}, error_model="numpy")
@@ -31,20 +31,6 @@ def softplus_rows(x: Any, out: Any, first: int, stop: int) -> None:
     values, results = x[first:stop], out[first:stop]
     for i in range(values.shape[0]):
         results[i] = softplus_of(values[i])
-
-
-@_compiled
-def in_place_rows(x: Any, first: int, stop: int) -> None:
-    """x[i] becomes ln(1 + e^x[i]) - ln 2; one array, or the compiler must fear an overlap."""
-    values = x[first:stop]
-    for i in range(values.shape[0]):
-        values[i] = softplus_of(values[i])
-
-
-@_compiled
-def share_in_place_rows(openmp: int, threads: int, arguments: Any, offsets: Any, rows: int) -> None:
-    """in_place_rows on a team of threads, see `share`."""
-    share(openmp, threads, _here.in_place_rows, arguments, offsets, rows)
 
 
 @_compiled
@@ -77,11 +63,6 @@ def _fill(loop: Any, *arguments: Any) -> None:
     *given, out = arguments
     count = out.numel()
     loop(openmp(), threads_for(count * _WORK), (*given, out.view(-1).numpy()), None, count)
-
-
-def softplus_in_place(x: Tensor) -> None:
-    """x becomes ln(1 + e^x) - ln 2; contiguous, on the CPU, outside autograd."""
-    _fill(share_in_place_rows, x)
 
 
 def times_slope(y: Tensor, grad: Tensor) -> Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ __all__ = [
     "Neighbours",
     "Pooling",
     "aggregation_scale",
+    "check_settings",
     "edge_vectors",
     "energy_and_forces",
     "glorot",
@@ -31,6 +33,29 @@ Pooling = Literal["sum", "mean"]
 # Å². Padding edges have no length, and the root of 0 no slope.
 _TINY = 1e-12
 _HEAVIEST = 118
+
+
+def check_settings(
+    config: Any, *, least: Mapping[str, int], positive: Mapping[str, str], pooling: Sequence[str]
+) -> None:
+    """Raise ValueError for a setting that makes no model.
+
+    Args:
+        config: the settings.
+        least: the smallest value of whole numbers, by name.
+        positive: the units of numbers above 0, by name; None is none of them.
+        pooling: names of ways to pool.
+    """
+    for name, smallest in least.items():
+        if (value := getattr(config, name)) < smallest:
+            raise ValueError(f"{name} is {value}; it must be at least {smallest}")
+    for name, unit in positive.items():
+        value = getattr(config, name)
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{name} is {value} {unit}; it must be above 0 and finite")
+    for name in pooling:
+        if (value := getattr(config, name)) not in get_args(Pooling):
+            raise ValueError(f"{name} is {value!r}; it must be 'sum' or 'mean'")
 
 
 class Elements(nn.Module):
@@ -123,16 +148,14 @@ def neighbours_of(batch: GraphBatch, *, step: float) -> Neighbours:
 
     Where edges have no reverse each is a pair by itself.
     """
-    forward, backward, of_edge = _pairs(batch)
-    with torch.no_grad():
+    pos, shift = batch.nodes["pos"], batch.edges.get("shift")
+    edges = (batch.senders, batch.receivers)
+    places = (pos.detach(), None if shift is None else shift.detach())
+    distance, forward, backward, of_edge = sorted_pairs(*places, *edges, *_pairs(batch), step)
+    # A shift learns where the cell does: its slope is the stress.
+    if pos.requires_grad or (shift is not None and shift.requires_grad):
         distance = lengths(edge_vectors(batch, forward))
-    forward, backward, of_edge = sorted_pairs(distance, forward, backward, of_edge, step)
-    return Neighbours(
-        distance=lengths(edge_vectors(batch, forward)),
-        forward=forward,
-        backward=backward,
-        of_edge=of_edge,
-    )
+    return Neighbours(distance=distance, forward=forward, backward=backward, of_edge=of_edge)
 
 
 def _pairs(batch: GraphBatch) -> tuple[Tensor, Tensor, Tensor]:
@@ -174,8 +197,9 @@ def energy_and_forces(
         batch: the structures.
         training: keep the graph of the forces, so that a loss can be made of them.
     """
-    pos = batch.nodes["pos"].detach().requires_grad_()
-    with torch.enable_grad():
+    # Inference mode would give zeros: it records nothing, whatever asks for gradients.
+    with torch.inference_mode(False), torch.enable_grad():
+        pos = batch.nodes["pos"].detach().clone().requires_grad_()
         energy = model(batch.replace(nodes={**batch.nodes, "pos": pos}))
         # Padding has no forces, but its zero-length edges would put noise there.
         total = energy.masked_fill(~batch.graph_mask, 0.0).sum()

@@ -13,6 +13,7 @@ from weft.models.atoms import (
     Neighbours,
     Pooling,
     aggregation_scale,
+    check_settings,
     glorot,
     neighbours_of,
     pool,
@@ -47,6 +48,14 @@ class MPEUConfig:
     aggregation: Pooling = "mean"
     readout: Pooling = "mean"
     elements: tuple[int, ...] = (1, 6, 7, 8, 9)
+
+    def __post_init__(self) -> None:
+        check_settings(
+            self,
+            least={"hidden": 2, "layers": 1, "centres": 1},
+            positive={"spacing": "Å", "sharpness": "1/Å²"},
+            pooling=("aggregation", "readout"),
+        )
 
 
 class EdgeInteraction(nn.Module):

@@ -15,7 +15,15 @@ from weft.graphs import GraphBatch
 from weft.kernels import gaussian_basis
 from weft.kernels.painn_message import painn_message
 from weft.kernels.painn_mixing import invariants, update
-from weft.models.atoms import Elements, Pooling, edge_vectors, glorot, lengths, pool
+from weft.models.atoms import (
+    Elements,
+    Pooling,
+    check_settings,
+    edge_vectors,
+    glorot,
+    lengths,
+    pool,
+)
 
 __all__ = ["PaiNN", "PaiNNConfig", "painn_from_schnetpack"]
 
@@ -44,13 +52,12 @@ class PaiNNConfig:
     readout: Pooling = "sum"
 
     def __post_init__(self) -> None:
-        for name, least in (("hidden", 2), ("layers", 1), ("radial", 2)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
-        if not 0 < self.cutoff < math.inf:
-            raise ValueError(f"cutoff is {self.cutoff} Å; it must be above 0 and finite")
-        if self.readout not in ("sum", "mean"):
-            raise ValueError(f"readout is {self.readout!r}; it must be 'sum' or 'mean'")
+        check_settings(
+            self,
+            least={"hidden": 2, "layers": 1, "radial": 2},
+            positive={"cutoff": "Å"},
+            pooling=("readout",),
+        )
 
 
 class Mixing(nn.Module):
@@ -208,10 +215,17 @@ def painn_from_schnetpack(
             f"the Gaussians' centres go from {float(centres[0]):g} to {float(centres[-1]):g} Å; "
             f"only evenly spaced ones from 0 to the cutoff, {cutoff:g} Å, can be taken over"
         )
+    widths = state.get(prefix + "radial_basis.widths")
+    if widths is not None and not torch.allclose(widths, centres[1] - centres[0], atol=1e-5):
+        raise ValueError(
+            f"the Gaussians are {widths.tolist()} Å wide; only those as wide as their centres are "
+            f"apart, {float(centres[1] - centres[0]):g} Å, can be taken over"
+        )
     if len(weights["filters.bias"]) == 3 * embedding.shape[1]:
         # shared_filters: the same ones in every layer.
         for kind in ("weight", "bias"):
             parts = [weights[f"filters.{kind}"]] * layers
             weights[f"filters.{kind}"] = torch.cat(parts)
-    model.load_state_dict(weights)
-    return model.to(embedding.dtype)
+    # Before the weights go in: float32 would round them.
+    model.to(embedding.dtype).load_state_dict(weights)
+    return model

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -34,6 +36,8 @@ class TargetScale(nn.Module):
         self, mean: float = 0.0, std: float = 1.0, references: Array | None = None
     ) -> None:
         super().__init__()
+        if not (0 < std < math.inf and math.isfinite(mean)):
+            raise ValueError(f"mean is {mean} and std {std}; both are finite and std is above 0")
         if references is None:
             references = np.zeros(_HEAVIEST + 1)
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float64))
@@ -48,7 +52,7 @@ class TargetScale(nn.Module):
 
     def standardise(self, table: GraphTable, target: Array) -> Array:
         """What a network should give for `target` [g] of the table's graphs: float32 [g]."""
-        base = _sums(table, self.references.numpy()[table.columns["z"]])
+        base = _sums(table, self.references.numpy(force=True)[table.columns["z"]])
         return ((target - base - float(self.mean)) / float(self.std)).astype(np.float32)
 
 

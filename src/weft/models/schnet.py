@@ -16,6 +16,7 @@ from weft.models.atoms import (
     Neighbours,
     Pooling,
     aggregation_scale,
+    check_settings,
     glorot,
     neighbours_of,
     pool,
@@ -58,6 +59,14 @@ class SchNetConfig:
     aggregation: Pooling = "mean"
     readout: Pooling = "mean"
     elements: tuple[int, ...] = (1, 6, 7, 8, 9)
+
+    def __post_init__(self) -> None:
+        check_settings(
+            self,
+            least={"hidden": 2, "filters": 1, "layers": 1, "centres": 1},
+            positive={"spacing": "Å", "sharpness": "1/Å²", "cutoff": "Å"},
+            pooling=("aggregation", "readout"),
+        )
 
 
 class Interaction(nn.Module):
@@ -156,7 +165,8 @@ def schnet_from_torch_geometric(model: Any) -> SchNet:
     that it carries become part of the last layer.
 
     Raises:
-        ValueError: it predicts a dipole moment, or adds atomic references.
+        ValueError: it predicts a dipole moment, adds atomic references, or reads out by something
+            else than a sum or a mean.
     """
     if model.dipole or model.atomref is not None or model.scale is not None:
         raise ValueError(
@@ -177,7 +187,10 @@ def schnet_from_torch_geometric(model: Any) -> SchNet:
     # Theirs has a row for padding, atomic number 0.
     embedding = model.embedding.weight[1:]
     state["elements.embedding.weight"] = embedding
-    pooling: Pooling = "mean" if type(model.readout).__name__ == "MeanAggregation" else "sum"
+    ways: dict[str, Pooling] = {"SumAggregation": "sum", "MeanAggregation": "mean"}
+    pooling = ways.get(type(model.readout).__name__)
+    if pooling is None:
+        raise ValueError(f"this SchNet reads out by {model.readout}; weft's by a sum or a mean")
     ours = SchNet(
         SchNetConfig(
             hidden=model.hidden_channels,

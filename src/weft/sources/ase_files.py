@@ -126,7 +126,7 @@ def _listed_values(folder: Path) -> dict[str, dict[str, float]]:
     names = ["target"]
     found: dict[str, dict[str, float]] = {}
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: {error}; convert the file to UTF-8") from None
     rows = csv.reader(lines, strict=True)
@@ -141,6 +141,8 @@ def _listed_values(folder: Path) -> dict[str, dict[str, float]]:
                 name = row[0].strip()
                 if not (folder / f"{name}.cif").exists():
                     raise DataError(f"{where}: there is no {name}.cif in the folder")
+                if name in found:
+                    raise DataError(f"{where}: {name} stands there a second time; keep one line")
                 pairs = zip(names, row[1:], strict=True)
                 found[name] = {key: float(text) for key, text in pairs if text.strip()}
     except DataError:

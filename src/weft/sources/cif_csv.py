@@ -32,6 +32,8 @@ _CELL = [
 ]
 _FRACTION = [f"_atom_site_fract_{axis}" for axis in "xyz"]
 _SYMMETRY = ("_symmetry_equiv_pos_as_xyz", "_space_group_symop_operation_xyz")
+_GROUP_NUMBER = ("_symmetry_int_tables_number", "_space_group_it_number")
+_GROUP_NAME = ("_symmetry_space_group_name_h-m", "_space_group_name_h-m_alt")
 # A quotation mark ends a value only before a blank, as in 'O5' and O5'.
 _TOKEN = re.compile(r"""'(.*?)'(?=\s|$)|"(.*?)"(?=\s|$)|([^\s#]\S*)|#.*""")
 _REMEDY = "write it to a .cif file and read that as `atoms`"
@@ -102,7 +104,9 @@ def _rows(
         packed = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
         stream = gzip.GzipFile(fileobj=raw) if packed else raw
-        reader = csv.DictReader(io.TextIOWrapper(stream, encoding="utf-8", newline=""), strict=True)
+        reader = csv.DictReader(
+            io.TextIOWrapper(stream, encoding="utf-8-sig", newline=""), strict=True
+        )
         try:
             names = reader.fieldnames or []
             for name in ("material_id", "cif", *targets):
@@ -156,10 +160,17 @@ def read_cif(text: str, where: str) -> tuple[Array, Array, Array]:
             several structures.
     """
     single, loops = _items(text, where)
-    for name in _SYMMETRY:
-        operations = loops.get(name, [single[name]] if name in single else [])
-        if any(o.replace(" ", "").lower() not in ("x,y,z", "+x,+y,+z") for o in operations):
-            raise DataError(f"{where}: the CIF has symmetry to expand; {_REMEDY}")
+    operations = [
+        o for name in _SYMMETRY for o in loops.get(name, [single[name]] if name in single else [])
+    ]
+    others = [o for o in operations if o.replace(" ", "").lower() not in ("x,y,z", "+x,+y,+z")]
+    if not operations:
+        # The group alone says it then; `?` and `.` stand for no value.
+        others += [single[n] for n in _GROUP_NUMBER if single.get(n, "?") not in ("1", "?", ".")]
+        names = [single.get(n, "?") for n in _GROUP_NAME]
+        others += [n for n in names if n.replace(" ", "").upper() not in ("P1", "?", ".")]
+    if others:
+        raise DataError(f"{where}: the CIF has symmetry to expand; {_REMEDY}")
     for name in _CELL:
         if name not in single:
             raise DataError(f"{where}: the CIF has no {name}")
@@ -207,11 +218,11 @@ def _items(text: str, where: str) -> tuple[dict[str, str], dict[str, list[str]]]
 
     waiting = ""
     in_loop = False
-    for quoted, double, plain in _TOKEN.findall(text):
-        token = plain or quoted or double
-        word = plain.lower()
-        if not token:
+    for found in _TOKEN.finditer(text):
+        if found.lastindex is None:  # a comment
             continue
+        token = found[found.lastindex]
+        word = (found[3] or "").lower()
         if word.startswith("data_") or word == "loop_" or (word.startswith("_") and not waiting):
             if word.startswith("_") and in_loop and not values:
                 names.append(word)

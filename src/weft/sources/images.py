@@ -13,6 +13,9 @@ from weft.graphs import Array
 
 __all__ = ["Pairs", "nearest_images", "pairs_of_images"]
 
+# vesin's own limit.
+_MOST_BOXES = 1e5
+
 Allow = Callable[[float], None]
 """Raises if so many edges are too many."""
 
@@ -97,11 +100,15 @@ def pairs_of_images(
             "'weft[chem]'"
         ) from None
     ball = (2 * radius, math.pi * radius**2, 4 / 3 * math.pi * radius**3)
-    allow(len(pos) ** 2 * ball[int(pbc.sum()) - 1] / measure)
     pos = np.asarray(pos, dtype=np.float64)
     box = _closed(pos, cell, pbc, radius)
-    found = vesin.NeighborList(cutoff=radius, full_list=False)
+    search = _search_radius(box, radius)
+    allow(len(pos) ** 2 * ball[int(pbc.sum()) - 1] * (search / radius) ** 3 / measure)
+    found = vesin.NeighborList(cutoff=search, full_list=False)
     first, second, image, distance = found.compute(pos, box, True, "ijSd")
+    if search > radius:
+        near = distance < radius
+        first, second, image, distance = first[near], second[near], image[near], distance[near]
     first, second = first.astype(np.int64), second.astype(np.int64)
     return Pairs(
         receiver=np.concatenate([first, second]),
@@ -109,6 +116,21 @@ def pairs_of_images(
         image=np.concatenate([image, -image]),
         distance=np.concatenate([distance, distance]),
     )
+
+
+def _search_radius(box: Array, radius: float) -> float:
+    """`radius`, or a larger one where vesin would end the process.
+
+    It sorts atoms into at most 1e5 boxes as wide as the radius. For more it makes each wider, and
+    where there are few in one direction none are left: it divides by their number.
+    """
+    heights = 1 / np.linalg.norm(np.linalg.inv(box), axis=0)
+    while True:
+        boxes = np.floor(heights / radius).clip(min=1)
+        shrink = (_MOST_BOXES / boxes.prod()) ** (1 / 3)
+        if shrink >= 1 or boxes.min() * shrink >= 2:
+            return radius
+        radius *= 1.1
 
 
 def _closed(pos: Array, cell: Array, pbc: Array, radius: float) -> Array:

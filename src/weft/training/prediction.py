@@ -21,15 +21,16 @@ from weft.files import write_atomically
 from weft.graphs import Array, GraphTable, open_table
 from weft.models import energy_and_forces
 from weft.models.scaling import Standardised, TargetScale
-from weft.sources import atoms_table, with_neighbours
+from weft.sources import atoms_table, cif_csv_table, crystals_table, with_neighbours
 from weft.sources.elements import ATOMIC_NUMBERS
 from weft.training.checkpoint import load_weights
-from weft.training.structure_data import check_periodicity
+from weft.training.structure_data import check_energy, check_periodicity, reader_of
 from weft.training.structures import ABOUT, StructuresConfig, make_network
 
 __all__ = [
     "Predictions",
     "TrainedStructures",
+    "check_output",
     "load_structures",
     "predict_file",
     "write_predictions",
@@ -120,15 +121,23 @@ def from_json(kind: type[Config], values: dict[str, Any]) -> Config:
 def predict_file(
     trained: TrainedStructures, file: Path, *, forces: bool = False, progress: bool = True
 ) -> Predictions:
-    """Predict every structure of `file`: anything that ASE reads, or a folder of CIF files.
+    """Predict every structure of `file`, which is what the recipe can be trained on.
 
     Raises:
         DataError: the file cannot be read, or an atom is of an element that the network has not
-            seen; the message names structure and atom.
+            seen (the message names structure and atom), or the target has no forces.
     """
+    if forces:
+        check_energy(trained.config.target, trained.unit)
     with TemporaryDirectory(prefix="weft-predict-") as name:
         folder = Path(name) / "structures.weft"
-        atoms_table(folder, file, progress=progress)
+        reader = reader_of(file)
+        if reader == "crystals":
+            crystals_table(folder, file, progress=progress)
+        elif reader == "cif-csv":
+            cif_csv_table(folder, [file], progress=progress)
+        else:
+            atoms_table(folder, file, progress=progress)
         return predict_table(
             trained, open_table(folder), name=str(file), forces=forces, progress=progress
         )
@@ -192,6 +201,22 @@ def _check_atoms(trained: TrainedStructures, table: GraphTable, name: str) -> No
         )
 
 
+def check_output(path: Path, file: Path, *, forces: bool) -> None:
+    """Raise DataError if predictions of `file` cannot be written to `path`."""
+    if path.suffix not in (".csv", ".extxyz", ".xyz"):
+        raise DataError(f"predictions are written as .csv, .extxyz or .xyz, not as {path.name}")
+    if forces and path.suffix == ".csv":
+        raise DataError(f"forces are written as .extxyz, not as {path.name}")
+    if path.suffix != ".csv" and reader_of(file) != "atoms":
+        raise DataError(
+            f"{path.name} would hold what {file} holds, which ASE does not read; write .csv"
+        )
+    if not path.parent.is_dir():
+        raise DataError(f"{path} cannot be written: there is no folder {path.parent}")
+    if path.resolve() == file.resolve():
+        raise DataError(f"{path} is the file to read; choose another name to write to")
+
+
 def write_predictions(path: Path, file: Path, found: Predictions) -> None:
     """Write CSV, or extxyz with the structures of `file` where the name says so; atomically.
 
@@ -199,12 +224,8 @@ def write_predictions(path: Path, file: Path, found: Predictions) -> None:
     in the heading. The extxyz has the value as `predicted_TARGET` and forces as
     `predicted_forces` beside what `file` holds.
     """
-    if path.suffix in (".xyz", ".extxyz"):
-        text = _extxyz(file, found)
-    elif path.suffix == ".csv":
-        text = _csv(found)
-    else:
-        raise ValueError(f"predictions are written as .csv, .extxyz or .xyz, not as {path.name}")
+    check_output(path, file, forces=found.forces is not None)
+    text = _csv(found) if path.suffix == ".csv" else _extxyz(file, found)
     write_atomically(path, lambda out: out.write(text.encode()))
 
 

@@ -28,14 +28,17 @@ from weft.sources import (
 __all__ = [
     "NeighbourConfig",
     "Split",
+    "check_energy",
     "check_periodicity",
     "check_split",
     "file_name_of",
     "labelled",
     "neighbour_table",
+    "reader_of",
     "some_of",
     "split_structures",
     "structure_table",
+    "usable_structures",
 ]
 
 # In brackets, as no column of a table can be called: the user's own cannot be overwritten.
@@ -117,9 +120,9 @@ def structure_table(
         if files:
             raise DataError(
                 f"the data is {data}, so --files {' '.join(map(str, files))} would not be read; "
-                f"leave it out, or take --data {_reader(path)} and name all files there"
+                f"leave it out, or take --data {reader_of(path)} and name all files there"
             )
-        table = _own_table(_reader(path), [path], targets, data_dir, progress=progress)
+        table = _own_table(reader_of(path), [path], targets, data_dir, progress=progress)
     for name in ("z", "pos", *targets):
         table.column(name)
     return table
@@ -143,7 +146,8 @@ def _own_table(
     )
 
 
-def _reader(path: Path) -> str:
+def reader_of(path: Path) -> str:
+    """The name in CATALOGUE of what reads a user's file or folder."""
     name = path.name.removesuffix(".gz")
     if name.endswith((".jsonl", ".ndjson")):
         return "crystals"
@@ -204,7 +208,7 @@ def split_structures(
 
     Args:
         table: the structures.
-        targets: graph or node columns; a graph with a NaN in one is dropped, and counted.
+        targets: graph or node columns; see `usable_structures`. What cannot be used is counted.
         parts: fractions for training, validation and test; the first two get one graph at least.
         seed: of the permutation.
 
@@ -212,14 +216,7 @@ def split_structures(
         DataError: fewer than two graphs have all targets.
     """
     check_split(parts)
-    usable = table.num_nodes > 0
-    for name in targets:
-        values = np.asarray(table.column(name), dtype=np.float64)
-        missing = np.isnan(values.reshape(len(values), -1).sum(axis=1))
-        if table.schema[name].level == "node":
-            usable &= _count_by_graph(table, missing) == 0
-        else:
-            usable &= ~missing
+    usable = usable_structures(table, targets)
     ids = np.flatnonzero(usable)
     if len(ids) < 2:
         raise DataError(
@@ -233,6 +230,18 @@ def split_structures(
     ends[1] = max(ends[1], ends[0] + 1)
     train, validation, test = np.split(order[: max(ends[1], ends[2])], ends[:2])
     return Split(train=train, validation=validation, test=test, dropped=int((~usable).sum()))
+
+
+def usable_structures(table: GraphTable, targets: Sequence[str]) -> Array:
+    """bool [g]: which graphs have atoms and all `targets`, without a NaN in one."""
+    usable: Array = table.num_nodes > 0
+    for name in targets:
+        values = np.asarray(table.column(name), dtype=np.float64)
+        missing = np.isnan(values.reshape(len(values), -1).sum(axis=1))
+        if table.schema[name].level == "node":
+            missing = _count_by_graph(table, missing) > 0
+        usable = usable & ~missing
+    return usable
 
 
 def _count_by_graph(table: GraphTable, flags: Array) -> Array:
@@ -271,6 +280,15 @@ def check_periodicity(table: GraphTable, config: NeighbourConfig) -> None:
             f"structure {int(np.argmax(periodic))} is periodic ({int(periodic.sum())} of "
             f"{len(table)} are), so its atoms have endless neighbours; neighbours of kind complete "
             "are for molecules: train with --neighbours.kind cutoff or nearest"
+        )
+
+
+def check_energy(target: str, unit: str) -> None:
+    """Raise DataError if forces, its gradient, would not be in eV/Å; no unit passes for eV."""
+    if unit not in ("", "eV"):
+        raise DataError(
+            f"forces are the gradient of an energy in eV, and '{target}' is in {unit}; leave out "
+            "--forces"
         )
 
 

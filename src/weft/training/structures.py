@@ -37,12 +37,23 @@ from weft.training.structure_data import (
     FORCES,
     LABEL,
     NeighbourConfig,
+    Split,
+    check_energy,
     check_split,
     labelled,
     split_structures,
 )
 
-__all__ = ["StructuresConfig", "Trained", "make_network", "measure", "train_structures"]
+__all__ = [
+    "Prepared",
+    "StructuresConfig",
+    "Trained",
+    "make_network",
+    "measure",
+    "prepare_structures",
+    "train_prepared",
+    "train_structures",
+]
 
 ABOUT = "model.json"
 """File of a run with what the network was made for, beside its config."""
@@ -69,6 +80,7 @@ class StructuresConfig:
         references: learn a value for each element first, by least squares; for what grows with the
             number of atoms, such as an energy.
         split: fractions for training, validation and test.
+        split_seed: of that split, and of what `limit` draws.
         limit: use only this many structures, drawn at random.
         batching: how structures become batches.
         compile: eager; static: torch.compile for each shape; dynamic: once for all shapes.
@@ -78,7 +90,7 @@ class StructuresConfig:
         max_steps: optimizer steps, at most.
         patience: stop after this many epochs without a better validation error.
         checkpoint_every: steps from one checkpoint to the next; 0 for every 30 seconds.
-        seed: of the split, the weights and, unless batching has its own, the batches.
+        seed: of the weights and, unless batching has its own, the batches.
     """
 
     data: str = "qm9"
@@ -92,6 +104,7 @@ class StructuresConfig:
     neighbours: NeighbourConfig = field(default_factory=NeighbourConfig)
     references: bool = True
     split: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    split_seed: int = 0
     limit: int | None = None
     batching: BatchingConfig = field(
         default_factory=lambda: BatchingConfig(policy="dynamic", batch_size=32)
@@ -119,7 +132,7 @@ class StructuresConfig:
                 f"compile is {self.compile!r}; torch cannot compile a model whose forces are "
                 "learned from outside, so forces need compile = eager"
             )
-        for name in ("learning_rate", "force_weight", "seed"):
+        for name in ("learning_rate", "force_weight", "split_seed", "seed"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
         for name, low in (("hidden", 2), ("layers", 1), ("limit", 2)):
@@ -183,6 +196,48 @@ def make_network(config: StructuresConfig, elements: tuple[int, ...]) -> nn.Modu
     return SchNet(SchNetConfig(filters=config.hidden, **common))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Structures that have been found fit for a recipe, before anything is trained or written.
+
+    Attributes:
+        table: the structures.
+        config: the recipe.
+        split: which of them are for what.
+        scale: of the target, learned from those for training.
+        sampler: makes the batches of training.
+    """
+
+    table: GraphTable
+    config: StructuresConfig
+    split: Split
+    scale: TargetScale
+    sampler: GraphSampler
+
+
+def prepare_structures(table: GraphTable, config: StructuresConfig) -> Prepared:
+    """Look at everything that can be wrong with the data.
+
+    Args:
+        table: structures with `z`, `pos`, the target, and their neighbours (see
+            `neighbour_table`).
+        config: the recipe.
+
+    Raises:
+        DataError: the table has no such target or forces, too few structures with them, or one
+            that is larger than a batch.
+    """
+    _check_column(table, config.target, "graph", (), "a target is one number a structure")
+    if config.forces is not None:
+        _check_column(table, config.forces, "node", (3,), "forces are three numbers an atom")
+        check_energy(config.target, table.schema[config.target].unit)
+    split = split_structures(table, config.targets, parts=config.split, seed=config.split_seed)
+    scale = learn_scale(table, split.train, config.target, references=config.references)
+    batching = dataclasses.replace(config.batching, seed=config.batching.seed or config.seed)
+    sampler = GraphSampler(table.num_nodes, table.num_edges, batching, graphs=split.train)
+    return Prepared(table=table, config=config, split=split, scale=scale, sampler=sampler)
+
+
 def train_structures(
     table: GraphTable,
     config: StructuresConfig,
@@ -191,24 +246,29 @@ def train_structures(
     init_from: Path | None = None,
     quiet: bool = False,
 ) -> Trained:
-    """Train on `table`, which has its neighbours already (see `neighbour_table`).
+    """`prepare_structures`, then `train_prepared`."""
+    prepared = prepare_structures(table, config)
+    return train_prepared(prepared, run=run, init_from=init_from, quiet=quiet)
+
+
+def train_prepared(
+    prepared: Prepared,
+    *,
+    run: Run | None = None,
+    init_from: Path | None = None,
+    quiet: bool = False,
+) -> Trained:
+    """Train.
 
     Args:
-        table: structures with `z`, `pos` and the target.
-        config: the recipe.
+        prepared: the structures and the recipe.
         run: folder to log to and to resume from.
-        init_from: a run folder or file whose weights to start from.
+        init_from: a run folder or file whose weights, and scale of the target, to start from.
         quiet: no progress.
-
-    Raises:
-        DataError: the table has no such target or forces, or too few structures with them.
     """
+    table, config, split = prepared.table, prepared.config, prepared.split
+    scale, sampler = prepared.scale, prepared.sampler
     seed_everything(config.seed)
-    _check_column(table, config.target, "graph", (), "a target is one number a structure")
-    if config.forces is not None:
-        _check_column(table, config.forces, "node", (3,), "forces are three numbers an atom")
-    split = split_structures(table, config.targets, parts=config.split, seed=config.seed)
-    scale = learn_scale(table, split.train, config.target, references=config.references)
     elements, atoms = element_counts(table)
     model = Standardised(make_network(config, tuple(elements.tolist())), scale)
     if run is not None:
@@ -223,12 +283,10 @@ def train_structures(
         load_weights(model, init_from)
     data = labelled(table, config.target, scale, forces=config.forces)
     sizes = (data.num_nodes, data.num_edges)
-    batching = dataclasses.replace(config.batching, seed=config.batching.seed or config.seed)
-    sampler = GraphSampler(*sizes, batching, graphs=split.train)
     train = GraphLoader(data, sampler)
     parts = {
         name: GraphLoader(
-            data, evaluation_sampler(*sizes, batching, graphs=ids, budget=sampler.budget)
+            data, evaluation_sampler(*sizes, config.batching, graphs=ids, budget=sampler.budget)
         )
         for name, ids in (("validation", split.validation), ("test", split.test))
         if len(ids)

@@ -43,14 +43,19 @@ def prepare(case: dict[str, Any]) -> tuple[Callable[[], dict[str, float]], dict[
     source = batches()
 
     def step() -> dict[str, float]:
-        before = loader.seconds
+        before, waited = loader.seconds, loader.waiting_seconds
         batch = next(source)
         optimizer.zero_grad()
         error = (model(batch) - batch.graphs["y"]) * batch.graph_mask
         graphs = batch.num_real_graphs
         (error.square().sum() / graphs).backward()
         optimizer.step()
-        # All the work of batching, also what a thread did during the update.
-        return {"graphs": graphs, "batching": loader.seconds - before}
+        # All the work of batching, also what a thread did during the update; what the step lost
+        # to it is the wait.
+        return {
+            "graphs": graphs,
+            "batching": loader.seconds - before,
+            "waiting": loader.waiting_seconds - waited,
+        }
 
     return step, {"weft": weft.__version__, "torch": torch.__version__}
