@@ -79,3 +79,33 @@ def test_sorted_pairs_are_the_same_pairs_nearest_first(molecules, shifted):
     assert torch.equal(o[b], numbers)
     half = sorted_pairs(pos.half(), None, *edges, forward, backward, of_edge, 0.1)
     assert sorted(half[1].tolist()) == sorted(forward.tolist())
+
+
+@pytest.mark.parametrize("place", [float("nan"), float("inf"), 1e30, -1e30])
+def test_places_that_are_nowhere_are_sorted_all_the_same(molecules, place):
+    batch = molecules(torch.float32)
+    pos = batch.nodes["pos"].clone()
+    pos[0, 0] = place
+    pairs = tuple(batch.pairs.values())
+    d, f, _, _ = sorted_pairs(pos, None, batch.senders, batch.receivers, *pairs, 0.1)
+    assert sorted(f.tolist()) == sorted(pairs[0].tolist())
+    first = (batch.senders[f] == 0) | (batch.receivers[f] == 0)
+    assert not torch.isfinite(d[first]).any() or (d[first] > 1e10).all()
+    assert torch.isfinite(d[~first]).all()
+
+
+def test_wrong_lengths_are_refused(molecules):
+    batch = molecules(torch.float32)
+    pairs = tuple(batch.pairs.values())
+    x, weight = torch.randn(batch.num_nodes, 4), torch.randn(len(pairs[0]), 4)
+    views = topology(batch)
+    with pytest.raises(ValueError, match="every edge has a pair"):
+        pair_spmm(x, weight, *views, pairs[0], pairs[1], pairs[2][:-1])
+    with pytest.raises(ValueError, match="every pair two edges"):
+        pair_products(x, x, *views, pairs[0], pairs[1][:-1], pairs[2])
+    with pytest.raises(ValueError, match="a row a node"):
+        pair_spmm(x[:-1], weight, *views, *pairs)
+    with pytest.raises(ValueError, match="CSR offsets end"):
+        pair_spmm(x, weight, views[0], views[1], views[2] + 1, None, *views[4:], *pairs)
+    with pytest.raises(ValueError, match=r"positions must be \[N, 3\]"):
+        sorted_pairs(x, None, batch.senders, batch.receivers, *pairs, 0.1)

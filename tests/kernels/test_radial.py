@@ -81,6 +81,26 @@ def test_gaussian_product_learns_from_distances_and_twice_from_weights():
     assert torch.autograd.gradgradcheck(product, (d.detach(), weight))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_distance_that_is_no_number_stays_none(dtype):
+    d = torch.tensor([1.0, math.nan, 2.0, 1e30], dtype=dtype)
+    out = gaussian_product(d, torch.ones(40, 3, dtype=dtype), **BASIS)
+    assert out[1].isnan().all()
+    assert (out[3] == 0).all()
+    assert out[[0, 2]].isfinite().all()
+
+
+def test_a_basis_that_cannot_be_is_refused():
+    d, weight = torch.rand(4), torch.ones(40, 3)
+    for wrong in ({"spacing": 0.0}, {"sharpness": 0.0}):
+        with pytest.raises(ValueError, match="make no basis"):
+            gaussian_product(d, weight, **{**BASIS, **wrong})
+    with pytest.raises(ValueError, match="0 centres"):
+        gaussian_product(d, weight[:0], **BASIS)
+    with pytest.raises(ValueError, match=r"d \[P\] and weight"):
+        gaussian_product(d[None], weight, **BASIS)
+
+
 def filter_arguments(*, bias, pairs=40, networks=3, width=5, centres=20):
     torch.manual_seed(0)
 
@@ -163,3 +183,15 @@ def test_edge_softplus_of_edges_and_of_pairs(molecules):
         edge_softplus(*given, topology[0], topology[1][:-1], *topology[2:], *batch.pairs.values())
     with pytest.raises(ValueError, match="a row a node"):
         edge_softplus(given[0], given[1], given[2][:-1], *topology, *tuple(batch.pairs.values()))
+
+
+def test_filters_of_other_shapes_are_refused():
+    d, first, first_bias, second, second_bias = filter_arguments(bias=True)
+    for wrong in (
+        (first[:-1], first_bias, second, second_bias),
+        (first, first_bias[:-1], second, second_bias),
+        (first, first_bias, second[:, :-1], second_bias),
+        (first, first_bias, second, second_bias[:-1]),
+    ):
+        with pytest.raises(ValueError, match=r"second \[L, F, F\] needed"):
+            radial_filters(d, *wrong, **BASIS, activate=True)

@@ -146,3 +146,9 @@ def test_the_scale_travels_with_the_weights():
     assert (float(other.scale.mean), float(other.scale.std)) == (2.0, 3.0)
     assert other.scale.references.tolist() == list(range(119))
     assert other.scale.references.dtype == torch.float64
+
+
+@pytest.mark.parametrize(("mean", "std"), [(0.0, 0.0), (0.0, -1.0), (np.nan, 1.0), (0.0, np.inf)])
+def test_a_scale_that_cannot_be_undone_is_refused(mean, std):
+    with pytest.raises(ValueError, match="both are finite and std is above 0"):
+        TargetScale(mean, std)

@@ -319,3 +319,21 @@ def test_models_of_torch_geometric_that_are_refused():
     theirs.atomref = torch.nn.Embedding(100, 1)
     with pytest.raises(ValueError, match="atomref"):
         schnet_from_torch_geometric(theirs)
+
+
+@pytest.mark.parametrize("make", [schnet, mpeu])
+def test_positions_of_another_precision_than_the_weights(atoms_batch, make):
+    batch = atoms_batch()
+    exact = make()(batch)
+    torch.testing.assert_close(make().float()(batch).double(), exact, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [schnet, mpeu])
+def test_a_position_that_is_no_number_makes_no_energy(atoms_batch, make):
+    batch = atoms_batch()
+    two = int((batch.node_offsets.diff() > 1).nonzero()[0])
+    pos = batch.nodes["pos"].clone()
+    pos[batch.node_offsets[two]] = math.nan
+    energy = make()(batch.replace(nodes={**batch.nodes, "pos": pos}))
+    assert energy[two].isnan()
+    assert energy.isfinite().sum() == batch.num_graphs - 1

@@ -22,6 +22,8 @@ __all__ = ["gemm", "gemm_address"]
 
 
 def _find(name: str) -> int:
+    if sys.byteorder != "little":
+        return 0
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
         function = getattr(ctypes.CDLL(str(library)), name)
@@ -35,7 +37,10 @@ _ADDRESSES = {torch.float32: _find("sgemm_"), torch.float64: _find("dgemm_")}
 
 
 def gemm_address(dtype: torch.dtype) -> int:
-    """Address of BLAS's product of this dtype (Fortran, 32-bit integers) in torch, or 0."""
+    """Address of BLAS's product of this dtype (Fortran) in torch's library, or 0.
+
+    Its integers may have 32 bits or 64: `gemm` gives 64, whose lower half comes first here.
+    """
     return _ADDRESSES.get(dtype, 0)
 
 

@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
-__all__ = ["exp_negative", "softplus_of"]
+__all__ = ["exp_negative", "slope_of", "softplus_of"]
 
 _HALF, _ONE = np.float32(0.5), np.float32(1)
 _LOG2_E = np.float32(1 / math.log(2))
@@ -55,7 +55,8 @@ def _exp_negative(a: Any) -> Any:
         r2 = r * r
         rest = ((_ONE + r) + (_C2 + _C3 * r) * r2) + ((_C4 + _C5 * r) + _C6 * r2) * (r2 * r2)
         scale = _float_of_bits(np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)))
-        return rest * scale if power > _LOWEST else np.float32(0)
+        # In this order, so that nan stays nan.
+        return np.float32(0) if power <= _LOWEST else rest * scale
 
     return vector_friendly
 
@@ -99,5 +100,25 @@ def _softplus_of(x: Any) -> Any:
         low = (_L0 + _L1 * t) + (_L2 + _L3 * t) * t2
         high = ((_L4 + _L5 * t) + (_L6 + _L7 * t) * t2) + _L8 * t4
         return max(x, np.float32(0)) + (t * (low + high * t4) - _LN2)
+
+    return vector_friendly
+
+
+def slope_of(y: Any) -> Any:
+    """dy/dx of y = ln(1 + e^x) - ln 2, from y: 1 - e^-y / 2."""
+    return 1.0 - 0.5 * math.exp(-y)
+
+
+@overload(slope_of, inline="always")
+def _slope_of(y: Any) -> Any:
+    if y != types.float32:
+
+        def exact(y: Any) -> Any:
+            return 1.0 - 0.5 * math.exp(-y)
+
+        return exact
+
+    def vector_friendly(y: Any) -> Any:
+        return _ONE - _HALF * exp_negative(y)
 
     return vector_friendly

@@ -14,7 +14,7 @@ import numpy as np
 
 from weft.compiled import compiled
 from weft.kernels.blas import gemm
-from weft.kernels.exponential import exp_negative, softplus_of
+from weft.kernels.exponential import slope_of, softplus_of
 from weft.kernels.gaussian_loops import BLOCK_ROWS, band_of, gaussians
 from weft.kernels.team import share
 
@@ -25,12 +25,12 @@ _compiled = compiled(fastmath={"contract"}, error_model="numpy")
 
 
 @_compiled
-def _add_and_activate(x: Any, bias: Any, first: int, activate: bool) -> None:
-    """x[i, j] becomes softplus(x[i, j] + bias[first + j]) - ln 2, the softplus if `activate`."""
+def _add_and_activate(x: Any, bias: Any, activate: bool) -> None:
+    """x[i, j] becomes softplus(x[i, j] + bias[j]) - ln 2, the softplus if `activate`."""
     for i in range(x.shape[0]):
         if bias is not None:
             for j in range(x.shape[1]):
-                x[i, j] += bias[first + j]
+                x[i, j] += bias[j]
         if activate:
             for j in range(x.shape[1]):
                 x[i, j] = softplus_of(x[i, j])
@@ -39,19 +39,17 @@ def _add_and_activate(x: Any, bias: Any, first: int, activate: bool) -> None:
 @_compiled
 def _times_slope(y: Any, grad: Any, out: Any) -> None:
     """out = grad · dy/dx of y = softplus(x) - ln 2."""
-    number = y.dtype.type
     for i in range(out.shape[0]):
         for j in range(out.shape[1]):
-            out[i, j] = grad[i, j] * (number(1) - number(0.5) * exp_negative(y[i, j]))
+            out[i, j] = grad[i, j] * slope_of(y[i, j])
 
 
 @_compiled
 def _turn(y: Any, x: Any) -> None:
     """x · dy/dx in place, y = softplus - ln 2: two arrays, as the compiler fears no third."""
-    number = y.dtype.type
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):
-            x[i, j] *= number(1) - number(0.5) * exp_negative(y[i, j])
+            x[i, j] *= slope_of(y[i, j])
 
 
 @_compiled
@@ -86,23 +84,33 @@ def filter_chunks(
     """
     centres, width = table.shape[0], second.shape[1]
     space = np.empty(BLOCK_ROWS * centres, dtype=d.dtype)
-    end = min(stop * chunk, d.shape[0])
-    for start in range(first * chunk, end, BLOCK_ROWS):
-        rows = min(BLOCK_ROWS, end - start)
-        low, high = band_of(d[start : start + rows], spacing, reach, centres)
-        basis = space[: rows * (high - low)].reshape(rows, high - low)
-        gaussians(d[start : start + rows], low, spacing, sharpness, basis)
-        part = inner[start : start + rows]
-        gemm(
-            address, False, False, rows, part.shape[1], high - low, basis, table[low:], part, False
-        )
-        _add_and_activate(part, first_bias, 0, True)
-        for number in range(len(outs)):
-            own = part[:, number * width :]
-            out = outs[number][start : start + rows]
-            gemm(address, False, True, rows, width, width, own, second[number], out, False)
-            bias = None if second_bias is None else second_bias[number]
-            _add_and_activate(out, bias, 0, activate)
+    for number_of_chunk in range(first, stop):
+        end = min((number_of_chunk + 1) * chunk, d.shape[0])
+        for start in range(number_of_chunk * chunk, end, BLOCK_ROWS):
+            rows = min(BLOCK_ROWS, end - start)
+            low, high = band_of(d[start : start + rows], spacing, reach, centres)
+            basis = space[: rows * (high - low)].reshape(rows, high - low)
+            gaussians(d[start : start + rows], low, spacing, sharpness, basis)
+            part = inner[start : start + rows]
+            gemm(
+                address,
+                False,
+                False,
+                rows,
+                part.shape[1],
+                high - low,
+                basis,
+                table[low:],
+                part,
+                False,
+            )
+            _add_and_activate(part, first_bias, True)
+            for number in range(len(outs)):
+                own = part[:, number * width :]
+                out = outs[number][start : start + rows]
+                gemm(address, False, True, rows, width, width, own, second[number], out, False)
+                bias = None if second_bias is None else second_bias[number]
+                _add_and_activate(out, bias, activate)
 
 
 @_compiled

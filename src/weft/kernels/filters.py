@@ -15,7 +15,7 @@ from torch.nn import functional
 from weft.kernels import filter_loops as loops
 from weft.kernels.blas import gemm_address
 from weft.kernels.gaussians import chunks_of, gaussian_basis, reach
-from weft.kernels.operator import array_of, has_loop, operator
+from weft.kernels.operator import array_of, has_loop, operator, require
 from weft.kernels.softplus import shifted_softplus
 from weft.kernels.team import openmp, threads_for
 
@@ -45,6 +45,14 @@ def radial_filters(
         sharpness: of the Gaussians, 1 / Å².
         activate: shifted softplus after the second layer too.
     """
+    networks, width = second.shape[0], second.shape[-1]
+    right = d.ndim == 1 and first.ndim == 2 and second.shape == (networks, width, width)
+    right = right and first.shape[0] == networks * width
+    right = right and (first_bias is None or first_bias.shape == first.shape[:1])
+    right = right and (second_bias is None or second_bias.shape == second.shape[:2])
+    require(right, "d [P], first [L F, K], second [L, F, F] needed", d, first, second)
+    if (first_bias is None) != (second_bias is None):
+        raise ValueError("both layers have a bias, or neither")
     if d.requires_grad or not has_loop(d, first) or not gemm_address(first.dtype):
         basis = gaussian_basis(d, first.shape[1], spacing, sharpness)
         inner = shifted_softplus(functional.linear(basis, first, first_bias))
@@ -55,8 +63,6 @@ def radial_filters(
             for part, weight, bias in zip(parts, second, biases, strict=True)
         ]
         return [shifted_softplus(part) for part in outer] if activate else outer
-    if (first_bias is None) != (second_bias is None):
-        raise ValueError("both layers have a bias, or neither")
     weights = (first, first_bias, second, second_bias)
     outs: Sequence[Tensor] = _filters(d, *weights, spacing, sharpness, activate)
     return list(outs[:-1])

@@ -41,8 +41,9 @@ def band_of(d: Any, spacing: float, reach: float, centres: int) -> Any:
         low, high = min(low, distance), max(high, distance)
     # In floats first: a distance can be larger than any integer, or not a number.
     last = float(centres - 1)
-    first = int(min(max(np.floor((low - reach) / spacing), 0.0), last))
-    stop = int(min(max(np.ceil((high + reach) / spacing), float(first)), last)) + 1
+    # The constant first: of it and nan, max and min then take it.
+    first = int(min(last, max(0.0, np.floor((low - reach) / spacing))))
+    stop = int(min(last, max(float(first), np.ceil((high + reach) / spacing)))) + 1
     return first, stop
 
 
@@ -77,15 +78,16 @@ def product_chunks(
     """Chunks first:stop of `chunk` rows of out [P, F] = basis @ weight [K, F]."""
     centres, width = weight.shape
     space = np.empty(BLOCK_ROWS * centres, dtype=d.dtype)
-    end = min(stop * chunk, d.shape[0])
-    for start in range(first * chunk, end, BLOCK_ROWS):
-        rows = min(BLOCK_ROWS, end - start)
-        part = d[start : start + rows]
-        low, high = band_of(part, spacing, reach, centres)
-        basis = space[: rows * (high - low)].reshape(rows, high - low)
-        gaussians(part, low, spacing, sharpness, basis)
-        result = out[start : start + rows]
-        gemm(address, False, False, rows, width, high - low, basis, weight[low:], result, False)
+    for number in range(first, stop):
+        end = min((number + 1) * chunk, d.shape[0])
+        for start in range(number * chunk, end, BLOCK_ROWS):
+            rows = min(BLOCK_ROWS, end - start)
+            part = d[start : start + rows]
+            low, high = band_of(part, spacing, reach, centres)
+            basis = space[: rows * (high - low)].reshape(rows, high - low)
+            gaussians(part, low, spacing, sharpness, basis)
+            result = out[start : start + rows]
+            gemm(address, False, False, rows, width, high - low, basis, weight[low:], result, False)
 
 
 @_compiled

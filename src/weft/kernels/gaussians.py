@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.kernels import gaussian_loops as loops
 from weft.kernels.blas import gemm_address
-from weft.kernels.operator import array_of, has_loop, operator
+from weft.kernels.operator import array_of, has_loop, operator, require
 from weft.kernels.team import openmp, threads_for
 
 __all__ = ["chunks_of", "gaussian_basis", "gaussian_product", "reach"]
@@ -50,6 +50,12 @@ def gaussian_product(d: Tensor, weight: Tensor, *, spacing: float, sharpness: fl
         spacing: between centres, Å.
         sharpness: 1 / Å².
     """
+    require(d.ndim == 1 and weight.ndim == 2, "d [P] and weight [K, F] needed", d, weight)
+    if not (spacing > 0 and sharpness > 0 and weight.shape[0]):
+        raise ValueError(
+            f"spacing {spacing}, sharpness {sharpness} and {weight.shape[0]} centres make no basis; "
+            "each must be above 0"
+        )
     if d.requires_grad or not has_loop(d, weight) or not gemm_address(weight.dtype):
         return gaussian_basis(d, weight.shape[0], spacing, sharpness) @ weight
     out: Tensor = _product(d, weight, spacing, sharpness)

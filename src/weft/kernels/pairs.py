@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.compiled import compiled
 from weft.kernels.loops import prefetch
-from weft.kernels.operator import array_of, has_loop, operator, require
+from weft.kernels.operator import array_of, has_loop, operator, require, require_csr
 from weft.kernels.team import openmp, share, threads_for
 
 __all__ = ["pair_products", "pair_spmm", "sorted_pairs"]
@@ -97,6 +97,20 @@ def share_product_rows(openmp: int, threads: int, arguments: Any, offsets: Any, 
     share(openmp, threads, _here.product_rows, arguments, offsets, rows)
 
 
+def _require_pairs(
+    rows: Tensor,
+    columns: Tensor,
+    offsets: Tensor,
+    order: Tensor | None,
+    forward: Tensor,
+    backward: Tensor,
+    of_edge: Tensor,
+) -> None:
+    right = rows.shape == columns.shape == of_edge.shape and forward.shape == backward.shape
+    require(right, "every edge has a pair, and every pair two edges", rows, of_edge, forward)
+    require_csr(rows.shape[0], offsets, order)
+
+
 @operator("weft::pair_spmm")
 def pair_spmm(
     x: Tensor,
@@ -115,11 +129,11 @@ def pair_spmm(
 
     Arguments as those of `operators.spmm`; weight [P, F], a row a pair.
     """
-    if x.shape[1:] != weight.shape[1:] or weight.shape[0] != forward.shape[0]:
-        raise ValueError(
-            f"a pair needs a weight for each feature: weight is {list(weight.shape)} for "
-            f"{forward.shape[0]} pairs and x {list(x.shape)}"
-        )
+    right = x.ndim == 2 and x.shape[1:] == weight.shape[1:]
+    right = right and weight.shape[0] == forward.shape[0]
+    require(right, "a pair needs a weight for each feature", weight, forward, x)
+    require(x.shape[0] == offsets_t.shape[0] - 1, "x must have a row a node", x, offsets_t)
+    _require_pairs(rows, columns, offsets, order, forward, backward, of_edge)
     if not has_loop(x, weight):
         out = x.new_zeros(offsets.shape[0] - 1, x.shape[1])
         return out.index_add_(0, rows, x[columns.long()] * weight[of_edge.long()])
@@ -189,6 +203,10 @@ def pair_products(
     of_edge: Tensor,
 ) -> Tensor:
     """Σ a[rows[e]] · b[columns[e]] over the one or two edges e of each pair, by feature, [P, F]."""
+    right = a.shape[0] == offsets.shape[0] - 1 and b.shape[0] == offsets_t.shape[0] - 1
+    right = right and a.ndim == 2 and a.shape[1:] == b.shape[1:]
+    require(right, "a and b must have a row a node, of one width", a, b, offsets, offsets_t)
+    _require_pairs(rows, columns, offsets, order, forward, backward, of_edge)
     if not has_loop(a, b):
         products = a[rows.long()] * b[columns.long()]
         return a.new_zeros(forward.shape[0], a.shape[1]).index_add_(0, of_edge, products)
@@ -266,7 +284,8 @@ def _sort(
             total += step * step
         distances[pair] = np.sqrt(max(total, square))
         # In floats first: a distance can be larger than any integer, or not a number.
-        key = np.int32(min(max(distances[pair] / width, 0.0), bins - 1.0))
+        # The constant is first: of it and nan, max and min take it.
+        key = np.int32(min(bins - 1.0, max(0.0, distances[pair] / width)))
         keys[pair] = key
         starts[key + 1] += 1
     for key in range(bins):

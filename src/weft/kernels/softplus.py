@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.compiled import compiled
-from weft.kernels.exponential import exp_negative, softplus_of
+from weft.kernels.exponential import slope_of, softplus_of
 from weft.kernels.operator import has_loop, operator
 from weft.kernels.team import openmp, share, threads_for
 
@@ -42,10 +42,9 @@ def share_softplus_rows(openmp: int, threads: int, arguments: Any, offsets: Any,
 @_compiled
 def slope_rows(y: Any, grad: Any, out: Any, first: int, stop: int) -> None:
     """out[i] = grad[i] · dy/dx with y = softplus(x) - ln 2: dy/dx = 1 - e^-y / 2."""
-    number = y.dtype.type
     values, slopes, results = y[first:stop], grad[first:stop], out[first:stop]
     for i in range(values.shape[0]):
-        results[i] = slopes[i] * (number(1) - number(0.5) * exp_negative(values[i]))
+        results[i] = slopes[i] * slope_of(values[i])
 
 
 @_compiled
@@ -63,15 +62,6 @@ def _fill(loop: Any, *arguments: Any) -> None:
     *given, out = arguments
     count = out.numel()
     loop(openmp(), threads_for(count * _WORK), (*given, out.view(-1).numpy()), None, count)
-
-
-def times_slope(y: Tensor, grad: Tensor) -> Tensor:
-    """grad · dy/dx of y = ln(1 + e^x) - ln 2, outside autograd."""
-    if not has_loop(y):
-        return grad * (1 - 0.5 * torch.exp(-y))
-    out = torch.empty(y.shape, dtype=y.dtype)
-    _fill(share_slope_rows, _flat(y), _flat(grad), out)
-    return out
 
 
 @operator("weft::shifted_softplus")
@@ -105,7 +95,11 @@ shifted_softplus.register_autograd(_backward, setup_context=_setup)
 @operator("weft::softplus_slope")
 def softplus_slope(y: Tensor, grad: Tensor) -> Tensor:
     """The gradient in x of y = shifted_softplus(x), from y: it need not keep x."""
-    return times_slope(y, grad)
+    if not has_loop(y, grad):
+        return grad * (1 - 0.5 * torch.exp(-y))
+    out = torch.empty(y.shape, dtype=y.dtype)
+    _fill(share_slope_rows, _flat(y), _flat(grad), out)
+    return out
 
 
 @softplus_slope.register_fake

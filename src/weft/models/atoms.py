@@ -143,8 +143,8 @@ class Neighbours:
         return out
 
 
-def neighbours_of(batch: GraphBatch, *, step: float) -> Neighbours:
-    """The pairs of `batch` by distance, in steps of `step` Å.
+def neighbours_of(batch: GraphBatch, *, step: float, dtype: torch.dtype) -> Neighbours:
+    """The pairs of `batch` by distance, in steps of `step` Å; distances are given as `dtype`.
 
     Where edges have no reverse each is a pair by itself.
     """
@@ -155,6 +155,7 @@ def neighbours_of(batch: GraphBatch, *, step: float) -> Neighbours:
     # A shift learns where the cell does: its slope is the stress.
     if pos.requires_grad or (shift is not None and shift.requires_grad):
         distance = lengths(edge_vectors(batch, forward))
+    distance = distance.to(dtype)
     return Neighbours(distance=distance, forward=forward, backward=backward, of_edge=of_edge)
 
 

@@ -139,7 +139,7 @@ class MPEU(nn.Module):
         config = self.config
         h: Tensor = self.elements(batch.nodes["z"])
         scale = aggregation_scale(batch, config.aggregation, h)
-        near = neighbours_of(batch, step=_STEP)
+        near = neighbours_of(batch, step=_STEP, dtype=h.dtype)
         # Gaussians are the same both ways, so the first product is one a pair.
         own = gaussian_product(
             near.distance,

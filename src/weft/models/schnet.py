@@ -117,7 +117,7 @@ class SchNet(nn.Module):
     def features(self, batch: GraphBatch) -> Tensor:
         """Features of the atoms after the last interaction, [N, H]."""
         h: Tensor = self.elements(batch.nodes["z"])
-        near = neighbours_of(batch, step=_STEP)
+        near = neighbours_of(batch, step=_STEP, dtype=h.dtype)
         scale = aggregation_scale(batch, self.config.aggregation, h)
         for layer, weight in zip(self.interactions, self._filters(near.distance), strict=True):
             h = layer(batch, near, h, weight, scale)
