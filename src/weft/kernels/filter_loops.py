@@ -92,18 +92,8 @@ def filter_chunks(
             basis = space[: rows * (high - low)].reshape(rows, high - low)
             gaussians(d[start : start + rows], low, spacing, sharpness, basis)
             part = inner[start : start + rows]
-            gemm(
-                address,
-                False,
-                False,
-                rows,
-                part.shape[1],
-                high - low,
-                basis,
-                table[low:],
-                part,
-                False,
-            )
+            band, near = high - low, table[low:]
+            gemm(address, False, False, rows, part.shape[1], band, basis, near, part, False)
             _add_and_activate(part, first_bias, True)
             for number in range(len(outs)):
                 own = part[:, number * width :]

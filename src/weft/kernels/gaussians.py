@@ -53,8 +53,8 @@ def gaussian_product(d: Tensor, weight: Tensor, *, spacing: float, sharpness: fl
     require(d.ndim == 1 and weight.ndim == 2, "d [P] and weight [K, F] needed", d, weight)
     if not (spacing > 0 and sharpness > 0 and weight.shape[0]):
         raise ValueError(
-            f"spacing {spacing}, sharpness {sharpness} and {weight.shape[0]} centres make no basis; "
-            "each must be above 0"
+            f"spacing {spacing}, sharpness {sharpness} and {weight.shape[0]} centres make no "
+            "basis; each must be above 0"
         )
     if d.requires_grad or not has_loop(d, weight) or not gemm_address(weight.dtype):
         return gaussian_basis(d, weight.shape[0], spacing, sharpness) @ weight
