@@ -74,26 +74,37 @@ def pair_up(
     """
     edges = senders.shape[0]
     pairs = 0
+    single = 0
     edge = 0
     while edge < edges:
-        partner = out_order[edge]
-        if senders[edge] == receivers[edge]:
+        sender, receiver = senders[edge], receivers[edge]
+        if sender > receiver:
+            # Met already, as the reverse of another; how many there are is counted below.
+            single += 1
+            edge += 1
+            continue
+        if sender == receiver:
             # Edges of a node to its own images: two neighbours in the list are opposite.
             partner = edge + 1 if edge + 1 < edges else edge
-            if partner > edge and (
-                senders[partner] != senders[edge] or receivers[partner] != receivers[edge]
+            if senders[partner] != sender or receivers[partner] != receiver:
+                return edge
+        else:
+            partner = np.int64(out_order[edge])
+            single -= 1
+            # Of a damaged table two edges could have one partner: more pairs than there is room.
+            if (
+                senders[partner] != receiver
+                or receivers[partner] != sender
+                or out_order[partner] != edge
             ):
                 return edge
-        elif (
-            senders[partner] != receivers[edge]
-            or receivers[partner] != senders[edge]
-            # Of a damaged table two edges could have one partner: more pairs than there is room.
-            or out_order[partner] != edge
-        ):
-            return edge
-        if senders[edge] <= receivers[edge]:
-            forward[pairs], backward[pairs] = edge, partner
-            of_edge[edge], of_edge[partner] = pairs, pairs
-            pairs += 1
-        edge = partner + 1 if senders[edge] == receivers[edge] else edge + 1
+        forward[pairs], backward[pairs] = edge, partner
+        of_edge[edge], of_edge[partner] = pairs, pairs
+        pairs += 1
+        edge = partner + 1 if sender == receiver else edge + 1
+    if single != 0:
+        for edge in range(edges):
+            partner = np.int64(out_order[edge])
+            if senders[partner] != receivers[edge] or receivers[partner] != senders[edge]:
+                return edge
     return -1
