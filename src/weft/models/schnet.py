@@ -93,7 +93,7 @@ class SchNet(nn.Module):
     """One value a graph, from atomic numbers and positions.
 
     The filters depend on distances alone, so they are computed once for a pair of atoms, and the
-    first product of all layers' filters is one product (see `gaussian_product`).
+    networks of all layers are one operator (see `radial_filters`).
     """
 
     def __init__(self, config: SchNetConfig | None = None) -> None:
