@@ -282,10 +282,10 @@ class _CompiledModel(nn.Module):
         self, shape: _Shape, seconds: float, breaks: Mapping[str, int], ids: list[str]
     ) -> None:
         changes = _changes(shape, self._shapes) if self._shapes else ["the first call"]
-        metrics = torch._dynamo.utils.get_compilation_metrics()
-        reasons = [
-            m.recompile_reason for m in metrics if m.compile_id in ids and m.recompile_reason
-        ]
+        # The last of each: after torch._dynamo.reset() the numbers begin again.
+        metrics = {m.compile_id: m for m in torch._dynamo.utils.get_compilation_metrics()}
+        found = [metrics[number] for number in ids if number in metrics]
+        reasons = [m.recompile_reason for m in found if m.recompile_reason]
         if reasons:
             changes.append(f"torch says: {' '.join(reasons[0].split())}")
         pieces = tuple(words.strip().split("\n")[0] for words in breaks)
