@@ -33,6 +33,12 @@ def structures(count=5, *, largest=7, periodic=False, seed=0):
 
 
 @pytest.fixture
+def atoms_table():
+    """Makes a table of molecules or crystals without edges."""
+    return structures
+
+
+@pytest.fixture
 def atoms_batch():
     """Makes a batch of molecules (all pairs) or crystals (within 4 Å)."""
 

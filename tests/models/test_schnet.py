@@ -2,10 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
+from weft.graphs import assemble, table_from_columns
 from weft.models import (
     MPEU,
     MPEUConfig,
@@ -14,6 +16,7 @@ from weft.models import (
     energy_and_forces,
     schnet_from_torch_geometric,
 )
+from weft.sources import FullyConnected, with_neighbours
 
 SMALL = {"hidden": 8, "layers": 2, "centres": 30, "spacing": 0.2}
 
@@ -175,6 +178,29 @@ def test_energies_do_not_change_when_a_molecule_moves_and_forces_turn_with_it(at
     torch.testing.assert_close(other_energy, energy)
     torch.testing.assert_close(other_forces, forces @ turn.t())
     assert forces.abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("make", [schnet, mpeu])
+def test_the_order_of_the_atoms_does_not_matter(atoms_table, make):
+    table = atoms_table(4)
+    rng = np.random.default_rng(1)
+    order = np.concatenate(
+        [
+            start + rng.permutation(n)
+            for start, n in zip(table.node_offsets, table.num_nodes, strict=False)
+        ]
+    )
+    columns = {name: table.columns[name][order] for name in ("z", "pos")}
+    other = table_from_columns(table.schema, num_nodes=table.num_nodes, columns=columns)
+    (energy, forces), (other_energy, other_forces) = (
+        energy_and_forces(
+            make(), assemble(with_neighbours(t, FullyConnected(), progress=False), range(4))
+        )
+        for t in (table, other)
+    )
+    assert (order != np.arange(len(order))).any()
+    torch.testing.assert_close(other_energy, energy)
+    torch.testing.assert_close(other_forces, forces[torch.from_numpy(order)])
 
 
 @pytest.mark.parametrize("make", [schnet, mpeu])

@@ -53,7 +53,9 @@ def plot_study(results: StudyResults, folder: Path) -> list[Path]:
             ax.set_axis_off()
         bars, names = axes[0].get_legend_handles_labels()
         if names:
-            figure.legend(bars, names, loc="outside lower center", ncols=len(names), fontsize=8)
+            # Three names fit under a panel.
+            across = min(len(names), 3 * columns)
+            figure.legend(bars, names, loc="outside lower center", ncols=across, fontsize=8)
         path = folder / f"{name}.svg"
         write_atomically(path, lambda file: figure.savefig(file, format="svg"))
         written.append(path)
