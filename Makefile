@@ -23,6 +23,7 @@ help: ## what there is
 
 demo: .venv/.demo ## train on real data and show the result
 	$(BIN)/weft data get qm9
+	@echo "The first step compiles the kernels, once: about 20 seconds."
 	$(BIN)/weft train molecules --limit 20000 --epochs 6 --run-dir runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 lint: .venv/.dev ## style, types, import rules

@@ -106,16 +106,7 @@ def _filters(
 
 
 @_filters.register_fake
-def _(
-    d: Tensor,
-    first: Tensor,
-    first_bias: Tensor | None,
-    second: Tensor,
-    second_bias: Tensor | None,
-    spacing: float,
-    sharpness: float,
-    activate: bool,
-) -> list[Tensor]:
+def _(d: Tensor, first: Tensor, first_bias: Tensor | None, second: Tensor, *_: Any) -> list[Tensor]:
     widths = [*(second.shape[1] for _ in range(second.shape[0])), first.shape[0]]
     return [first.new_empty(d.shape[0], width) for width in widths]
 
@@ -201,10 +192,7 @@ def _(
     outs: list[Tensor],
     grads: list[Tensor],
     centres: int,
-    spacing: float,
-    sharpness: float,
-    activate: bool,
-    bias: bool,
+    *_: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     width = inner.shape[1]
     return (
