@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ __all__ = ["cached_table", "data_folder", "full_disk_named"]
 
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 _TAKEN = {errno.ENOTEMPTY, errno.EEXIST}
+_PAUSES_SECONDS = (0.0, 0.02, 0.1, 0.5)
 _OLD = "old"
 _REMEDY = "choose another folder with --data-dir or the environment variable WEFT_DATA_DIR"
 # A table's name is also a folder's name and stands in a command line.
@@ -98,10 +100,14 @@ def cached_table(
             except OSError as error:
                 if error.errno not in _TAKEN:
                     raise
-    try:
-        return open_table(path)
-    except (DataError, OSError) as error:
-        raise DataError(f"{error}: {remedy}") from None
+    # Another process that rebuilds it moves the old table away before the new one comes.
+    for pause in _PAUSES_SECONDS:
+        time.sleep(pause)
+        try:
+            return open_table(path)
+        except (DataError, OSError) as error:
+            reason = error
+    raise DataError(f"{reason}: {remedy}") from None
 
 
 @contextmanager
