@@ -5,6 +5,7 @@ import itertools
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -207,3 +208,12 @@ def test_fit_goes_back_to_a_batch_whose_loss_was_not_finite(tmp_path: Path) -> N
         train(tmp_path / "failed", "dynamic", at_step(4, lambda value: value * float("nan")))
     train(tmp_path / "failed", "dynamic")
     assert training_losses(tmp_path / "failed") == training_losses(tmp_path / "whole")
+
+
+def test_used_batches_are_let_go() -> None:
+    seen = []
+    for batch in loader(molecules(60), "unpadded"):
+        seen.append(weakref.ref(batch))
+        gc.collect()
+        assert sum(old() is not None for old in seen) <= 4
+    assert len(seen) == 12

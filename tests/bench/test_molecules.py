@@ -186,4 +186,4 @@ def test_throughput_is_written_and_shown() -> None:
         heading in text for heading in ("median", "ms/graph", "graphs/s", "ms/step", "batching")
     )
     (line,) = (x.split() for x in text.splitlines() if x.startswith(" weft "))
-    assert line == ["weft", "2", "500", "40", "5.0", "%"]
+    assert line == ["weft", "2", "500", "40", "5.0", "(1.0)", "%"]

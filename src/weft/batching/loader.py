@@ -17,6 +17,9 @@ from weft.graphs import GraphBatch, GraphTable, assemble
 
 __all__ = ["GraphLoader"]
 
+# The batch that is used now, and the one before, which a loop's variable still holds.
+_KEPT = 2
+
 
 class GraphLoader:
     """Iterates the batches of `sampler` as GraphBatch, with the next ones made meanwhile.
@@ -27,8 +30,8 @@ class GraphLoader:
     Attributes:
         table: where graphs come from.
         sampler: which graphs make a batch.
-        seconds: spent on planning and assembling so far, in whichever thread.
-        waiting_seconds: the part of it that the user of the batches had to wait for.
+        seconds: of work on planning and assembling so far, in whichever thread.
+        waiting_seconds: that the user of the batches had to wait.
     """
 
     def __init__(
@@ -105,18 +108,24 @@ class GraphLoader:
             self.waiting_seconds += time.perf_counter() - began
             self.sampler.hand_out(number)
             yield batch
+            del batch
 
     def _ahead(self, plan: Any) -> Iterator[GraphBatch]:
         """The same batches with `prefetch` of them under way or waiting."""
         thread = ThreadPoolExecutor(1, thread_name_prefix="weft-loader")
         coming: deque[Future[GraphBatch]] = deque()
+        # The thread frees what was used. torch gives up the interpreter's lock for each tensor that
+        # it frees: a training loop would wait for the thread, once a tensor.
+        used: deque[GraphBatch] = deque()
         try:
             for planned in plan:
                 if len(coming) == self._prefetch:
                     # The next is begun before this one is used, so that none is late.
-                    ready = coming.popleft().result()
-                    coming.append(thread.submit(self._make, planned))
-                    yield ready
+                    used.append(coming.popleft().result())
+                    old = used.popleft() if len(used) > _KEPT else None
+                    coming.append(thread.submit(self._make, planned, old))
+                    old = None
+                    yield used[-1]
                 else:
                     coming.append(thread.submit(self._make, planned))
             while coming:
@@ -124,12 +133,14 @@ class GraphLoader:
         finally:
             thread.shutdown(wait=True, cancel_futures=True)
 
-    def _make(self, planned: PlannedBatch) -> GraphBatch:
-        began = time.perf_counter()
+    def _make(self, planned: PlannedBatch, used: GraphBatch | None = None) -> GraphBatch:
+        began = time.thread_time()
+        # The last reference, but for a user who keeps batches.
+        del used
         batch = assemble(self.table, planned.graphs, planned.budget)
         if self._transform is not None:
             batch = self._transform(batch)
         if self._pin:
             batch = batch.pin_memory()
-        self.seconds += time.perf_counter() - began
+        self.seconds += time.thread_time() - began
         return batch

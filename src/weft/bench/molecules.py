@@ -103,7 +103,7 @@ class MoleculesBench:
     cases: tuple[CaseName, ...] = tuple(_CASES)
     molecules: int = 20_000
     rounds: int = 10
-    steps: int = 5
+    steps: int = 20
     data_dir: Path | None = None
 
 

@@ -175,7 +175,7 @@ def print_result(result: BenchResult, console: Console) -> None:
         table.add_column(
             "contender", min_width=width, max_width=width if detailed else None, overflow="fold"
         )
-        spread = ("graphs/s", "ms/step", "batching") if detailed else ("min – max",)
+        spread = ("graphs/s", "ms/step", "batching\n(waits)") if detailed else ("min – max",)
         median = f"median\n{unit}" if detailed else f"median {unit}"
         for heading in (median, *(() if timed else ("mean",)), *spread):
             table.add_column(heading, justify="right")
@@ -209,7 +209,7 @@ def _throughput(contender: Contender) -> tuple[str, str, str]:
     return (
         _short(found["graphs_per_second"]),
         _short(1e3 * found["seconds_per_step"]),
-        f"{100 * found['batching_share']:.1f} %",
+        f"{100 * found['batching_share']:.1f} ({100 * found['waiting_share']:.1f}) %",
     )
 
 

@@ -5,6 +5,7 @@ Gaussians of a block are a band (see `gaussians`). P pairs, K centres, L network
 """
 
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,10 +17,14 @@ from weft.kernels import filter_loops as loops
 from weft.kernels.blas import gemm_address
 from weft.kernels.gaussians import chunks_of, gaussian_basis, reach
 from weft.kernels.operator import array_of, has_loop, operator, require
+from weft.kernels.series import TERMS, bin_width, is_smooth, nodes_of, series_at, series_of
 from weft.kernels.softplus import shifted_softplus
 from weft.kernels.team import openmp, threads_for
 
 __all__ = ["radial_filters"]
+
+# From this many pairs a node of the series, they pay.
+_PAIRS_A_NODE = 1.5
 
 
 def radial_filters(
@@ -63,8 +68,19 @@ def radial_filters(
             for part, weight, bias in zip(parts, second, biases, strict=True)
         ]
         return [shifted_softplus(part) for part in outer] if activate else outer
-    weights = (first, first_bias, second, second_bias)
-    outs: Sequence[Tensor] = _filters(d, *weights, spacing, sharpness, activate)
+    settings = (first, first_bias, second, second_bias, spacing, sharpness, activate)
+    # The choice depends on values, so a traced model computes every row.
+    small = d.shape[0] <= TERMS
+    if first.dtype == torch.float32 and not torch.compiler.is_compiling() and not small:
+        wide = bin_width(sharpness)
+        # Beyond the reach of the last centre nothing changes.
+        end = min((first.shape[1] - 1) * spacing + reach(sharpness), float(d.max()))
+        nodes = nodes_of(max(1, math.ceil(end / wide)), wide)
+        if d.shape[0] > _PAIRS_A_NODE * nodes.shape[0]:
+            terms = series_of(torch.cat(_filters(nodes, *settings)[:-1], dim=1))
+            if is_smooth(terms):
+                return list(series_at(d, terms, networks, wide))
+    outs: Sequence[Tensor] = _filters(d, *settings)
     return list(outs[:-1])
 
 

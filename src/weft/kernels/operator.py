@@ -43,6 +43,9 @@ class Operator:
         """Compute it; the first argument is a tensor."""
         if torch.compiler.is_compiling() or type(arguments[0]) not in _PLAIN:
             return self.op(*arguments)
+        if not torch.is_grad_enabled():
+            # As in nearly every backward pass: there is nothing to record.
+            return self._implementation(*arguments)
         return self._eager(*arguments)
 
 
@@ -91,7 +94,11 @@ def has_loop(*tensors: Tensor | None) -> bool:
 
 def array_of(tensor: Tensor | None) -> Any:
     """The tensor as a loop takes it, a contiguous numpy array."""
-    return None if tensor is None else tensor.detach().contiguous().numpy()
+    if tensor is None:
+        return None
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    return tensor.contiguous().numpy()
 
 
 def require(right: bool, message: str, *tensors: Tensor | None) -> None:
@@ -103,7 +110,7 @@ def require(right: bool, message: str, *tensors: Tensor | None) -> None:
 
 def require_csr(entries: int, offsets: Tensor, order: Tensor | None) -> None:
     """Refuse offsets that do not end at the number of entries."""
-    right = offsets.ndim == 1 and offsets.shape[0] > 0 and int(offsets[-1]) == entries
-    right = right and (order is None or order.shape == (entries,))
+    right = offsets.ndim == 1 and (order is None or order.shape == (entries,))
     last = int(offsets[-1]) if offsets.numel() else "nothing"
+    right = right and last == entries
     require(right, f"CSR offsets end at {last} but there are {entries} rows", offsets, order)

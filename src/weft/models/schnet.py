@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from weft.graphs import GraphBatch
 from weft.kernels import radial_filters, shifted_softplus
+from weft.kernels.series import bin_width
 from weft.models.atoms import (
     Elements,
     Neighbours,
@@ -23,9 +24,6 @@ from weft.models.atoms import (
 )
 
 __all__ = ["SchNet", "SchNetConfig", "schnet_from_torch_geometric"]
-
-# Å. A band of Gaussians is as wide as the distances in a block of rows; see `neighbours_of`.
-_STEP = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +115,7 @@ class SchNet(nn.Module):
     def features(self, batch: GraphBatch) -> Tensor:
         """Features of the atoms after the last interaction, [N, H]."""
         h: Tensor = self.elements(batch.nodes["z"])
-        near = neighbours_of(batch, step=_STEP, dtype=h.dtype)
+        near = neighbours_of(batch, step=bin_width(self.config.sharpness), dtype=h.dtype)
         scale = aggregation_scale(batch, self.config.aggregation, h)
         for layer, weight in zip(self.interactions, self._filters(near.distance), strict=True):
             h = layer(batch, near, h, weight, scale)
