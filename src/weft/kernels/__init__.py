@@ -15,7 +15,9 @@ from weft.kernels.functions import (
     sum_to_senders,
 )
 from weft.kernels.gaussians import gaussian_basis, gaussian_product
+from weft.kernels.recurrent import gru
 from weft.kernels.softplus import shifted_softplus
+from weft.kernels.typed import typed_messages
 
 __all__ = [
     "SortedEdges",
@@ -25,6 +27,7 @@ __all__ = [
     "gather_senders",
     "gaussian_basis",
     "gaussian_product",
+    "gru",
     "radial_filters",
     "relu_dropout",
     "segment_max",
@@ -34,4 +37,5 @@ __all__ = [
     "spmm",
     "sum_to_receivers",
     "sum_to_senders",
+    "typed_messages",
 ]

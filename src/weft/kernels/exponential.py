@@ -10,9 +10,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
-__all__ = ["exp_negative", "slope_of", "softplus_of"]
+__all__ = ["exp_negative", "sigmoid_of", "slope_of", "softplus_of", "tanh_of"]
 
-_HALF, _ONE = np.float32(0.5), np.float32(1)
+_HALF, _ONE, _TWO = np.float32(0.5), np.float32(1), np.float32(2)
 _LOG2_E = np.float32(1 / math.log(2))
 # ln 2 in two parts: a whole number below 2^8 times the first is exact in float32.
 _LN2_HIGH = np.float32(0.693359375)
@@ -120,5 +120,52 @@ def _slope_of(y: Any) -> Any:
 
     def vector_friendly(y: Any) -> Any:
         return _ONE - _HALF * exp_negative(y)
+
+    return vector_friendly
+
+
+# What exp_negative still takes; the constant is second, so that nan stays nan.
+_FAR = np.float32(-80)
+
+
+def sigmoid_of(x: Any) -> Any:
+    """1 / (1 + e^-x)."""
+    return 1.0 / (1.0 + math.exp(-x))
+
+
+@overload(sigmoid_of, inline="always")
+def _sigmoid_of(x: Any) -> Any:
+    if x != types.float32:
+
+        def exact(x: Any) -> Any:
+            # Beyond that it is 0 to the last bit, and the exponential infinite.
+            return 1.0 / (1.0 + math.exp(-max(x, -700.0)))
+
+        return exact
+
+    def vector_friendly(x: Any) -> Any:
+        return _ONE / (_ONE + exp_negative(max(x, _FAR)))
+
+    return vector_friendly
+
+
+def tanh_of(x: Any) -> Any:
+    """tanh x."""
+    return math.tanh(x)
+
+
+@overload(tanh_of, inline="always")
+def _tanh_of(x: Any) -> Any:
+    if x != types.float32:
+
+        def exact(x: Any) -> Any:
+            return math.tanh(x)
+
+        return exact
+
+    def vector_friendly(x: Any) -> Any:
+        # Where x is small bits are lost, but no more than a unit in the last place of 1.
+        t = exp_negative(max(_TWO * x, _FAR))
+        return (_ONE - t) / (_ONE + t)
 
     return vector_friendly

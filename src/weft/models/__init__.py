@@ -1,7 +1,15 @@
-"""Networks: GCN for nodes of a graph; SchNet, MPEU and PaiNN for molecules and crystals."""
+"""Networks: GCN, GGNN for typed edges; SchNet, MPEU and PaiNN for molecules and crystals."""
 
 from weft.models.atoms import energy_and_forces
 from weft.models.gcn import GCN, GCNConfig, GCNLayer, with_first_product
+from weft.models.ggnn import (
+    GGNN,
+    GatedGraph,
+    GGNNConfig,
+    candidate_log_probabilities,
+    candidate_loss,
+    right_choices,
+)
 from weft.models.mpeu import MPEU, MPEUConfig
 from weft.models.painn import PaiNN, PaiNNConfig, painn_from_schnetpack
 from weft.models.scaling import Standardised, TargetScale, learn_scale
@@ -9,9 +17,12 @@ from weft.models.schnet import SchNet, SchNetConfig, schnet_from_torch_geometric
 
 __all__ = [
     "GCN",
+    "GGNN",
     "MPEU",
     "GCNConfig",
     "GCNLayer",
+    "GGNNConfig",
+    "GatedGraph",
     "MPEUConfig",
     "PaiNN",
     "PaiNNConfig",
@@ -19,9 +30,12 @@ __all__ = [
     "SchNetConfig",
     "Standardised",
     "TargetScale",
+    "candidate_log_probabilities",
+    "candidate_loss",
     "energy_and_forces",
     "learn_scale",
     "painn_from_schnetpack",
+    "right_choices",
     "schnet_from_torch_geometric",
     "with_first_product",
 ]

@@ -1,0 +1,162 @@
+"""A gated recurrent unit as one operator: no gate is written to memory twice.
+
+Same weights and result as torch.nn.GRUCell. N rows, I inputs, H features.
+"""
+
+# No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from weft.kernels import recurrent_loops as loops
+from weft.kernels.blas import gemm_address
+from weft.kernels.operator import array_of, has_loop, operator, require
+from weft.kernels.team import openmp, threads_for
+
+__all__ = ["gru"]
+
+# A chunk sums the gradients of the weights for itself: enough of them to share, not to fill memory.
+_CHUNKS = 16
+
+
+def _chunks_of(rows: int) -> tuple[int, int]:
+    size = max(loops.BLOCK_ROWS, -(-rows // _CHUNKS))
+    return size, -(-rows // size)
+
+
+def gru(
+    x: Tensor,
+    h: Tensor,
+    input_weight: Tensor,
+    state_weight: Tensor,
+    input_bias: Tensor,
+    state_bias: Tensor,
+) -> Tensor:
+    """New states [N, H] of states h [N, H] for inputs x [N, I].
+
+    Args:
+        x: [N, I].
+        h: [N, H].
+        input_weight: [3 H, I]: reset, update and new gate, as `torch.nn.GRUCell.weight_ih`.
+        state_weight: [3 H, H].
+        input_bias: [3 H].
+        state_bias: [3 H].
+    """
+    width = h.shape[-1]
+    right = x.ndim == h.ndim == 2 and x.shape[0] == h.shape[0]
+    right = right and input_weight.shape == (3 * width, x.shape[-1])
+    right = right and state_weight.shape == (3 * width, width)
+    right = right and input_bias.shape == state_bias.shape == (3 * width,)
+    require(right, "x [N, I], h [N, H], weights [3 H, I] and [3 H, H]", x, h, input_weight)
+    weights = (input_weight, state_weight, input_bias, state_bias)
+    same = all(t.dtype == h.dtype for t in (x, *weights))
+    if not has_loop(x, h, *weights) or not gemm_address(h.dtype) or not same:
+        return _plain(x, h, *weights)
+    out: Tensor = _gru(x, h, *weights)[0]
+    return out
+
+
+def _plain(
+    x: Tensor,
+    h: Tensor,
+    input_weight: Tensor,
+    state_weight: Tensor,
+    input_bias: Tensor,
+    state_bias: Tensor,
+) -> Tensor:
+    inputs = functional.linear(x, input_weight, input_bias).chunk(3, dim=1)
+    states = functional.linear(h, state_weight, state_bias).chunk(3, dim=1)
+    r, z = (torch.sigmoid(inputs[k] + states[k]) for k in range(2))
+    n = torch.tanh(inputs[2] + r * states[2])
+    return n + z * (h - n)
+
+
+@operator("weft::gru")
+def _gru(
+    x: Tensor,
+    h: Tensor,
+    input_weight: Tensor,
+    state_weight: Tensor,
+    input_bias: Tensor,
+    state_bias: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The states, and the gates [N, 4 H]: r, z, n and the state's part of n."""
+    rows, width = h.shape
+    gates = h.new_empty(rows, 4 * width)
+    out = h.new_empty(rows, width)
+    chunk, chunks = _chunks_of(rows)
+    both = 2 * width
+    bias = torch.cat(
+        [input_bias[:both] + state_bias[:both], input_bias[both:], state_bias[both:]]
+    )
+    arguments = (
+        gemm_address(h.dtype),
+        *map(array_of, (x, h, input_weight, state_weight, bias)),
+        chunk,
+        gates.numpy(),
+        out.numpy(),
+    )
+    threads = threads_for(rows * input_weight.numel())
+    loops.share_forward_chunks(openmp(), threads, arguments, None, chunks)
+    return out, gates
+
+
+@_gru.register_fake
+def _(x: Tensor, h: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return h.new_empty(h.shape), h.new_empty(h.shape[0], 4 * h.shape[1])
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _, gates = output
+    ctx.mark_non_differentiable(gates)
+    # Or the gates would be given a gradient of zeros, four times as large as the states.
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:4], gates)
+
+
+def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, ...]:
+    return tuple(_gru_backward(*ctx.saved_tensors, grad))
+
+
+_gru.register_autograd(_backward, setup_context=_setup)
+
+
+@operator("weft::gru_backward")
+def _gru_backward(
+    x: Tensor, h: Tensor, input_weight: Tensor, state_weight: Tensor, gates: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients in everything that `_gru` takes."""
+    rows, width = h.shape
+    chunk, chunks = _chunks_of(rows)
+    grad_x, grad_h = x.new_empty(x.shape), h.new_empty(h.shape)
+    input_grad = h.new_zeros(chunks, *input_weight.shape)
+    state_grad = h.new_zeros(chunks, *state_weight.shape)
+    bias_grad = h.new_zeros(chunks, 4 * width)
+    arguments = (
+        gemm_address(h.dtype),
+        *map(array_of, (x, h, input_weight, state_weight, gates, grad)),
+        chunk,
+        *(t.numpy() for t in (grad_x, grad_h, input_grad, state_grad, bias_grad)),
+    )
+    threads = threads_for(2 * rows * input_weight.numel())
+    loops.share_backward_chunks(openmp(), threads, arguments, None, chunks)
+    sums = bias_grad.sum(0)
+    input_bias = sums[: 3 * width].clone()
+    state_bias = torch.cat([sums[: 2 * width], sums[3 * width :]])
+    return grad_x, grad_h, input_grad.sum(0), state_grad.sum(0), input_bias, state_bias
+
+
+@_gru_backward.register_fake
+def _(
+    x: Tensor, h: Tensor, input_weight: Tensor, state_weight: Tensor, gates: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return (
+        x.new_empty(x.shape),
+        h.new_empty(h.shape),
+        torch.empty_like(input_weight),
+        torch.empty_like(state_weight),
+        h.new_empty(input_weight.shape[0]),
+        h.new_empty(state_weight.shape[0]),
+    )

@@ -1,0 +1,198 @@
+"""Messages whose matrix depends on the type of the edge: Σ_p A_p h W_p.
+
+One matrix product a type, over the rows that are not empty. A row is a type and a node: either the
+receiver, whose messages are summed before the product, or the sender, whose message is made once
+for all its receivers. N nodes, R rows sorted by type, P types, H and O features.
+"""
+
+# No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.kernels import typed_loops as loops
+from weft.kernels.blas import gemm_address
+from weft.kernels.operator import array_of, has_loop, operator, require, require_csr
+from weft.kernels.team import openmp, threads_for
+
+__all__ = ["typed_messages"]
+
+
+def typed_messages(
+    h: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    into: tuple[Tensor, Tensor],
+    into_t: tuple[Tensor, Tensor],
+    out_of: tuple[Tensor, Tensor],
+    out_of_t: tuple[Tensor, Tensor],
+    counts: Tensor,
+    chunk_types: Tensor,
+    chunk_starts: Tensor,
+) -> Tensor:
+    """B · blockdiag(W) · A · h [N, O], for 0/1 matrices A [R, N] and B [N, R], as CSR.
+
+    Args:
+        h: [N, H].
+        weight: [P, H, O].
+        bias: [P, O], added to a row once for each of its edges; or None.
+        into: offsets int [R + 1] and columns int of A: the nodes that a row sums.
+        into_t: those of Aᵀ, [N + 1].
+        out_of: those of B, [N + 1]: the rows that a node sums.
+        out_of_t: those of Bᵀ, [R + 1].
+        counts: [R], how often a row's bias counts.
+        chunk_types: int [C], the type of each chunk of rows.
+        chunk_starts: int [C + 1], where chunks begin; each has rows of one type.
+    """
+    require(h.ndim == 2 and weight.ndim == 3, "h [N, H] and weight [P, H, O] needed", h, weight)
+    require(h.shape[1] == weight.shape[1], "h [N, H] and weight [P, H, O] needed", h, weight)
+    shape = (weight.shape[0], weight.shape[2])
+    require(bias is None or bias.shape == shape, "bias must be [P, O]", bias, weight)
+    plans = (into, into_t, out_of, out_of_t)
+    flat = tuple(t for plan in plans for t in plan)
+    same = bias is None or bias.dtype == h.dtype
+    if not (has_loop(h, weight) and gemm_address(h.dtype) and weight.dtype == h.dtype and same):
+        return _plain(h, weight, bias, into, out_of, counts, chunk_types, chunk_starts)
+    arguments = (h, weight, bias, *flat, counts, chunk_types, chunk_starts)
+    out: Tensor = _typed(*arguments)
+    return out
+
+
+def _plain(
+    h: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    into: tuple[Tensor, Tensor],
+    out_of: tuple[Tensor, Tensor],
+    counts: Tensor,
+    chunk_types: Tensor,
+    chunk_starts: Tensor,
+) -> Tensor:
+    """The same with torch's own operators, for any device and dtype."""
+
+    def sums(x: Tensor, offsets: Tensor, columns: Tensor) -> Tensor:
+        rows = torch.repeat_interleave(offsets.diff().long())
+        return x.new_zeros(len(offsets) - 1, x.shape[1]).index_add(0, rows, x[columns.long()])
+
+    gathered = sums(h, *into)
+    parts = [
+        gathered[start:stop] @ weight[kind]
+        for kind, start, stop in zip(
+            chunk_types.tolist(),
+            chunk_starts[:-1].tolist(),
+            chunk_starts[1:].tolist(),
+            strict=True,
+        )
+    ]
+    rows = torch.cat(parts) if parts else gathered.new_zeros(0, weight.shape[2])
+    if bias is not None:
+        kinds = torch.repeat_interleave(chunk_types.long(), chunk_starts.diff().long())
+        rows = rows + counts.to(h.dtype)[:, None] * bias[kinds]
+    return sums(rows, *out_of)
+
+
+@operator("weft::typed_messages")
+def _typed(
+    h: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    into_offsets: Tensor,
+    into_columns: Tensor,
+    into_t_offsets: Tensor,
+    into_t_columns: Tensor,
+    out_offsets: Tensor,
+    out_columns: Tensor,
+    out_t_offsets: Tensor,
+    out_t_columns: Tensor,
+    counts: Tensor,
+    chunk_types: Tensor,
+    chunk_starts: Tensor,
+) -> Tensor:
+    rows, outputs = into_offsets.shape[0] - 1, weight.shape[2]
+    require_csr(into_columns.shape[0], into_offsets, None)
+    require_csr(out_columns.shape[0], out_offsets, None)
+    require(out_offsets.shape[0] == h.shape[0] + 1, "h must have a row a node", h, out_offsets)
+    made = h.new_empty(rows, outputs)
+    given = (h, weight, bias, into_columns, into_offsets, counts, chunk_types, chunk_starts)
+    arguments = (gemm_address(h.dtype), *map(array_of, given), made.numpy())
+    threads = threads_for(rows * weight.shape[1] * outputs)
+    starts, chunks = array_of(chunk_starts), chunk_types.shape[0]
+    loops.share_forward_chunks(openmp(), threads, arguments, starts, chunks)
+    return _sums(made, out_offsets, out_columns)
+
+
+def _sums(x: Tensor, offsets: Tensor, columns: Tensor) -> Tensor:
+    out = x.new_empty(offsets.shape[0] - 1, x.shape[1])
+    starts = array_of(offsets)
+    arguments = (array_of(x), array_of(columns), starts, out.numpy())
+    threads = threads_for(columns.shape[0] * x.shape[1])
+    loops.share_sum_rows(openmp(), threads, arguments, starts, out.shape[0])
+    return out
+
+
+@_typed.register_fake
+def _(h: Tensor, weight: Tensor, *_: Any) -> Tensor:
+    return h.new_empty(h.shape[0], weight.shape[2])
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    # Read once: a step that is computed again for its gradient gives them once.
+    saved = ctx.saved_tensors
+    grad_h, grad_weight, grad_bias = _typed_backward(grad, *saved)
+    return grad_h, grad_weight, None if saved[2] is None else grad_bias, *(None,) * 11
+
+
+_typed.register_autograd(_backward, setup_context=_setup)
+
+
+@operator("weft::typed_messages_backward")
+def _typed_backward(
+    grad: Tensor,
+    h: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    into_offsets: Tensor,
+    into_columns: Tensor,
+    into_t_offsets: Tensor,
+    into_t_columns: Tensor,
+    out_offsets: Tensor,
+    out_columns: Tensor,
+    out_t_offsets: Tensor,
+    out_t_columns: Tensor,
+    counts: Tensor,
+    chunk_types: Tensor,
+    chunk_starts: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients in h, weight and bias."""
+    rows, chunks = into_offsets.shape[0] - 1, chunk_types.shape[0]
+    grad_rows = h.new_empty(rows, weight.shape[1])
+    weight_grad = h.new_empty(chunks, *weight.shape[1:])
+    bias_grad = h.new_zeros(chunks, weight.shape[2])
+    given = (
+        h, weight, grad, into_columns, into_offsets, out_t_columns, out_t_offsets, counts,
+        chunk_types, chunk_starts,
+    )  # fmt: skip
+    arguments = (
+        gemm_address(h.dtype),
+        *map(array_of, given),
+        grad_rows.numpy(),
+        weight_grad.numpy(),
+        None if bias is None else bias_grad.numpy(),
+    )
+    threads = threads_for(2 * rows * weight.shape[1] * weight.shape[2])
+    loops.share_backward_chunks(openmp(), threads, arguments, array_of(chunk_starts), chunks)
+    kinds = chunk_types.long()
+    grad_weight = torch.zeros_like(weight).index_add_(0, kinds, weight_grad)
+    grad_bias = h.new_zeros(weight.shape[0], weight.shape[2]).index_add_(0, kinds, bias_grad)
+    return _sums(grad_rows, into_t_offsets, into_t_columns), grad_weight, grad_bias
+
+
+@_typed_backward.register_fake
+def _(grad: Tensor, h: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    bias = weight.new_empty(weight.shape[0], weight.shape[2])
+    return h.new_empty(h.shape), torch.empty_like(weight), bias

@@ -1,0 +1,185 @@
+"""BandedAdjacency: the dense form of an adjacency whose edges are close to the diagonal.
+
+N nodes in K blocks of S, P edge types, H features. An edge between nodes less than S apart is in a
+block on the diagonal or beside it, so that a step is a batched product of dense matrices with no
+index in it (Balog et al. 2019; US patent 11,562,239 B2 covers this method).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from weft.errors import DataError
+from weft.graphs import Array, GraphBatch
+from weft.layout.blocks import Blocks, multiplied
+from weft.layout.csr import TypedEdges, distinct_edges, edges_of
+
+__all__ = ["BandedAdjacency", "Outside", "block_distance"]
+
+Outside = Literal["raise", "drop", "spill"]
+"""What becomes of edges outside the blocks: an error, nothing, or a sparse product beside."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BandedAdjacency(Blocks):
+    """Blocks on the diagonal (C), after it (U) and before it (L).
+
+    Attributes:
+        U: int8 [K - 1, S, P, S]; sources are in the next block.
+        L: int8 [K - 1, S, P, S]; sources are in the block before.
+        spill: the edges outside the blocks, if they are kept.
+        inside: distinct edges in blocks.
+        outside: distinct edges in no block; dropped if `spill` is None.
+    """
+
+    U: Tensor
+    L: Tensor
+    spill: TypedEdges | None
+    inside: int
+    outside: int
+
+    @classmethod
+    def of(
+        cls,
+        senders: Array,
+        receivers: Array,
+        types: Array,
+        num_nodes: int,
+        num_types: int,
+        *,
+        block: int,
+        outside: Outside = "raise",
+        node_offsets: Array | None = None,
+    ) -> BandedAdjacency:
+        """The form of these edges; duplicates count once.
+
+        Args:
+            senders: int [E].
+            receivers: int [E].
+            types: int [E], from 0.
+            num_nodes: N; the last block is padded where it is not a multiple of S.
+            num_types: P.
+            block: S.
+            outside: what to do with edges outside the blocks.
+            node_offsets: int [g + 1], where graphs begin, for the message about an edge outside.
+
+        Raises:
+            DataError: an edge to a node or of a type that is not there, or outside the blocks.
+        """
+        if block < 1:
+            raise ValueError(f"block is {block}; it must be at least 1")
+        if outside not in get_args(Outside):
+            raise ValueError(f"outside is {outside!r}; choose from {', '.join(get_args(Outside))}")
+        of, to, kinds = distinct_edges(senders, receivers, types, num_nodes, num_types)
+        apart = block_distance(of, to, block)
+        far = np.abs(apart) > 1
+        if outside == "raise" and far.any():
+            raise DataError(_too_far(of, to, far, block, node_offsets))
+        blocks = max(-(-num_nodes // block), 1)
+        parts = {}
+        for name, offset, count in (("C", 0, blocks), ("U", 1, blocks - 1), ("L", -1, blocks - 1)):
+            own = apart == offset
+            part = np.zeros((count, block, num_types, block), dtype=np.int8)
+            first = to[own] // block - (offset == -1)
+            part[first, to[own] % block, kinds[own], of[own] % block] = 1
+            parts[name] = torch.from_numpy(part)
+        near = ~far
+        deg = np.bincount(to[near] * num_types + kinds[near], minlength=num_nodes * num_types)
+        spill = None
+        if outside == "spill" and far.any():
+            spill = TypedEdges.of(of[far], to[far], kinds[far], num_nodes, num_types)
+        return cls(
+            **parts,
+            deg=torch.from_numpy(deg.reshape(num_nodes, num_types).astype(np.int32)),
+            spill=spill,
+            inside=int(near.sum()),
+            outside=int(far.sum()),
+        )
+
+    @classmethod
+    def of_batch(
+        cls, batch: GraphBatch, num_types: int, block: int, outside: Outside = "raise"
+    ) -> BandedAdjacency:
+        """The form of a batch's real edges; those without a column `type` are all of type 0."""
+        return cls.of(
+            *edges_of(batch),
+            batch.num_nodes,
+            num_types,
+            block=block,
+            outside=outside,
+            node_offsets=batch.node_offsets.cpu().numpy(),
+        )
+
+    def propagate(self, h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Σ over incoming edges of h[sender] @ weight[type] + bias[type], [N, O].
+
+        Args:
+            h: [N, H].
+            weight: [P, H, O].
+            bias: [P, O].
+        """
+        blocks, size = self.C.shape[:2]
+        padding = blocks * size - self.num_nodes
+        rows, deg = self._cast(h, weight)
+        own = functional.pad(h, (0, 0, 0, padding)) if padding else h
+        own = own.reshape(blocks, size, h.shape[1])
+        if blocks > 1:
+            # C E + U E[next] + L E[before] as one product over three times as many sources: what
+            # it gives, P times as large as h, is then written once.
+            around = functional.pad(own, (0, 0, 0, 0, 1, 1))
+            own = torch.cat([around[:-2], own, around[2:]], dim=1)
+        out = multiplied(rows, own, weight)
+        out = out[: self.num_nodes] if padding else out
+        if bias is not None:
+            out = out + deg @ bias
+        return out if self.spill is None else out + self.spill.propagate(h, weight, bias)
+
+    def _rows(self) -> Tensor:
+        """[L C U] as int8 [K, S P, 3 S], or C alone if there is no other block."""
+        if self.C.shape[0] == 1:
+            return super()._rows()
+        before = functional.pad(self.L, (0, 0, 0, 0, 0, 0, 1, 0))
+        after = functional.pad(self.U, (0, 0, 0, 0, 0, 0, 0, 1))
+        return torch.cat([before, self.C, after], dim=3).flatten(1, 2)
+
+
+# Adjacencies are arguments of exported and compiled models.
+torch.export.register_dataclass(BandedAdjacency)
+
+
+def block_distance(senders: Array, receivers: Array, block: int) -> Array:
+    """Blocks from the receiver's to the sender's: -1, 0 and 1 are L, C and U."""
+    apart: Array = senders // block - receivers // block
+    return apart
+
+
+def _too_far(of: Array, to: Array, far: Array, block: int, offsets: Array | None) -> str:
+    """What is wrong with the edges that are too far apart, and what helps."""
+    distance = np.abs(of - to)
+    worst = int(np.argmax(np.where(far, distance, -1)))
+    where, first, stop = "", 0, int(max(of.max(), to.max())) + 1
+    if offsets is not None:
+        graph = int(np.searchsorted(offsets, to[worst], side="right")) - 1
+        where, (first, stop) = f"graph {graph} of the batch: ", offsets[graph : graph + 2].tolist()
+    both = np.unique(np.stack([np.append(of, to), np.append(to, of)]), axis=1)
+    degree = np.bincount(both[0][both[0] != both[1]], minlength=stop)[first:stop]
+    hub = int(np.argmax(degree))
+    # Half of a node's neighbours are on one side of it, and two blocks reach less than 2 S far.
+    remedy = (
+        f"no order of nodes helps, as node {hub} has {int(degree[hub])} neighbours"
+        if degree[hub] >= 4 * block
+        else "weft.layout.reorder(table, 'rcm') may bring them closer"
+    )
+    return (
+        f"{where}the edge from node {int(of[worst]) - first} to node {int(to[worst]) - first} "
+        f"joins nodes {int(distance[worst])} apart, which is outside the blocks of {block} "
+        f"({int(far.sum())} of {len(far)} edges are): {remedy}; or take "
+        f"block={int(distance.max())}, or multiply such edges as sparse ones with "
+        "outside='spill', or leave them out with outside='drop'"
+    )

@@ -1,0 +1,135 @@
+"""DenseAdjacency: each graph of a batch one dense block, for small graphs with many edges.
+
+N nodes in G graphs of at most S, P edge types, H features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from weft.errors import DataError
+from weft.graphs import Array, GraphBatch
+from weft.layout.blocks import Blocks, multiplied
+from weft.layout.csr import distinct_edges, edges_of
+
+__all__ = ["DenseAdjacency"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DenseAdjacency(Blocks):
+    """A block for each graph.
+
+    Attributes:
+        place: int64 [N], each node's row among those of all blocks, G S for a node of padding; None
+            if the nodes fill the blocks.
+    """
+
+    place: Tensor | None
+
+    @classmethod
+    def of(
+        cls,
+        senders: Array,
+        receivers: Array,
+        types: Array,
+        node_offsets: Array,
+        num_types: int,
+        *,
+        block: int | None = None,
+        num_nodes: int | None = None,
+        num_graphs: int | None = None,
+    ) -> DenseAdjacency:
+        """The form of these edges; duplicates count once.
+
+        Args:
+            senders: int [E], numbers in the whole batch.
+            receivers: int [E].
+            types: int [E], from 0.
+            node_offsets: int [g + 1], where each graph's nodes begin.
+            num_types: P.
+            block: S; the largest graph by default.
+            num_nodes: N; the nodes after those of the graphs are padding.
+            num_graphs: G; the graphs after g are empty.
+
+        Raises:
+            DataError: an edge to a node or of a type that is not there, an edge between graphs, or
+                a graph larger than its block.
+        """
+        offsets = np.asarray(node_offsets, dtype=np.int64)
+        sizes = np.diff(offsets)
+        real, graphs = int(offsets[-1]), len(sizes) if num_graphs is None else num_graphs
+        nodes = real if num_nodes is None else num_nodes
+        largest = int(sizes.max(initial=1))
+        size = largest if block is None else block
+        if size < largest:
+            raise DataError(
+                f"graph {int(sizes.argmax())} has {largest} nodes, the blocks have {size}; take "
+                f"block={largest}, form 'csr', or batches without it"
+            )
+        of, to, kinds = distinct_edges(senders, receivers, types, real, num_types)
+        graph = np.repeat(np.arange(len(sizes)), sizes)
+        local = np.arange(real) - np.repeat(offsets[:-1], sizes)
+        between = graph[of] != graph[to]
+        if between.any():
+            edge = int(np.flatnonzero(between)[0])
+            raise DataError(
+                f"the edge from node {int(of[edge])} to node {int(to[edge])} is between graphs "
+                f"{int(graph[of[edge]])} and {int(graph[to[edge]])}, but each is a block of its "
+                "own; take form 'csr' or 'banded'"
+            )
+        C = np.zeros((graphs, size, num_types, size), dtype=np.int8)
+        C[graph[to], local[to], kinds, local[of]] = 1
+        deg = np.bincount(to * num_types + kinds, minlength=nodes * num_types)
+        place = np.full(nodes, graphs * size)
+        place[:real] = graph * size + local
+        filled = nodes == graphs * size and (place == np.arange(nodes)).all()
+        return cls(
+            C=torch.from_numpy(C),
+            deg=torch.from_numpy(deg.reshape(nodes, num_types).astype(np.int32)),
+            place=None if filled else torch.from_numpy(place),
+        )
+
+    @classmethod
+    def of_batch(
+        cls, batch: GraphBatch, num_types: int, block: int | None = None
+    ) -> DenseAdjacency:
+        """The form of a batch's real edges; those without a column `type` are all of type 0."""
+        padded = batch.num_real_graphs < batch.num_graphs
+        offsets = batch.node_offsets[: batch.num_real_graphs + 1].cpu().numpy()
+        return cls.of(
+            *edges_of(batch),
+            offsets,
+            num_types,
+            block=block,
+            num_nodes=batch.num_nodes,
+            # One graph of a padded batch is never real; its size need not fit a block.
+            num_graphs=batch.num_graphs - padded,
+        )
+
+    def propagate(self, h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Σ over incoming edges of h[sender] @ weight[type] + bias[type], [N, O].
+
+        Args:
+            h: [N, H].
+            weight: [P, H, O].
+            bias: [P, O].
+        """
+        graphs, size = self.C.shape[:2]
+        blocks, deg = self._cast(h, weight)
+        own = h
+        if self.place is not None:
+            # Padding meets in one row more, which is cut off: its values reach no graph.
+            own = h.new_zeros(graphs * size + 1, h.shape[1]).index_copy(0, self.place, h)[:-1]
+        out = multiplied(blocks, own.reshape(graphs, size, h.shape[1]), weight)
+        if self.place is not None:
+            out = functional.pad(out, (0, 0, 0, 1)).index_select(0, self.place)
+        return out if bias is None else out + deg @ bias
+
+
+# Adjacencies are arguments of exported and compiled models.
+torch.export.register_dataclass(DenseAdjacency)

@@ -1,0 +1,243 @@
+"""Gated graph networks with edge types (Li et al. 2016), and the choice among candidates on top."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from weft.graphs import GraphBatch
+from weft.kernels import gru, segment_max, segment_sum
+from weft.layout import TypedEdges
+
+__all__ = [
+    "CANDIDATE",
+    "GGNN",
+    "SLOT",
+    "Adjacency",
+    "GGNNConfig",
+    "GatedGraph",
+    "candidate_log_probabilities",
+    "candidate_loss",
+    "right_choices",
+]
+
+SLOT, CANDIDATE = 1, 2
+"""Values of the node column `role`."""
+
+Start = Literal["subtokens", "bits"]
+
+
+class Adjacency(Protocol):
+    """What a form of the adjacency does, see `weft.layout`."""
+
+    def propagate(self, h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Σ over incoming edges of h[sender] @ weight[type] + bias[type], [N, O]."""
+        ...
+
+
+class GatedGraph(nn.Module):
+    """T times h = GRU(Σ over incoming edges of h[sender] W[type] + b[type], h), one set of weights.
+
+    Args:
+        hidden: H, features of a node.
+        num_types: P, edge types.
+        steps: T.
+        dropout: of the messages, at each step.
+        recompute: keep only the states between steps, and compute the gates again on the way back:
+            a sixth of the memory for a third more time.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        num_types: int,
+        steps: int,
+        *,
+        dropout: float = 0.0,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__()
+        for name, value in (("hidden", hidden), ("num_types", num_types), ("steps", steps)):
+            if value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout is {dropout}; it must be at least 0 and below 1")
+        self.steps, self.dropout, self.recompute = steps, dropout, recompute
+        self.weight = nn.Parameter(torch.empty(num_types, hidden, hidden))
+        self.bias = nn.Parameter(torch.zeros(num_types, hidden))
+        self.cell = nn.GRUCell(hidden, hidden)
+        bound = math.sqrt(3 / hidden)
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    def forward(self, h: Tensor, adjacency: Adjacency) -> Tensor:
+        """New states [N, H] of h [N, H]."""
+        for _ in range(self.steps):
+            if self.recompute and torch.is_grad_enabled():
+                h = checkpoint(self._step, h, adjacency, use_reentrant=False)
+            else:
+                h = self._step(h, adjacency)
+        return h
+
+    def from_edges(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
+        """`forward` for edges as torch_geometric has them.
+
+        Args:
+            x: [N, H].
+            edge_index: int [2, E], senders and receivers.
+            edge_type: int [E].
+        """
+        senders, receivers = edge_index.cpu().numpy()
+        types, num_types = edge_type.cpu().numpy(), self.weight.shape[0]
+        adjacency = TypedEdges.of(senders, receivers, types, x.shape[0], num_types)
+        out: Tensor = self(x, adjacency.to(x.device))
+        return out
+
+    def _step(self, h: Tensor, adjacency: Adjacency) -> Tensor:
+        messages = adjacency.propagate(h, self.weight, self.bias)
+        if self.dropout and self.training:
+            messages = functional.dropout(messages, self.dropout)
+        cell = self.cell
+        return gru(messages, h, cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GGNNConfig:
+    """A gated graph network that scores nodes.
+
+    Attributes:
+        hidden: H, features of a node.
+        steps: T, rounds of messages.
+        num_types: P, edge types; those of programs and their reverses by default.
+        vocabulary: rows of the embedding of subtokens.
+        start: a node begins as the mean of its `subtokens` and its role, or as `bits`: its role
+            alone, without any name.
+        dropout: of the messages.
+        recompute: less memory for more time, see `GatedGraph`.
+    """
+
+    hidden: int = 128
+    steps: int = 8
+    num_types: int = 20
+    vocabulary: int = 8192
+    start: Start = "subtokens"
+    dropout: float = 0.0
+    recompute: bool = False
+
+    def __post_init__(self) -> None:
+        if self.start not in get_args(Start):
+            raise ValueError(f"start is {self.start!r}; choose from {', '.join(get_args(Start))}")
+        for name, low in (("hidden", 2), ("vocabulary", 2)):
+            if getattr(self, name) < low:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {low}")
+
+
+class GGNN(nn.Module):
+    """A score for every node; those of a graph's candidates are its choice.
+
+    Batches have the node column `role` (0, SLOT or CANDIDATE) and, to start from names,
+    `subtokens` int [N, W], 0 where there is none.
+    """
+
+    def __init__(self, config: GGNNConfig | None = None) -> None:
+        super().__init__()
+        self.config = config = config or GGNNConfig()
+        self.subtokens: nn.Embedding | None = None
+        if config.start == "subtokens":
+            self.subtokens = nn.Embedding(config.vocabulary, config.hidden, padding_idx=0)
+            nn.init.normal_(self.subtokens.weight, std=0.3)
+            with torch.no_grad():
+                self.subtokens.weight[0] = 0
+        self.gated = GatedGraph(
+            config.hidden,
+            config.num_types,
+            config.steps,
+            dropout=config.dropout,
+            recompute=config.recompute,
+        )
+        # The state says what a node has become, the start what it was: both, as in a readout of Li
+        # et al. The last is without a bias, which a choice among candidates does not see.
+        self.mix = nn.Linear(2 * config.hidden, config.hidden)
+        self.score = nn.Linear(config.hidden, 1, bias=False)
+
+    def forward(self, batch: GraphBatch, adjacency: Adjacency) -> Tensor:
+        """A score [N] a node; only those of candidates mean anything."""
+        return self.scores(self.start(batch), adjacency)
+
+    def start(self, batch: GraphBatch) -> Tensor:
+        """States [N, H] before the first message: [is slot, is candidate, 0...] plus names."""
+        role = batch.nodes["role"]
+        width, kind = self.config.hidden, self.score.weight.dtype
+        bits = torch.stack([role == SLOT, role == CANDIDATE], dim=1).to(kind)
+        start = functional.pad(bits, (0, width - 2))
+        if self.subtokens is None:
+            return start
+        names = batch.nodes["subtokens"].long()
+        count = (names != 0).sum(1, keepdim=True).clamp(min=1)
+        total = functional.embedding_bag(names, self.subtokens.weight, mode="sum", padding_idx=0)
+        return start + total / count
+
+    def scores(self, start: Tensor, adjacency: Adjacency) -> Tensor:
+        """A score [N] a node, from states [N, H]; nothing here is sparse or indexed."""
+        h = self.gated(start, adjacency)
+        score: Tensor = self.score(torch.tanh(self.mix(torch.cat([h, start], dim=1))))
+        return score[:, 0]
+
+
+def candidate_log_probabilities(batch: GraphBatch, scores: Tensor) -> Tensor:
+    """Logarithm of the probability of each candidate of its graph, [N]; -inf for other nodes."""
+    candidate = batch.nodes["role"] == CANDIDATE
+    offsets, graph = batch.node_offsets, batch.node_graph
+    masked = scores.masked_fill(~candidate, -math.inf)[:, None]
+    top = segment_max(masked.detach(), offsets)
+    # A graph of padding has no candidate: 0 is as good as any other value, and has no nan.
+    top = top.masked_fill(top == -math.inf, 0.0)
+    shifted = scores[:, None] - top.index_select(0, graph)
+    weights = shifted.exp() * candidate[:, None]
+    total = segment_sum(weights, offsets, graph).clamp(min=torch.finfo(scores.dtype).tiny)
+    found = shifted - total.log().index_select(0, graph)
+    return found[:, 0].masked_fill(~candidate, -math.inf)
+
+
+def candidate_loss(
+    batch: GraphBatch, scores: Tensor, *, smoothing: float = 0.0
+) -> tuple[Tensor, int]:
+    """Cross-entropy of the right candidates, summed over the graphs, and how many graphs there are.
+
+    Divide by the graphs of the whole step, over all ranks: never by supergraphs.
+
+    Args:
+        batch: with the node column `correct`.
+        scores: [N].
+        smoothing: of the certainty that a graph's right candidate is right, shared among all its
+            candidates.
+    """
+    logs = candidate_log_probabilities(batch, scores)
+    candidate = batch.nodes["role"] == CANDIDATE
+    goal = (batch.nodes["correct"] == 1).to(scores.dtype)
+    if smoothing:
+        graph = batch.node_graph
+        count = segment_sum(candidate.to(scores.dtype)[:, None], batch.node_offsets, graph)
+        share = count.clamp(min=1).reciprocal().index_select(0, graph)[:, 0]
+        goal = (1 - smoothing) * goal + smoothing * share * candidate
+    # 0 · -inf is no number.
+    loss = -(goal * logs.masked_fill(~candidate, 0.0)).sum()
+    return loss, batch.num_real_graphs
+
+
+def right_choices(batch: GraphBatch, scores: Tensor) -> Tensor:
+    """bool [G]: whether the candidate with the highest score of each graph is the right one."""
+    candidate = batch.nodes["role"] == CANDIDATE
+    masked = scores.detach().masked_fill(~candidate, -math.inf)[:, None]
+    top = segment_max(masked, batch.node_offsets)
+    best = (masked == top.index_select(0, batch.node_graph))[:, 0] & candidate
+    right = best & (batch.nodes["correct"] == 1)
+    counts = torch.stack([best, right], dim=1).to(torch.float32)
+    sums = segment_sum(counts, batch.node_offsets, batch.node_graph)
+    # Of equal scores none is chosen: a model that says nothing is not right by luck.
+    return (sums[:, 1] == 1) & (sums[:, 0] == 1)

@@ -1,0 +1,160 @@
+"""Gated graph networks against plain torch, and the choice among candidates."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from weft.graphs import Budget, Graph, assemble, table_from_graphs
+from weft.layout import TypedEdges
+from weft.models.ggnn import (
+    CANDIDATE,
+    GGNN,
+    SLOT,
+    GatedGraph,
+    GGNNConfig,
+    candidate_log_probabilities,
+    candidate_loss,
+    right_choices,
+)
+
+TYPES = 3
+
+
+def program(rng, nodes, candidates):
+    """A random graph with a slot and candidates, the first of which is right."""
+    count = 3 * nodes
+    role, correct = np.zeros((2, nodes), np.int8)
+    places = rng.permutation(nodes)
+    role[places[0]] = SLOT
+    role[places[1 : candidates + 1]] = CANDIDATE
+    correct[places[1]] = 1
+    return Graph(
+        num_nodes=nodes,
+        senders=rng.integers(0, nodes, count),
+        receivers=rng.integers(0, nodes, count),
+        nodes={
+            "subtokens": rng.integers(0, 50, (nodes, 6)).astype(np.int32),
+            "role": role,
+            "correct": correct,
+        },
+        edges={"type": rng.integers(0, TYPES, count).astype(np.int8)},
+    )
+
+
+def programs():
+    rng = np.random.default_rng(0)
+    return table_from_graphs([program(rng, n, c) for n, c in ((8, 2), (15, 5), (11, 3))])
+
+
+def plain_steps(layer, h, senders, receivers, types):
+    """T steps with torch's own operators, edge by edge."""
+    edges = sorted(set(zip(senders.tolist(), receivers.tolist(), types.tolist(), strict=True)))
+    for _ in range(layer.steps):
+        messages = torch.zeros_like(h)
+        for sender, receiver, kind in edges:
+            message = h[sender] @ layer.weight[kind] + layer.bias[kind]
+            messages = messages.index_add(0, torch.tensor([receiver]), message[None])
+        h = layer.cell(messages, h)
+    return h
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_gated_graph_is_its_formula(recompute):
+    torch.manual_seed(0)
+    rng = np.random.default_rng(1)
+    senders, receivers = rng.integers(0, 9, (2, 25))
+    types = rng.integers(0, TYPES, 25)
+    layer = GatedGraph(5, TYPES, 3, recompute=recompute).double()
+    nn.init.normal_(layer.bias)
+    h = torch.randn(9, 5, dtype=torch.float64, requires_grad=True)
+    expected = plain_steps(layer, h, senders, receivers, types)
+    edge_index = torch.from_numpy(np.stack([senders, receivers]))
+    found = layer.from_edges(h, edge_index, torch.from_numpy(types))
+    torch.testing.assert_close(found, expected)
+    learned = (h, *layer.parameters())
+    for one, other in zip(
+        torch.autograd.grad(found.square().sum(), learned),
+        torch.autograd.grad(expected.square().sum(), learned),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_dropout_is_for_training_alone():
+    layer = GatedGraph(4, 1, 2, dropout=0.5)
+    h, edges = torch.randn(6, 4), torch.tensor([[0, 1, 2], [1, 2, 3]])
+    types = torch.zeros(3, dtype=torch.long)
+    layer.eval()
+    assert torch.equal(layer.from_edges(h, edges, types), layer.from_edges(h, edges, types))
+    layer.train()
+    assert not torch.equal(layer.from_edges(h, edges, types), layer.from_edges(h, edges, types))
+
+
+@pytest.mark.parametrize("start", ["subtokens", "bits"])
+def test_scores_do_not_depend_on_neighbours_in_the_batch_or_padding(start):
+    torch.manual_seed(0)
+    table = programs()
+    model = GGNN(GGNNConfig(hidden=8, steps=2, num_types=TYPES, vocabulary=50, start=start))
+
+    def scores(batch):
+        return model(batch, TypedEdges.of_batch(batch, TYPES))
+
+    alone = torch.cat([scores(assemble(table, [i])) for i in range(3)])
+    whole = assemble(table, [0, 1, 2], Budget(nodes=50, edges=120, graphs=6))
+    together = scores(whole)
+    torch.testing.assert_close(together[:34], alone)
+    logs = candidate_log_probabilities(whole, together)
+    chances = logs.exp()
+    sums = torch.zeros(6).index_add(0, whole.node_graph.long(), chances)
+    torch.testing.assert_close(sums, torch.tensor([1.0, 1, 1, 0, 0, 0]))
+    assert (chances[whole.nodes["role"] != CANDIDATE] == 0).all()
+    loss, graphs = candidate_loss(whole, together)
+    parts = [
+        candidate_loss(batch, scores(batch)) for batch in (assemble(table, [i]) for i in range(3))
+    ]
+    assert graphs == 3
+    torch.testing.assert_close(loss, sum(part for part, _ in parts))
+    (loss / graphs).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_label_smoothing_is_that_of_torch():
+    batch = assemble(programs(), [1])
+    scores = torch.randn(batch.num_nodes, dtype=torch.float64, requires_grad=True)
+    candidates = batch.nodes["role"] == CANDIDATE
+    right = int(batch.nodes["correct"][candidates].argmax())
+    for smoothing in (0.0, 0.2):
+        found, _ = candidate_loss(batch, scores, smoothing=smoothing)
+        expected = nn.functional.cross_entropy(
+            scores[candidates], torch.tensor(right), label_smoothing=smoothing
+        )
+        torch.testing.assert_close(found, expected)
+        slope, reference = (torch.autograd.grad(x, scores)[0] for x in (found, expected))
+        torch.testing.assert_close(slope, reference)
+
+
+def test_the_best_candidate_is_the_choice():
+    batch = assemble(programs(), [0, 1, 2], Budget(nodes=40, edges=120, graphs=5))
+    scores = torch.zeros(40)
+    assert not right_choices(batch, scores).any()
+    scores[batch.nodes["correct"] == 1] = 1.0
+    # Other nodes do not take part.
+    scores[batch.nodes["role"] == SLOT] = math.inf
+    assert right_choices(batch, scores).tolist() == [True, True, True, False, False]
+    wrong = (batch.nodes["role"] == CANDIDATE) & (batch.nodes["correct"] == 0)
+    scores[wrong] = 2.0
+    assert not right_choices(batch, scores).any()
+
+
+def test_settings_that_make_no_model_are_refused():
+    with pytest.raises(ValueError, match="start is 'names'; choose from subtokens, bits"):
+        GGNNConfig(start="names")
+    with pytest.raises(ValueError, match="hidden is 1"):
+        GGNNConfig(hidden=1)
+    with pytest.raises(ValueError, match="steps is 0"):
+        GatedGraph(4, 1, 0)
+    with pytest.raises(ValueError, match=r"dropout is 1\.0"):
+        GatedGraph(4, 1, 1, dropout=1.0)
