@@ -271,3 +271,15 @@ def test_the_search_for_indices_finds_them():
 
     exported = torch.export.export(Spilling(), (torch.randn(8, 3), torch.randn(1, 3, 3)))
     assert any(indexing(str(node.target)) for node in exported.graph.nodes)
+
+
+def test_batches_of_one_size_are_compiled_once():
+    model = Gated(8, 2, 2)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    h = torch.randn(64, 8)
+    for reach in (3, 5, 7):
+        edges = path_edges(64, reach)
+        with torch._dynamo.config.patch(error_on_recompile=reach > 3):
+            found = compiled(h, BandedAdjacency.of(*edges, 64, 2, block=16))
+        expected = model(h, TypedEdges.of(*edges, 64, 2))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typed_graphs import edge_lists
 
+from weft.errors import DataError
 from weft.graphs import Graph, table_from_graphs
 from weft.layout import BandedAdjacency, band_statistics, block_fill
 
@@ -52,6 +55,15 @@ def test_a_graph_without_nodes():
     found = band_statistics(table_from_graphs([empty]))
     assert (found.bandwidth[0], found.profile[0], found.fill[0]) == (0, 0, 0)
     assert block_fill(table_from_graphs([empty]), 4).fill[0] == 0
+
+
+def test_a_damaged_table_is_refused():
+    star = Graph(num_nodes=4, senders=np.zeros(3, int), receivers=np.arange(1, 4))
+    table = table_from_graphs([star])
+    wrong = {**table.columns, "receivers": table.columns["receivers"] + 1}
+    damaged = dataclasses.replace(table, columns=wrong, checked=False)
+    with pytest.raises(DataError, match="column 'receivers' is damaged"):
+        band_statistics(damaged)
 
 
 def test_a_block_that_cannot_be():

@@ -6,7 +6,7 @@ import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -20,6 +20,8 @@ __all__ = ["COMMANDS", "DataGet", "DataInfo", "DataList"]
 
 # How training names the tables that it makes of others.
 _WITH_NEIGHBOURS = re.compile(r"-(complete|cutoff-[\d.e+-]+|nearest-\d+)$")
+# Longer lists of metadata, such as file names, are cut.
+_LISTED = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +42,11 @@ class DataList:
         for heading in ("name", "what", "from", "cached"):
             table.add_column(heading, no_wrap=heading == "name")
         for name, source in CATALOGUE.items():
-            table.add_row(name, source.title, source.origin, "yes" if name in cached else "")
+            there = (source.table or name) in cached
+            table.add_row(name, source.title, source.origin, "yes" if there else "")
         console.print(table)
         made = {name for name in cached if _WITH_NEIGHBOURS.search(name)}
-        own = cached - made - set(CATALOGUE)
+        own = cached - made - {source.table or name for name, source in CATALOGUE.items()}
         for what, names in (("Your own tables", own), ("With neighbours, for training", made)):
             if names:
                 console.print(f"{what}: {', '.join(sorted(names))}", soft_wrap=True)
@@ -104,7 +107,9 @@ class DataInfo:
 
     def __call__(self, console: Console) -> int:
         """Open the table and describe it."""
-        cached = data_folder(self.data_dir) / f"{self.name}.weft"
+        known = CATALOGUE.get(self.name)
+        table = (known.table if known is not None else None) or self.name
+        cached = data_folder(self.data_dir) / f"{table}.weft"
         path = cached if cached.exists() else Path(self.name)
         if not path.exists():
             raise DataError(
@@ -136,7 +141,14 @@ def describe(table: GraphTable, console: Console) -> None:
         shown.add_row(name, column.level, kind, column.unit, column.doc)
     console.print(shown)
     for key, value in table.metadata.items():
-        console.print(f"{key}: {value}", soft_wrap=True, highlight=False)
+        console.print(f"{key}: {_short(value)}", soft_wrap=True, highlight=False)
+
+
+def _short(value: Any) -> str:
+    """A value of the metadata; of a long list its length, and where it begins."""
+    if isinstance(value, list) and len(value) > _LISTED:
+        return f"{len(value):,}: {', '.join(map(str, value[:3]))}, ..."
+    return str(value)
 
 
 COMMANDS = {"list": DataList, "get": DataGet, "info": DataInfo}

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from weft.compiled import compiled
+from weft.errors import DataError
 from weft.graphs import Array, GraphTable
 
 __all__ = ["BandStatistics", "BlockFill", "band_statistics", "block_fill"]
@@ -50,7 +51,13 @@ class BlockFill:
 
 
 def band_statistics(table: GraphTable) -> BandStatistics:
-    """Bandwidth, profile and fill of each graph of `table` in the order that it has."""
+    """Bandwidth, profile and fill of each graph of `table` in the order that it has.
+
+    Raises:
+        DataError: the table is damaged.
+    """
+    if not table.checked:
+        _check_ends(table)
     bandwidth, profile, entries, least = _bands(
         table.columns["senders"], table.columns["receivers"], table.edge_offsets, table.node_offsets
     )
@@ -63,6 +70,16 @@ def band_statistics(table: GraphTable) -> BandStatistics:
         fill=entries / np.maximum(places, 1),
         least=least,
     )
+
+
+def _check_ends(table: GraphTable) -> None:
+    """The compiled loop writes wherever these numbers point."""
+    limit = np.repeat(table.num_nodes, table.num_edges)
+    for name in ("senders", "receivers"):
+        ends = table.columns[name]
+        if ((ends < 0) | (ends >= limit)).any():
+            where = f"{table.path}/{name}.npy" if table.path else f"column '{name}'"
+            raise DataError(f"{where} is damaged: a number is out of range; build the table again")
 
 
 def block_fill(table: GraphTable, block: int) -> BlockFill:

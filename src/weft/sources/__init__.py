@@ -15,12 +15,16 @@ from weft.sources.citations import (
 from weft.sources.crystals import crystals_table
 from weft.sources.download import fetch
 from weft.sources.edge_lists import EdgeList, edge_list_graph, read_edge_list
+from weft.sources.great_files import read_great
 from weft.sources.matrix_market import read_matrix_market
 from weft.sources.neighbours import Cutoff, FullyConnected, Nearest, Neighbours, with_neighbours
+from weft.sources.programs import program_table, split_by_file
+from weft.sources.python_code import FileSamples, Sample, Use, sample_graphs, variable_uses
 from weft.sources.qm9 import ATOM_REFERENCES, QM9_TARGETS
 from weft.sources.qm9_csv import qm9_from_csv
 from weft.sources.qm9_xyz import qm9_from_archive
 from weft.sources.synthetic import planted_partition, rmat, small_graphs, temporal
+from weft.sources.varmisuse_files import read_varmisuse
 
 __all__ = [
     "ATOM_REFERENCES",
@@ -29,10 +33,13 @@ __all__ = [
     "AflowQuery",
     "Cutoff",
     "EdgeList",
+    "FileSamples",
     "FullyConnected",
     "Nearest",
     "Neighbours",
+    "Sample",
     "Source",
+    "Use",
     "aflow_table",
     "atoms_table",
     "cached_table",
@@ -46,15 +53,21 @@ __all__ = [
     "load",
     "planetoid",
     "planted_partition",
+    "program_table",
     "qm9_from_archive",
     "qm9_from_csv",
     "random_split",
     "read_edge_list",
+    "read_great",
     "read_matrix_market",
+    "read_varmisuse",
     "rmat",
     "row_normalise",
+    "sample_graphs",
     "shchur",
     "small_graphs",
+    "split_by_file",
     "temporal",
+    "variable_uses",
     "with_neighbours",
 ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
+import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +29,9 @@ from weft.sources.citations import (
 from weft.sources.crystals import crystals_table
 from weft.sources.download import fetch
 from weft.sources.edge_lists import EdgeColumn, edge_list_graph, read_edge_list
+from weft.sources.great_files import read_great
 from weft.sources.matrix_market import read_matrix_market
+from weft.sources.programs import program_table
 from weft.sources.qm9_csv import qm9_from_csv
 from weft.sources.qm9_xyz import (
     fetch_qm9_archive,
@@ -36,6 +40,7 @@ from weft.sources.qm9_xyz import (
     uncharacterized,
 )
 from weft.sources.synthetic import planted_partition, rmat
+from weft.sources.varmisuse_files import read_varmisuse
 
 __all__ = ["CATALOGUE", "Request", "Source", "load"]
 
@@ -82,6 +87,7 @@ class Source:
         build: writes the table to request.path.
         takes_files: it can read the user's files.
         takes_targets: its files hold values to choose from.
+        table: name of its table in the cache, if that is not the data set's.
     """
 
     title: str
@@ -91,6 +97,7 @@ class Source:
     build: Callable[[Request], GraphTable]
     takes_files: bool = True
     takes_targets: bool = False
+    table: str | None = None
 
 
 def load(
@@ -149,7 +156,11 @@ def load(
 
     command = _rebuild_command(name, files, targets, table, data_dir)
     found = cached_table(
-        table or name, build, data_dir=data_dir, rebuild=rebuild, remedy=f"run `{command}`"
+        table or source.table or name,
+        build,
+        data_dir=data_dir,
+        rebuild=rebuild,
+        remedy=f"run `{command}`",
     )
     _check_asked(found, asked, command)
     return found
@@ -319,6 +330,10 @@ def _aflow(request: Request) -> GraphTable:
     return aflow_table(request.path, pages, targets=query.targets, progress=request.progress)
 
 
+def _python(request: Request) -> GraphTable:
+    return program_table(request.files or None, path=request.path, progress=request.progress)
+
+
 def _edge_list(request: Request) -> GraphTable:
     return _edges(request, request.only_file(), ("src", "dst"))
 
@@ -329,6 +344,13 @@ def _temporal_edge_list(request: Request) -> GraphTable:
 
 def _matrix_market(request: Request) -> GraphTable:
     return _one_graph(request, read_matrix_market(request.only_file()))
+
+
+def _samples(request: Request, read: Callable[..., GraphTable]) -> GraphTable:
+    if not request.files:
+        raise DataError(f"'{request.name}' needs the files to read: name them with --files")
+    table = read(request.files, progress=request.progress)
+    return write_table(request.path, [table], table.schema, metadata=table.metadata)
 
 
 def _own(
@@ -468,6 +490,28 @@ CATALOGUE: dict[str, Source] = {
         licence="not stated",
         build=_aflow,
         takes_targets=True,
+    ),
+    "great": Source(
+        title="GREAT: variable misuse in Python functions (Hellendoorn et al. 2020)",
+        kind="programs",
+        origin="shards of google-research-datasets/great: --files FILE ...",
+        licence="Apache-2.0, each sample also its origin's",
+        build=lambda request: _samples(request, read_great),
+    ),
+    "varmisuse": Source(
+        title="VarMisuse: variable misuse in programs (format of Allamanis et al. 2018)",
+        kind="programs",
+        origin=".jsonl.gz, or .gz with a list: --files FILE ...",
+        licence="of its origin",
+        build=lambda request: _samples(request, read_varmisuse),
+    ),
+    "python": Source(
+        title="Variables to choose in the standard library of this Python (VarMisuse)",
+        kind="programs",
+        origin="the running interpreter, or --files FOLDER with .py files",
+        licence="PSF (the standard library)",
+        build=_python,
+        table=f"python-{re.sub('[^A-Za-z0-9.]', '-', platform.python_version())}",
     ),
     "planted-partition": Source(
         title="10,000 nodes in 8 classes, generated",

@@ -1,0 +1,289 @@
+"""Variable-misuse samples of GREAT (Hellendoorn et al. 2020): Python functions as JSON lines.
+
+A line is an object with `source_tokens` (texts), `edges` ([before, after, number, kind] between
+tokens), `has_bug`, `error_location` (a token), `repair_targets` (tokens that name the right
+variable) and `repair_candidates` (tokens that name any candidate, and their texts, which are
+ignored); `provenances` names the program. Token and node are one, with the candidates behind them.
+
+| kind of GREAT          | type here      |                                                   |
+|------------------------|----------------|---------------------------------------------------|
+| enum_FIELD             | Child          | from a syntax node's token to its part's          |
+| enum_SYNTAX            | Child          |                                                   |
+| enum_NEXT_SYNTAX       | NextToken      | line ends and indents are not on the chain        |
+| enum_LAST_READ         | LastUse        | reads only                                        |
+| enum_LAST_WRITE        | LastWrite      |                                                   |
+| enum_LAST_LEXICAL_USE  | LastLexicalUse |                                                   |
+| enum_COMPUTED_FROM     | ComputedFrom   |                                                   |
+| enum_FORMAL_ARG_NAME   | FormalArgName  |                                                   |
+| enum_RETURNS_TO        | left out       | leads to the call, ReturnsTo to the declaration   |
+| enum_CALLS             | left out       | from the call to the declaration                  |
+| enum_CFG_NEXT          | left out       | control flow                                      |
+| enum_UNSPECIFIED       | left out       |                                                   |
+
+Nothing stands for GuardedBy and GuardedByNegation. Edges left out are counted in the metadata.
+
+**The slot.** With a bug it is the token at `error_location`. Without one any read of a variable
+would do: it is one with a known last write, into which no last write and from which no computation
+leads (so it is no assignment); the function's text and line choose a variable, then its read. In
+its place stands a blank: its name is gone, and what depends on it is as if it were not there:
+where a last use led to the slot, it leads to what the slot's own led to. Otherwise the gap would
+tell the name.
+
+**The candidates** are the names at the `repair_candidates`. Each has the edges that are known
+without running the analysis again: LastLexicalUse to its nearest use before the slot, LastUse and
+LastWrite to the nearest that other edges show to be a read or a write. Attributes (after a dot)
+are no uses.
+
+Samples without an answer are left out and counted: a bug without `repair_targets` (the name stands
+only in a token such as `**kwargs`), a target that is no candidate (a token such as `def name(`), no
+read to choose, one name only.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.graphs import GraphTable
+from weft.sources.json_samples import BadSample, Sample, Skips
+from weft.sources.program_graph import SLOT_LABEL
+from weft.sources.program_samples import ProgramSample, check_node, collect
+
+__all__ = ["GREAT_EDGES", "read_great"]
+
+GREAT_EDGES: dict[str, str | None] = {
+    "enum_FIELD": "Child",
+    "enum_SYNTAX": "Child",
+    "enum_NEXT_SYNTAX": "NextToken",
+    "enum_LAST_READ": "LastUse",
+    "enum_LAST_WRITE": "LastWrite",
+    "enum_LAST_LEXICAL_USE": "LastLexicalUse",
+    "enum_COMPUTED_FROM": "ComputedFrom",
+    "enum_FORMAL_ARG_NAME": "FormalArgName",
+    "enum_RETURNS_TO": None,
+    "enum_CALLS": None,
+    "enum_CFG_NEXT": None,
+    "enum_UNSPECIFIED": None,
+}
+"""Kinds of edges in GREAT, and the type each becomes; None if there is none that means it."""
+
+_OF_NAMES = ("LastUse", "LastWrite", "LastLexicalUse")
+_FIELDS = (
+    "source_tokens",
+    "edges",
+    "has_bug",
+    "error_location",
+    "repair_targets",
+    "repair_candidates",
+)
+Edges = dict[str, set[tuple[int, int]]]
+
+
+def read_great(
+    paths: Sequence[Path],
+    *,
+    skip_bad: bool = False,
+    limit: int | None = None,
+    progress: bool = True,
+) -> GraphTable:
+    """The samples of GREAT's files as a program table in memory.
+
+    `file` is the program of the sample's provenance, or else the file it stands in; the format
+    knows no places in the text: `line` is the sample's line in its file and `column` the number
+    of the slot's token.
+
+    Args:
+        paths: the shards, plain or gzip'd.
+        skip_bad: leave bad samples out too and count them in metadata["skipped"].
+        limit: stop after so many samples.
+        progress: show a progress bar.
+
+    Raises:
+        DataError: a bad sample or a file that cannot be read; the message names file, line and
+            field.
+    """
+    skips, left_out = Skips(skip_bad=skip_bad), Counter[str]()
+    return collect(
+        paths,
+        lambda sample: _program(sample, skips.counts, left_out),
+        source="GREAT, variable misuse (Hellendoorn et al. 2020)",
+        skips=skips,
+        limit=limit,
+        progress=progress,
+        more={"edges left out": left_out},
+    )
+
+
+def _program(sample: Sample, skipped: Counter[str], left_out: Counter[str]) -> ProgramSample | None:
+    where = sample.where
+    content = sample.fields(_FIELDS)
+    tokens = _tokens(where, content)
+    edges, others = _edges(where, content, len(tokens))
+    candidates = _positions(where, content, "repair_candidates", len(tokens))
+    targets = _positions(where, content, "repair_targets", len(tokens))
+    if not candidates:
+        raise BadSample("no candidates", f"{where}, field 'repair_candidates': no candidates")
+    slot: int | None
+    if _truth(where, content):
+        slot = check_node(where, "error_location", content["error_location"], len(tokens))
+        right = {tokens[target] for target in targets}
+    else:
+        # The line too: the same function is often there again, and then another slot is better.
+        seed = zlib.crc32("\0".join(tokens).encode("utf-8", "replace")) + sample.number
+        slot = _free_slot(edges, tokens, candidates, seed)
+        right = set() if slot is None else {tokens[slot]}
+    names = list(dict.fromkeys(tokens[place] for place in sorted(candidates)))
+    answers = right.intersection(names)
+    if len(answers) > 1:
+        raise BadSample(
+            "two right answers",
+            f"{where}, field 'repair_targets': they name {', '.join(sorted(answers))}, not one",
+        )
+    if slot is None or not answers or len(names) == 1:
+        skipped[_why(slot, right, answers)] += 1
+        return None
+    (answer,) = answers
+    left_out.update(others)
+    _take_name_out(edges, slot)
+    first = len(tokens)
+    uses = [
+        place for place in candidates if place < slot and (place == 0 or tokens[place - 1] != ".")
+    ]
+    last = _add_candidates(edges, tokens, names, uses)
+    return ProgramSample(
+        program=_program_name(where, content, sample.file.name),
+        labels=[*tokens[:slot], SLOT_LABEL, *tokens[slot + 1 :], *names],
+        edges={
+            kind: np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2)
+            for kind, pairs in edges.items()
+        },
+        slot=slot,
+        candidates=range(first, first + len(names)),
+        correct=first + names.index(answer),
+        recent=first + (names.index(last) if last else 0),
+        line=sample.number,
+        column=slot,
+    )
+
+
+def _why(slot: int | None, right: set[str], answers: set[str]) -> str:
+    """Why a sample has no answer that could be learned."""
+    if slot is None:
+        return "no bug, and no read of a variable"
+    if not right:
+        return "a bug without repair targets"
+    return "one candidate only" if answers else "a repair target that is no candidate"
+
+
+def _add_candidates(
+    edges: Edges, tokens: Sequence[str], names: Sequence[str], uses: Sequence[int]
+) -> str | None:
+    """Join the candidates, which are behind the tokens, to their last uses; the last one's name."""
+    known = {
+        "LastLexicalUse": set(uses),
+        "LastUse": {b for _, b in edges["LastUse"]},
+        "LastWrite": {b for _, b in edges["LastWrite"]},
+    }
+    for kind, places in known.items():
+        last = {tokens[use]: use for use in sorted(places.intersection(uses))}
+        edges[kind] |= {
+            (len(tokens) + k, last[name]) for k, name in enumerate(names) if name in last
+        }
+    return tokens[max(uses)] if uses else None
+
+
+def _truth(where: str, content: dict[str, Any]) -> bool:
+    if not isinstance(content["has_bug"], bool):
+        raise BadSample("wrong type", f"{where}, field 'has_bug': neither true nor false")
+    return content["has_bug"]
+
+
+def _program_name(where: str, content: dict[str, Any], default: str) -> str:
+    """The path of the program in its provenance."""
+    if "provenances" not in content:
+        return default
+    try:
+        name = content["provenances"][0]["datasetProvenance"]["filepath"]
+    except (KeyError, IndexError, TypeError):
+        name = None
+    if not isinstance(name, str):
+        raise BadSample(
+            "wrong type", f"{where}, field 'provenances': no datasetProvenance with a filepath"
+        )
+    return name
+
+
+def _tokens(where: str, content: dict[str, Any]) -> list[str]:
+    tokens = content["source_tokens"]
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        raise BadSample("wrong type", f"{where}, field 'source_tokens': not a list of texts")
+    return tokens
+
+
+def _positions(where: str, content: dict[str, Any], name: str, num_tokens: int) -> list[int]:
+    """The tokens that field `name` lists, without the texts among them."""
+    listed = content[name]
+    if not isinstance(listed, list):
+        raise BadSample("wrong type", f"{where}, field '{name}': not a list of tokens' numbers")
+    return [
+        check_node(where, name, item, num_tokens) for item in listed if not isinstance(item, str)
+    ]
+
+
+def _edges(where: str, content: dict[str, Any], num_tokens: int) -> tuple[Edges, Counter[str]]:
+    """The edges by type, and how many of kinds that have no type."""
+    field = f"{where}, field 'edges'"
+    if not isinstance(content["edges"], list):
+        raise BadSample("wrong type", f"{field}: not a list")
+    edges: Edges = {name: set() for name in GREAT_EDGES.values() if name}
+    others = Counter[str]()
+    for edge in content["edges"]:
+        if not isinstance(edge, list) or len(edge) != 4:
+            raise BadSample(
+                "wrong type", f"{field}: {str(edge)[:60]} is not [before, after, number, kind]"
+            )
+        before, after, _, kind = edge
+        if not isinstance(kind, str) or kind not in GREAT_EDGES:
+            raise BadSample(
+                "an unknown type of edge",
+                f"{field}: no kind {kind!r}; choose from {', '.join(GREAT_EDGES)}",
+            )
+        check_node(field, "before", before, num_tokens)
+        check_node(field, "after", after, num_tokens)
+        name = GREAT_EDGES[kind]
+        if name is None:
+            others[kind] += 1
+        else:
+            edges[name].add((before, after))
+    return edges, others
+
+
+def _take_name_out(edges: Edges, slot: int) -> None:
+    """Take the name out of the slot: close the chains of uses over it."""
+    for name in _OF_NAMES:
+        pairs = edges[name]
+        later = [a for a, b in pairs if b == slot != a]
+        earlier = [b for a, b in pairs if a == slot != b]
+        edges[name] = {pair for pair in pairs if slot not in pair} | {
+            (a, b) for a in later for b in earlier
+        }
+
+
+def _free_slot(
+    edges: Edges, tokens: Sequence[str], candidates: Sequence[int], seed: int
+) -> int | None:
+    """A token that reads a variable, always the same for a `seed`; None if none is known."""
+    written = {b for _, b in edges["LastWrite"]} | {a for a, _ in edges["ComputedFrom"]}
+    reads = sorted({a for a, _ in edges["LastWrite"]} & set(candidates) - written)
+    if not reads:
+        return None
+    # A variable first: most reads of a method are of `self`, which would be the usual answer.
+    names = list(dict.fromkeys(tokens[read] for read in reads))
+    seed, chosen = divmod(seed, len(names))
+    reads = [read for read in reads if tokens[read] == names[chosen]]
+    return reads[seed % len(reads)]

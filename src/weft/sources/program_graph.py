@@ -1,0 +1,226 @@
+"""Program graphs with a slot: the types of edges, labels as subtokens, one finished graph."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from weft.errors import DataError
+from weft.graphs import Array, Column, Graph
+from weft.layout.orders import ORDERS
+
+__all__ = [
+    "CANDIDATE",
+    "EDGE_NAMES",
+    "EDGE_TYPES",
+    "NUM_TYPES",
+    "PROGRAM_SCHEMA",
+    "SLOT",
+    "SLOT_LABEL",
+    "SUBTOKENS",
+    "VOCABULARY",
+    "EdgeType",
+    "GraphBuilder",
+    "label_buckets",
+    "program_graph",
+    "subtokens_of",
+]
+
+EDGE_TYPES = (
+    "Child",
+    "NextToken",
+    "LastUse",
+    "LastWrite",
+    "LastLexicalUse",
+    "ComputedFrom",
+    "ReturnsTo",
+    "FormalArgName",
+    "GuardedBy",
+    "GuardedByNegation",
+)
+"""The types of edges between the parts of a program (Allamanis et al. 2018)."""
+
+NUM_TYPES = 2 * len(EDGE_TYPES)
+"""Types in a table: type + 10 is the same edge with its ends exchanged."""
+
+EDGE_NAMES = (*EDGE_TYPES, *(f"{name}, reversed" for name in EDGE_TYPES))
+VOCABULARY = 8192
+SUBTOKENS = 6
+SLOT = 1
+CANDIDATE = 2
+SLOT_LABEL = "<SLOT>"
+
+PROGRAM_SCHEMA = {
+    "subtokens": Column(
+        level="node", dtype="int32", shape=(SUBTOKENS,), doc="hashed parts of the label, 0 = none"
+    ),
+    "role": Column(level="node", dtype="int8", doc="0 ordinary, 1 the slot, 2 a candidate"),
+    "correct": Column(level="node", dtype="int8", doc="1 at the right candidate"),
+    "recent": Column(
+        level="node", dtype="int8", doc="1 at the candidate used last before the slot"
+    ),
+    "type": Column(level="edge", dtype="int8", doc="type of the edge, + 10 reversed"),
+    "file": Column(level="graph", dtype="int32", doc="number of the file in the metadata"),
+    "line": Column(level="graph", dtype="int32", doc="line of the slot, from 1"),
+    "column": Column(level="graph", dtype="int32", doc="column of the slot in characters, from 0"),
+}
+"""The columns of a table of programs."""
+
+
+class EdgeType:
+    """Numbers of the types of edges."""
+
+    CHILD, NEXT_TOKEN, LAST_USE, LAST_WRITE, LAST_LEXICAL_USE = range(5)
+    COMPUTED_FROM, RETURNS_TO, FORMAL_ARG_NAME, GUARDED_BY, GUARDED_BY_NEGATION = range(5, 10)
+
+
+# Words of camelCase, words of capitals, digits; an underscore or a sign separates.
+_WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?(?:(?![A-Z])[^\W\d_])+|[A-Z]+|\d+")
+# A long text says enough with its beginning.
+_READ_CHARACTERS = 200
+
+
+def subtokens_of(label: str) -> tuple[str, ...]:
+    """The parts of a label: words of an identifier in lower case, at most six.
+
+    What has no words (an operator) and what stands in angle brackets (the slot, a class of the
+    syntax tree) stays whole.
+    """
+    if label.startswith("<") and label.endswith(">"):
+        return (label,)
+    words = _WORD.findall(label[:_READ_CHARACTERS])[:SUBTOKENS]
+    return tuple(word.lower() for word in words) or ((label[:_READ_CHARACTERS],) if label else ())
+
+
+@lru_cache(maxsize=2**16)
+def label_buckets(label: str) -> tuple[int, ...]:
+    """Six numbers for a label: a bucket from 1 for each subtoken, then zeros."""
+    words = (zlib.crc32(word.encode("utf-8", "surrogatepass")) for word in subtokens_of(label))
+    buckets = [1 + word % (VOCABULARY - 1) for word in words]
+    return tuple(buckets + [0] * (SUBTOKENS - len(buckets)))
+
+
+class GraphBuilder:
+    """Collects the labelled nodes and typed edges of a program."""
+
+    def __init__(self) -> None:
+        self.labels: list[str] = []
+        self.edges: set[tuple[int, int, int]] = set()
+
+    def node(self, label: str) -> int:
+        """A new node; returns its number."""
+        self.labels.append(label)
+        return len(self.labels) - 1
+
+    def edge(self, kind: int, sender: int, receiver: int) -> None:
+        """An edge of a type; one that is there already stays single."""
+        self.edges.add((kind, sender, receiver))
+
+    def label_array(self) -> Array:
+        """int32 [n, 6], the buckets of the labels."""
+        return np.array([label_buckets(label) for label in self.labels], dtype=np.int32).reshape(
+            -1, SUBTOKENS
+        )
+
+    def edge_array(self) -> Array:
+        """int64 [e, 3], (type, sender, receiver) of each edge, in order."""
+        return np.array(sorted(self.edges), dtype=np.int64).reshape(-1, 3)
+
+
+def program_graph(
+    subtokens: Array,
+    edges: Array,
+    *,
+    slot: int,
+    candidates: Sequence[int],
+    correct: int,
+    recent: int,
+    file: int = 0,
+    line: int = 1,
+    column: int = 0,
+) -> tuple[Graph, Array]:
+    """One sample with the columns of PROGRAM_SCHEMA, and where its candidates went.
+
+    Repeated edges fall out, every edge gets its reverse, and the nodes are put into reverse
+    Cuthill-McKee order.
+
+    Args:
+        subtokens: int32 [n, 6], labels as buckets.
+        edges: int [e, 3], (type, sender, receiver) with types 0 to 9.
+        slot: the node to fill.
+        candidates: nodes of the candidates, at least two.
+        correct: the right one among them, as a node.
+        recent: the one whose variable was used last before the slot, as a node.
+        file: number of the file.
+        line: of the slot, from 1.
+        column: of the slot, from 0.
+
+    Returns:
+        The graph, and int64 [c]: the candidates' new node numbers in the order of `candidates`.
+
+    Raises:
+        DataError: an edge to a node that is not there, fewer than two candidates, or a slot,
+            right or recent candidate that is none.
+    """
+    n = len(subtokens)
+    _check(n, edges, slot, candidates, correct, recent)
+    keys = np.unique((edges[:, 0] * n + edges[:, 1]) * n + edges[:, 2])
+    kinds, pairs = np.divmod(keys, n * n)
+    senders, receivers = np.divmod(pairs, n)
+    senders, receivers = (
+        np.concatenate([senders, receivers]),
+        np.concatenate([receivers, senders]),
+    )
+    order = ORDERS["rcm"](n, senders, receivers)
+    place = np.empty(n, dtype=np.int64)
+    place[order] = np.arange(n)
+    role = np.zeros(n, dtype=np.int8)
+    right, latest = role.copy(), role.copy()
+    places = place[np.asarray(candidates)]
+    role[place[slot]] = SLOT
+    role[places] = CANDIDATE
+    right[place[correct]] = 1
+    latest[place[recent]] = 1
+    graph = Graph(
+        num_nodes=n,
+        senders=place[senders].astype(np.int32),
+        receivers=place[receivers].astype(np.int32),
+        nodes={"subtokens": subtokens[order], "role": role, "correct": right, "recent": latest},
+        edges={"type": np.concatenate([kinds, kinds + len(EDGE_TYPES)]).astype(np.int8)},
+        graph={
+            "file": np.array(file, dtype=np.int32),
+            "line": np.array(line, dtype=np.int32),
+            "column": np.array(column, dtype=np.int32),
+        },
+    )
+    return graph, places
+
+
+def _check(
+    n: int, edges: Array, slot: int, candidates: Sequence[int], correct: int, recent: int
+) -> None:
+    if edges.ndim != 2 or edges.shape[1] != 3:
+        raise DataError(f"edges have shape {list(edges.shape)}; (type, sender, receiver) needed")
+    kinds, ends = edges[:, 0], edges[:, 1:]
+    if kinds.size and not 0 <= kinds.min() <= kinds.max() < len(EDGE_TYPES):
+        bad = kinds[(kinds < 0) | (kinds >= len(EDGE_TYPES))][0]
+        raise DataError(f"an edge has type {bad}; there are types 0 to {len(EDGE_TYPES) - 1}")
+    if ends.size and not 0 <= ends.min() <= ends.max() < n:
+        bad = ends[(ends < 0) | (ends >= n)][0]
+        raise DataError(f"an edge ends at node {bad}, but there are {n} nodes")
+    if len(candidates) < 2 or len(set(candidates)) < len(candidates):
+        raise DataError(
+            f"candidates are {list(candidates)}; a sample needs two or more different ones"
+        )
+    for node in (slot, *candidates):
+        if not 0 <= node < n:
+            raise DataError(f"slot or candidate is node {node}, but there are {n} nodes")
+    if slot in candidates:
+        raise DataError(f"node {slot} is both the slot and a candidate")
+    for what, node in (("right", correct), ("most recent", recent)):
+        if node not in candidates:
+            raise DataError(f"the {what} candidate is node {node}, none of {list(candidates)}")

@@ -1,0 +1,298 @@
+"""Tables of programs: VarMisuse samples from folders of Python files, or from Python's own library.
+
+A graph is one slot in one function or module body, see `weft.sources.python_code`. The default
+corpus is the standard library of the running interpreter, which is on every machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import platform
+import sysconfig
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.errors import DataError
+from weft.graphs import Array, GraphTable, table_from_columns, table_from_graphs, write_table
+from weft.sources.program_graph import EDGE_NAMES, PROGRAM_SCHEMA, VOCABULARY
+from weft.sources.progress import progress_bar
+from weft.sources.python_code import MAX_NODES, samples_of
+from weft.sources.python_units import Unusable, read_source
+
+__all__ = ["PARTS", "program_table", "python_files", "split_by_file", "standard_library"]
+
+PARTS = ("train", "validation", "test")
+_TEST_FOLDERS = {"test", "tests", "idle_test"}
+_NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
+# Fewer files are read faster than processes start.
+_FILES_A_WORKER = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Task:
+    path: Path
+    name: str
+    number: int
+    slots: int | None
+    max_nodes: int
+    seed: int
+
+
+def standard_library() -> Path:
+    """The folder of the running interpreter's own library."""
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def python_files(
+    paths: Path | str | Sequence[Path | str], *, tests: bool = True
+) -> list[tuple[str, Path]]:
+    """The .py files that `paths` name or hold, at any depth, with names for people, in order.
+
+    Args:
+        paths: files and folders. A file of a folder is named by its path in the folder; with
+            several paths, the folder's own name stands before that.
+        tests: False leaves out the folders test, tests and idle_test.
+
+    Raises:
+        DataError: a path that is not there, or no .py file in any.
+    """
+    given = [Path(paths)] if isinstance(paths, (str, Path)) else [Path(path) for path in paths]
+    found: list[tuple[str, Path]] = []
+    unwanted = _NOT_LIBRARY if tests else _NOT_LIBRARY | _TEST_FOLDERS
+    for path in given:
+        if path.is_dir():
+            before = f"{path.resolve().name}/" if len(given) > 1 else ""
+            for folder, below, names in os.walk(path):
+                below[:] = [name for name in below if name not in unwanted]
+                files = [Path(folder, name) for name in names if name.endswith(".py")]
+                found += [
+                    (before + file.relative_to(path).as_posix(), file)
+                    for file in files
+                    if file.is_file()
+                ]
+        elif path.is_file():
+            found.append((path.name, path))
+        else:
+            raise DataError(f"{path} is neither a file nor a folder; name .py files or folders")
+    if not found:
+        raise DataError(f"no .py files in {', '.join(map(str, given))}; name another folder")
+    return sorted(found)
+
+
+def program_table(
+    paths: Path | str | Sequence[Path | str] | None = None,
+    *,
+    path: Path | None = None,
+    slots_per_unit: int | None = 3,
+    limit: int | None = None,
+    max_nodes: int = MAX_NODES,
+    tests: bool = False,
+    workers: int | None = None,
+    progress: bool = True,
+    seed: int = 0,
+) -> GraphTable:
+    """Python files as a table of samples, nodes in reverse Cuthill-McKee order.
+
+    The columns are PROGRAM_SCHEMA's. `metadata["files"]` names the files that the graphs' column
+    `file` counts; `metadata["skipped"]` counts what was left out by reason: files that cannot be
+    read, decoded or parsed, and functions with too many nodes. The table does not depend on
+    `workers`.
+
+    Args:
+        paths: .py files or folders of them; None for the standard library.
+        path: the folder the table is written to; None keeps it in memory.
+        slots_per_unit: at most so many samples of one function; None for all.
+        limit: at most so many graphs, from files taken as `seed` decides.
+        max_nodes: functions with more nodes are left out.
+        tests: take the folders of tests with the standard library.
+        workers: processes; by default one a core. Processes other than this one start by
+            importing the main module, so a script needs `if __name__ == "__main__":`.
+        progress: show a progress bar.
+        seed: of the choice of slots.
+
+    Raises:
+        DataError: no .py files, or none with a slot.
+    """
+    for what, value in (("slots_per_unit", slots_per_unit), ("limit", limit), ("workers", workers)):
+        if value is not None and value < 1:
+            raise DataError(f"{what} is {value}; it must be at least 1")
+    if max_nodes < 1:
+        raise DataError(f"max_nodes is {max_nodes}; it must be at least 1")
+    chosen = standard_library() if paths is None else paths
+    files = python_files(chosen, tests=tests or paths is not None)
+    if limit is not None:
+        files.sort(key=lambda file: _digest(file[0], seed))
+    names: list[str] = []
+    skipped: dict[str, int] = {}
+    metadata = {
+        "kind": "programs",
+        "source": "Python files" if paths is not None else "the standard library of Python",
+        "python": platform.python_version(),
+        "edge_types": list(EDGE_NAMES),
+        "vocabulary": VOCABULARY,
+        "order": "rcm",
+        "slots_per_unit": slots_per_unit,
+        "max_nodes": max_nodes,
+        "seed": seed,
+        # Filled while the graphs are made; a table's metadata are written last.
+        "files": names,
+        "skipped": skipped,
+    }
+    tasks = [
+        _Task(path=file, name=name, number=i, slots=slots_per_unit, max_nodes=max_nodes, seed=seed)
+        for i, (name, file) in enumerate(files)
+    ]
+    with progress_bar("Python files", len(tasks), show=progress, count=True) as move:
+
+        def tables() -> Iterator[GraphTable]:
+            count = 0
+            with _results(tasks, workers) as results:
+                for task, (columns, left_out) in zip(tasks, results, strict=False):
+                    names.append(task.name)
+                    for reason, times in left_out.items():
+                        skipped[reason] = skipped.get(reason, 0) + times
+                    move(task.number + 1)
+                    if columns is None:
+                        continue
+                    table = _table(columns)
+                    if limit is not None and count + len(table) >= limit:
+                        yield table.select(np.arange(limit - count))
+                        return
+                    count += len(table)
+                    yield table
+            if not count:
+                raise DataError(
+                    f"no variable in {len(tasks)} Python files has another in scope, so there is "
+                    f"nothing to choose from (left out: {skipped or 'nothing'})"
+                )
+
+        if path is not None:
+            return write_table(path, tables(), PROGRAM_SCHEMA, metadata=metadata)
+        return _joined(list(tables()), metadata)
+
+
+_Columns = dict[str, Array]
+
+
+def _file_columns(task: _Task) -> tuple[_Columns | None, dict[str, int]]:
+    """The columns of a file's samples (None without any), and what was left out."""
+    try:
+        source = read_source(task.path)
+    except Unusable as reason:
+        return None, {str(reason): 1}
+    found = samples_of(
+        source,
+        task.name,
+        slots=task.slots,
+        seed=task.seed,
+        max_nodes=task.max_nodes,
+        file=task.number,
+    )
+    if not found.samples:
+        return None, found.skipped
+    graphs = [sample.graph for sample in found.samples]
+    columns: _Columns = {
+        "num_nodes": np.array([graph.num_nodes for graph in graphs], dtype=np.int64),
+        "num_edges": np.array([graph.num_edges for graph in graphs], dtype=np.int64),
+        "senders": np.concatenate([graph.senders for graph in graphs]),
+        "receivers": np.concatenate([graph.receivers for graph in graphs]),
+    }
+    for name, column in PROGRAM_SCHEMA.items():
+        if column.level == "graph":
+            columns[name] = np.stack([graph.graph[name] for graph in graphs])
+        else:
+            level = "nodes" if column.level == "node" else "edges"
+            columns[name] = np.concatenate([getattr(graph, level)[name] for graph in graphs])
+    return columns, found.skipped
+
+
+def _table(columns: _Columns, metadata: dict[str, Any] | None = None) -> GraphTable:
+    return table_from_columns(
+        PROGRAM_SCHEMA,
+        num_nodes=columns["num_nodes"],
+        num_edges=columns["num_edges"],
+        columns={k: v for k, v in columns.items() if k not in ("num_nodes", "num_edges")},
+        metadata=metadata,
+    )
+
+
+def _joined(tables: list[GraphTable], metadata: dict[str, Any]) -> GraphTable:
+    if not tables:
+        return table_from_graphs([], PROGRAM_SCHEMA, metadata=metadata)
+    columns = {
+        name: np.concatenate([table.columns[name] for table in tables])
+        for name in (*PROGRAM_SCHEMA, "senders", "receivers")
+    }
+    for name in ("num_nodes", "num_edges"):
+        columns[name] = np.concatenate([getattr(table, name) for table in tables])
+    return _table(columns, metadata)
+
+
+@contextmanager
+def _results(
+    tasks: list[_Task], workers: int | None
+) -> Iterator[Iterator[tuple[_Columns | None, dict[str, int]]]]:
+    """What `_file_columns` gives for each task, in order."""
+    if workers is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        workers = min(cores or 1, 1 + len(tasks) // _FILES_A_WORKER)
+    if workers == 1:
+        yield map(_file_columns, tasks)
+        return
+    # A fork of a process with threads, such as torch's, may hang.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context)
+    try:
+        yield pool.map(_file_columns, tasks, chunksize=4)
+    except BrokenProcessPool:
+        raise DataError(
+            "a process that reads Python files ended early: out of memory, or the main script "
+            'lacks `if __name__ == "__main__":`; workers=1 reads them in this process'
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def split_by_file(
+    table: GraphTable, parts: tuple[float, float, float] = (0.8, 0.1, 0.1), seed: int = 0
+) -> dict[str, Array]:
+    """Graph numbers for training, validation and test, each file whole in one of them.
+
+    Files are put in an order that their names and `seed` decide and cut where the shares of graphs
+    are nearest to `parts`.
+
+    Args:
+        table: a table of programs.
+        parts: shares of the graphs; they add up to 1.
+        seed: another seed gives another split.
+
+    Returns:
+        int64 arrays in ascending order for "train", "validation" and "test".
+    """
+    if len(parts) != len(PARTS) or min(parts) < 0 or abs(sum(parts) - 1) > 1e-6:
+        raise DataError(f"parts are {parts}; they must be three shares that add up to 1")
+    files = table.metadata.get("files")
+    if files is None or "file" not in table.schema:
+        raise DataError("the table has no column 'file': it is no table of programs")
+    file = np.asarray(table.column("file"))
+    graphs = np.bincount(file, minlength=len(files))
+    order = sorted(range(len(files)), key=lambda i: (_digest(files[i], seed), i))
+    # A file goes where its middle falls.
+    middle = np.cumsum(graphs[order]) - graphs[order] / 2
+    bounds = np.cumsum(parts[:-1]) * max(len(table), 1)
+    part = np.empty(len(files), dtype=np.int64)
+    part[order] = np.searchsorted(bounds, middle, side="right")
+    return {name: np.flatnonzero(part[file] == i) for i, name in enumerate(PARTS)}
+
+
+def _digest(name: str, seed: int) -> bytes:
+    return hashlib.sha256(f"{seed}:{name}".encode("utf-8", "surrogateescape")).digest()
