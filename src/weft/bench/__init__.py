@@ -4,6 +4,7 @@ from weft.bench.assemble import AssembleBench, bench_assemble
 from weft.bench.citations import CitationsBench, bench_citations
 from weft.bench.gcn import GCNBench, bench_gcn
 from weft.bench.molecules import MoleculesBench, bench_molecules
+from weft.bench.programs import ProgramsBench, bench_programs
 from weft.bench.result import BenchResult, CaseResult, Contender, print_result
 
 __all__ = [
@@ -14,9 +15,11 @@ __all__ = [
     "Contender",
     "GCNBench",
     "MoleculesBench",
+    "ProgramsBench",
     "bench_assemble",
     "bench_citations",
     "bench_gcn",
     "bench_molecules",
+    "bench_programs",
     "print_result",
 ]

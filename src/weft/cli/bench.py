@@ -17,16 +17,18 @@ from weft.bench import (
     CitationsBench,
     GCNBench,
     MoleculesBench,
+    ProgramsBench,
     bench_assemble,
     bench_citations,
     bench_gcn,
     bench_molecules,
+    bench_programs,
     print_result,
 )
 from weft.cli.show import print_config
 from weft.errors import DataError
 
-__all__ = ["COMMANDS", "Assemble", "Citations", "Gcn", "Molecules"]
+__all__ = ["COMMANDS", "Assemble", "Citations", "Gcn", "Molecules", "Programs"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,4 +112,21 @@ class Molecules(_Bench):
         return self._go(console, self.config, bench_molecules)
 
 
-COMMANDS = {"gcn": Gcn, "assemble": Assemble, "citations": Citations, "molecules": Molecules}
+@dataclass(frozen=True, kw_only=True)
+class Programs(_Bench):
+    """Typed gated networks, a step: weft, ptgnn, torch_geometric; and the forms of an adjacency."""
+
+    config: Annotated[ProgramsBench, tyro.conf.arg(name="")] = field(default_factory=ProgramsBench)
+
+    def __call__(self, console: Console) -> int:
+        """Run it."""
+        return self._go(console, self.config, bench_programs)
+
+
+COMMANDS = {
+    "gcn": Gcn,
+    "assemble": Assemble,
+    "citations": Citations,
+    "molecules": Molecules,
+    "programs": Programs,
+}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 
+from weft.cli.predict_programs import predict_programs
 from weft.errors import DataError
 from weft.training import prepare_process
 from weft.training.prediction import (
@@ -18,6 +19,7 @@ from weft.training.prediction import (
     predict_file,
     write_predictions,
 )
+from weft.training.program_prediction import is_of_programs
 
 __all__ = ["COMMAND", "Predict"]
 
@@ -26,19 +28,26 @@ _SHOWN = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Predict:
-    """Predict the structures of a file with a trained run.
+    """Predict the structures of a file, or inspect Python code, with a trained run.
 
-    Values are in the unit of the training data, forces in eV/Å. Examples:
+    Values are in the unit of the training data, forces in eV/Å. In code, every use of a variable
+    is looked at: is another name in scope likelier there? Examples:
       weft predict runs/molecules-qm9-u0 new.extxyz
       weft predict runs/molecules-qm9-u0 new.extxyz --out new-predicted.extxyz --forces
+      weft predict runs/programs-python my_project/
+      weft predict runs/programs-python new.py --format sarif --out new.sarif
 
     Attributes:
-        run: the folder of a run of `weft train molecules` or `weft train crystals`.
+        run: the folder of a run of `weft train molecules`, `crystals` or `programs`.
         file: what ASE reads (extxyz, CIF, an ASE database), a folder of CIF files, or crystals
-            as JSON lines or CIF in CSV (predictions as .csv only).
+            as JSON lines or CIF in CSV (predictions as .csv only); a Python file or a folder of
+            them.
         out: the file to write, .csv or .extxyz; by default FILE-predicted.csv here, .extxyz with
-            forces.
+            forces. What was found in code is printed by default.
         forces: also the forces, minus the gradient of the value in the positions.
+        threshold: of code, show where another name is at least so probable; 0.9 by default.
+        all: of code, show every use of a variable.
+        format: of what was found in code: a table, JSON, or SARIF for editors; table by default.
         quiet: no progress.
     """
 
@@ -46,12 +55,35 @@ class Predict:
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     out: Path | None = None
     forces: bool = False
+    threshold: float | None = None
+    all: bool = False
+    format: Literal["table", "json", "sarif"] | None = None
     quiet: bool = False
 
     def __call__(self, console: Console) -> int:
         """Predict, write the file, and print the first values."""
         if not self.file.exists():
             raise DataError(f"{self.file} is not there")
+        if is_of_programs(self.run):
+            if self.forces:
+                raise DataError(f"{self.run} is of programs, which have no forces")
+            return predict_programs(
+                self.run,
+                self.file,
+                console,
+                out=self.out,
+                threshold=0.9 if self.threshold is None else self.threshold,
+                every=self.all,
+                form=self.format or "table",
+                progress=not self.quiet,
+            )
+        if self.all or self.format or self.threshold is not None:
+            raise DataError(
+                f"--threshold, --all and --format are for runs of programs, and {self.run} is not"
+            )
+        return self._structures(console)
+
+    def _structures(self, console: Console) -> int:
         out = self.out or Path(
             f"{self.file.resolve().stem}-predicted.{'extxyz' if self.forces else 'csv'}"
         )

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-__all__ = ["print_config"]
+from weft.training import FitResult
+
+__all__ = ["interrupted", "print_config"]
 
 
 def print_config(config: Any, console: Console) -> int:
     """Print a configuration dataclass as JSON."""
     console.out(json.dumps(asdict(config), indent=2, default=str), highlight=False)
     return 0
+
+
+def interrupted(result: FitResult, folder: Path, console: Console, *, show: bool = True) -> int:
+    """Say how to go on with a run that a signal has stopped; the exit code for that signal."""
+    words = [word for word in sys.argv[1:] if word != "--resume"]
+    if show:
+        console.print(
+            f"{result.stopped} after epoch {result.epochs}, step {result.steps}; everything is in "
+            f"{folder}. Go on with:\n  {shlex.join(['weft', *words, '--resume'])}",
+            soft_wrap=True,
+        )
+    return 128 + (2 if "SIGINT" in result.stopped else 15)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -12,10 +10,11 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from weft.cli.show import print_config
+from weft.cli.show import interrupted, print_config
+from weft.cli.train_programs import Programs
 from weft.errors import DataError
 from weft.sources import load
-from weft.training import FitResult, Run, prepare_process
+from weft.training import Run, prepare_process
 from weft.training.citations import CitationsConfig, citation_batch, train_citations
 from weft.training.structure_data import (
     NeighbourConfig,
@@ -72,7 +71,7 @@ class Citations:
                 batch, config, run=run, init_from=self.init_from, quiet=self.quiet
             )
             if result.stopped.startswith("interrupted"):
-                return _interrupted(result, folder, console)
+                return interrupted(result, folder, console)
             run.summarise(**scores)
         summary = Table(title=f"{config.data}: {result.stopped}", title_justify="left")
         for heading in ("part", "accuracy", "loss"):
@@ -151,7 +150,7 @@ class _Structures:
                 console.print(f"There is no run in {folder} to resume; a new one starts.")
             trained = train_prepared(prepared, run=run, init_from=self.init_from, quiet=self.quiet)
             if trained.result.stopped.startswith("interrupted"):
-                return _interrupted(trained.result, folder, console)
+                return interrupted(trained.result, folder, console)
             run.summarise(
                 **trained.scores,
                 counts=trained.counts,
@@ -249,14 +248,9 @@ def _show(
     )
 
 
-def _interrupted(result: FitResult, folder: Path, console: Console) -> int:
-    words = [word for word in sys.argv[1:] if word != "--resume"]
-    console.print(
-        f"{result.stopped} after epoch {result.epochs}, step {result.steps}; everything is in "
-        f"{folder}. Go on with:\n  {shlex.join(['weft', *words, '--resume'])}",
-        soft_wrap=True,
-    )
-    return 128 + (2 if "SIGINT" in result.stopped else 15)
-
-
-COMMANDS = {"molecules": Molecules, "crystals": Crystals, "citations": Citations}
+COMMANDS = {
+    "molecules": Molecules,
+    "crystals": Crystals,
+    "programs": Programs,
+    "citations": Citations,
+}

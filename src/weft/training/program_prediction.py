@@ -1,0 +1,164 @@
+"""A trained run of the recipe `programs`, asked about every variable of new files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from weft.batching import BatchingConfig, evaluation_sampler
+from weft.errors import DataError
+from weft.graphs import assemble, table_from_graphs
+from weft.layout import TypedEdges
+from weft.models.ggnn import CANDIDATE, GGNN, candidate_log_probabilities
+from weft.sources.program_graph import PROGRAM_SCHEMA
+from weft.sources.programs import python_files
+from weft.sources.progress import progress_bar
+from weft.sources.python_code import MAX_NODES, Sample, sample_graphs
+from weft.training.checkpoint import load_weights
+from weft.training.prediction import from_json
+from weft.training.program_config import ProgramsConfig
+from weft.training.program_data import step_budget
+from weft.training.program_findings import Finding
+from weft.training.programs import ABOUT, KIND, make_ggnn
+
+__all__ = ["Inspection", "TrainedNetwork", "inspect_code", "is_of_programs", "load_programs"]
+
+# Samples that are held at once: a long file has thousands.
+_TOGETHER = 512
+# Larger functions than in training are looked at, up to where one would take minutes.
+_LARGEST = 4 * MAX_NODES
+_WORDS = {"too large": f"a function of more than {_LARGEST:,} nodes"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedNetwork:
+    """A trained network with what it was made for.
+
+    Attributes:
+        model: scores nodes.
+        config: of the training.
+        num_types: types of edges.
+    """
+
+    model: GGNN
+    config: ProgramsConfig
+    num_types: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """What a network says about the variables of files.
+
+    Attributes:
+        findings: every use with another name in scope, the most suspicious first.
+        files: how many were looked at.
+        skipped: by file, why it, or some of it, was not looked at.
+    """
+
+    findings: list[Finding]
+    files: int
+    skipped: Mapping[str, str]
+
+    def suspicious(self, threshold: float) -> list[Finding]:
+        """Uses where another name is likelier, and at least as probable as `threshold`."""
+        return [f for f in self.findings if f.probability >= max(threshold, f.written)]
+
+
+def is_of_programs(run: Path) -> bool:
+    """Whether the folder `run` holds a run of the recipe for programs."""
+    try:
+        about = json.loads((run / ABOUT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(about, dict) and about.get("kind") == KIND
+
+
+def load_programs(run: Path) -> TrainedNetwork:
+    """The best weights of the run in the folder `run`.
+
+    Raises:
+        DataError: no such run, or one of another recipe.
+    """
+    if not is_of_programs(run):
+        raise DataError(f"{run} holds no run of `weft train programs`")
+    try:
+        asked = json.loads((run / "config.json").read_text(encoding="utf-8"))["config"]
+        about = json.loads((run / ABOUT).read_text(encoding="utf-8"))
+        config = from_json(ProgramsConfig, asked)
+        sizes = {name: int(about[name]) for name in ("num_types", "vocabulary")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"the run in {run} cannot be read ({error})") from None
+    model = make_ggnn(config, **sizes)
+    load_weights(model, run)
+    model.eval()
+    return TrainedNetwork(model=model, config=config, num_types=sizes["num_types"])
+
+
+def inspect_code(trained: TrainedNetwork, path: Path, *, progress: bool = True) -> Inspection:
+    """Ask about every use of a variable in a Python file, or in all files of a folder.
+
+    A file that cannot be read or parsed is skipped, and so is a function that is too large.
+
+    Raises:
+        DataError: there is no such file, or no Python file in the folder.
+    """
+    files = python_files(path)
+    findings: list[Finding] = []
+    skipped: dict[str, str] = {}
+    with progress_bar("Python files", len(files), show=progress, count=True) as move:
+        for number, (_, file) in enumerate(files, start=1):
+            found = sample_graphs(file, max_nodes=_LARGEST)
+            if found.skipped:
+                skipped[str(file)] = _reasons(found.skipped)
+            for first in range(0, len(found.samples), _TOGETHER):
+                some = found.samples[first : first + _TOGETHER]
+                findings += _findings(trained, str(file), some)
+            move(number)
+    findings.sort(key=lambda f: (f.written - f.probability, f.file, f.line, f.column))
+    return Inspection(findings=findings, files=len(files), skipped=skipped)
+
+
+def _reasons(skipped: Mapping[str, int]) -> str:
+    return ", ".join(
+        _WORDS.get(reason, reason) + (f" ({count} times)" if count > 1 else "")
+        for reason, count in skipped.items()
+    )
+
+
+def _findings(trained: TrainedNetwork, file: str, samples: Sequence[Sample]) -> Iterator[Finding]:
+    for sample, chances in zip(samples, _chances(trained, samples), strict=True):
+        own = sample.candidates.index(sample.name)
+        best = max((i for i in range(len(chances)) if i != own), key=lambda i: chances[i])
+        yield Finding(
+            file=file,
+            line=sample.line,
+            column=sample.column + 1,
+            name=sample.name,
+            suggestion=sample.candidates[best],
+            probability=chances[best],
+            written=chances[own],
+        )
+
+
+def _chances(trained: TrainedNetwork, samples: Sequence[Sample]) -> list[list[float]]:
+    """The probabilities of each sample's candidates, in the order that they have there."""
+    table = table_from_graphs([sample.graph for sample in samples], PROGRAM_SCHEMA)
+    sizes = (table.num_nodes, table.num_edges)
+    nodes = max(trained.config.nodes, int(sizes[0].max()) + 1)
+    budget = step_budget(*sizes, nodes)
+    batching = BatchingConfig(policy="dynamic", batch_size=budget.graphs, budget=budget)
+    found: list[list[float]] = [[]] * len(samples)
+    for planned in evaluation_sampler(*sizes, batching).plan():
+        batch = assemble(table, planned.graphs, planned.budget)
+        with torch.no_grad():
+            scores = trained.model(batch, TypedEdges.of_batch(batch, trained.num_types))
+        chances = candidate_log_probabilities(batch, scores).exp()
+        candidate = batch.nodes["role"] == CANDIDATE
+        for place, graph in enumerate(planned.graphs.tolist()):
+            rows = slice(*batch.node_offsets[place : place + 2].tolist())
+            found[graph] = chances[rows][candidate[rows]].tolist()
+    return found

@@ -1,0 +1,211 @@
+"""`weft train programs` and `weft predict RUN FILE.py`."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from weft.training import read_metrics
+
+FUNCTION = """
+def {verb}_{number}(first, second):
+    total = first + second
+    return total
+"""
+WRONG = """def add(first, second):
+    total = first + first
+    return total
+"""
+SMALL = ("--hidden", "8", "--steps", "2", "--nodes", "256", "--quiet")
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    """A folder of Python files."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    for file in range(12):
+        verbs = ("add", "sum", "join")
+        text = "".join(FUNCTION.format(verb=verb, number=file) for verb in verbs)
+        (folder / f"part{file}.py").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def run(weft: Callable[..., Any], tmp_path: Path, code: Path) -> Path:
+    """A run on that code."""
+    said = weft("train", "programs", "--data", "code", "--epochs", "1", "--run-dir", "run", *SMALL)
+    assert said.code == 0, said.err
+    (tmp_path / "wrong.py").write_text(WRONG)
+    return tmp_path / "run"
+
+
+def test_a_run_with_its_baselines(weft, tmp_path, code):
+    words = ("train", "programs", "--data", "code", "--epochs", "2", *SMALL)
+    said = weft(*words)
+    assert (said.code, said.err) == (0, "")
+    assert "code: finished" in said.out
+    for word in ("accuracy", "random", "most recent use", "train", "validation", "test"):
+        assert word in said.out
+    folder = tmp_path / "runs" / "programs-code"
+    assert "weft predict runs/programs-code FILE.py" in said.out
+    summary = json.loads((folder / "summary.json").read_text())
+    assert f"{summary['test_accuracy']:.1%}" in said.out
+    assert f"{summary['baselines']['test']['recent']:.1%}" in said.out
+    assert summary["counts"]["skipped"] == 0
+    assert json.loads((folder / "model.json").read_text())["kind"] == "programs"
+    assert "holds a run already" in weft(*words).err
+    again = weft(*words, "--resume")
+    assert again.code == 0
+    assert [x for x in again.out.splitlines() if "%" in x][:3] == [
+        x for x in said.out.splitlines() if "%" in x
+    ][:3]
+
+
+def test_samples_as_json_lines(weft, tmp_path):
+    def line(number: int) -> str:
+        graph = {
+            "Edges": {"NextToken": [[0, 1], [1, 2]], "LastUse": [[3, 0]], "LastWrite": [[4, 0]]},
+            "NodeLabels": {str(n): f"name{n}" for n in range(5)},
+        }
+        candidates = [{"SymbolDummyNode": n, "IsCorrect": n == 3} for n in (3, 4)]
+        sample = {"filename": f"p{number}.cs", "ContextGraph": graph, "SlotDummyNode": 2}
+        return json.dumps({**sample, "SymbolCandidates": candidates}) + "\n"
+
+    with gzip.open(tmp_path / "my.jsonl.gz", "wt") as file:
+        file.writelines(line(number) for number in range(30))
+    said = weft("train", "programs", "--data", "my.jsonl.gz", "--epochs", "1", *SMALL)
+    assert said.code == 0, said.err
+    assert "50.0%" in said.out  # of two candidates at random
+    assert (tmp_path / "runs" / "programs-my-jsonl" / "weights.safetensors").exists()
+
+
+def test_init_from(weft, tmp_path, run):
+    said = weft(
+        *("train", "programs", "--data", "code", "--epochs", "0", "--run-dir", "second", *SMALL),
+        *("--init-from", "run"),
+    )
+    assert said.code == 0, said.err
+    first, second = (load_file(tmp_path / f / "weights.safetensors") for f in ("run", "second"))
+    assert all(first[name].equal(second[name]) for name in first)
+
+
+def test_print_config(weft, tmp_path):
+    said = weft("train", "programs", "--layout.form", "banded", "--print-config")
+    printed = json.loads(said.out)
+    assert (printed["data"], printed["layout"]["form"]) == ("python", "banded")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_ranks_write_one_run(weft, tmp_path, code):
+    words = ("train", "programs", "--data", "code", "--epochs", "2", *SMALL)
+    words += ("--supergraphs-per-step", "2", "--dropout", "0.1", "--run-dir")
+    command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+    done = subprocess.run(
+        [*command, "2", "-m", "weft", *words, "two"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("finished") == 1
+    assert weft(*words, "one").code == 0
+    lines = [
+        [line["train_loss"] for line in read_metrics(tmp_path / name) if "train_loss" in line]
+        for name in ("one", "two")
+    ]
+    assert len(lines[0]) == 2
+    assert lines[0] == pytest.approx(lines[1], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--data", "nothing"], "'nothing' is neither a file or folder nor one of"),
+        (["--data", "qm9"], "'qm9' is molecules, not programs"),
+        (["--data", "empty"], "no .py files in empty"),
+        (["--data", "plain"], "no variable in 1 Python files"),
+        (["--data", "one"], "of 1 files none is for"),
+        (["--data", "code", "--files", "one"], "so --files one would not be read"),
+        (["--data", "code", "--compile", "static"], "only the banded form"),
+        (["--data", "code", "--nodes", "8"], "a supergraph of 8 has room for 7; raise nodes"),
+        (["--data", "code", "--init-from", "nowhere"], "--init-from nowhere does not exist"),
+    ],
+)
+def test_mistakes_in_training(mistake, tmp_path, code, words, named):
+    for folder in ("empty", "plain", "one"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "plain" / "a.py").write_text("print('hello')\n")
+    (tmp_path / "one" / "a.py").write_text(WRONG)
+    assert named in mistake("train", "programs", *words, "--quiet")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_table_of_what_is_suspicious(weft, tmp_path, run):
+    said = weft("predict", "run", "wrong.py", "--all", "--quiet")
+    assert (said.code, said.err) == (0, "")
+    assert "wrong.py:2:21" in said.out
+    assert "of the name" in said.out
+    assert "uses of variables in 1 file." in said.out
+    none = weft("predict", "run", "wrong.py", "--threshold", "1", "--quiet")
+    assert none.code == 0
+    assert none.out.startswith("0 of ")
+    assert "at 100% or more" in none.out
+
+
+def test_json_and_sarif(weft, tmp_path, run):
+    (tmp_path / "code" / "broken.py").write_text("def f(:\n")
+    words = ("predict", "run", "code", "--quiet", "--all", "--format")
+    said = weft(*words, "json")
+    assert said.code == 0
+    assert said.err == "weft: code/broken.py: not looked at: syntax error\n"
+    printed = json.loads(said.out)
+    assert printed["skipped"] == {"code/broken.py": "syntax error"}
+    assert {f["file"] for f in printed["findings"]} == {f"code/part{n}.py" for n in range(12)}
+    said = weft(*words, "sarif", "--out", "found.sarif")
+    assert said.code == 0
+    assert "Written to found.sarif." in said.out
+    log = json.loads((tmp_path / "found.sarif").read_text())
+    assert len(log["runs"][0]["results"]) == len(printed["findings"])
+
+
+def test_a_file_that_is_no_python_is_no_error(weft, tmp_path, run):
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    said = weft("predict", "run", "broken.py", "--quiet")
+    assert said.code == 0
+    assert said.err == "weft: broken.py: not looked at: syntax error\n"
+    assert said.out.startswith("0 of 0 uses")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["run", "nothing.py"], "nothing.py is not there"),
+        (["run", "empty"], "no .py files in empty"),
+        (["run", "wrong.py", "--forces"], "run is of programs, which have no forces"),
+        (["run", "wrong.py", "--threshold", "90"], "--threshold is 90.0; a probability"),
+        (["run", "wrong.py", "--out", "a.txt"], "--out a.txt is for --format json or sarif"),
+        (
+            ["run", "wrong.py", "--out", "no/a.json", "--format", "json"],
+            "there is no folder no",
+        ),
+        (["run", "wrong.py", "--out", "wrong.py", "--format", "json"], "wrong.py is no file for"),
+        (["code", "wrong.py", "--all"], "--format are for runs of programs, and code is not"),
+    ],
+)
+def test_mistakes_in_prediction(mistake, tmp_path, run, words, named):
+    (tmp_path / "empty").mkdir()
+    assert named in mistake("predict", *words, "--quiet")
+    assert (tmp_path / "wrong.py").read_text() == WRONG
