@@ -79,9 +79,7 @@ def _random(config: ProgramsBench) -> GraphTable:
     rng = np.random.default_rng(0)
     ends = rng.integers(0, config.nodes, (2, config.edges))
     types = rng.integers(0, NUM_TYPES, config.edges).astype(np.int8)
-    graph = Graph(
-        num_nodes=config.nodes, senders=ends[0], receivers=ends[1], edges={"type": types}
-    )
+    graph = Graph(num_nodes=config.nodes, senders=ends[0], receivers=ends[1], edges={"type": types})
     return table_from_graphs([graph])
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,8 @@ from rich.console import Console
 
 from weft.bench.machine import machine
 from weft.cli.show import print_config
+from weft.cli.study_dense import DenseHardware
+from weft.cli.study_output import check_folder, interrupted, show_study
 from weft.errors import DataError
 from weft.studies import (
     BatchingStudy,
@@ -21,10 +22,8 @@ from weft.studies import (
     crystals,
     molecules,
     plot_study,
-    print_report,
     quick,
     study_batching,
-    write_markdown,
 )
 from weft.training import prepare_process
 from weft.training.structure_data import structure_table
@@ -64,8 +63,7 @@ class Batching:
         config = quick(self.config) if self.quick else self.config
         if self.print_config:
             return print_config(config, console)
-        if self.folder.exists() and not self.folder.is_dir():
-            raise DataError(f"{self.folder} is a file; --folder names a folder")
+        check_folder(self.folder)
         prepare_process()
         try:
             results = study_batching(
@@ -78,28 +76,9 @@ class Batching:
                 quiet=self.quiet,
             )
         except KeyboardInterrupt:
-            words = [word for word in sys.argv[1:] if word != "--resume"]
-            console.print(
-                f"Interrupted; what was measured is in {self.folder}. Go on with:\n"
-                f"  {shlex.join(['weft', *words, '--resume'])}",
-                soft_wrap=True,
-            )
-            return 130
-        sections = batching_report(results)
-        print_report(sections, console)
-        plots = []
-        try:
-            plots = plot_study(results, self.folder)
-        except DataError as error:
-            # Hours of measuring are not to end with an error for want of pictures.
-            console.print(f"No plots: {error}", soft_wrap=True)
-        write_markdown(results, sections, self.folder / "results.md", plots=plots)
-        console.print(
-            f"Everything is in {self.folder}: results.md, results.json"
-            + "".join(f", {plot.name}" for plot in plots),
-            soft_wrap=True,
-        )
-        return 0
+            return interrupted(self.folder, console)
+        plot = partial(plot_study, results, self.folder)
+        return show_study(results, batching_report(results), plot, self.folder, console)
 
     def _data(self) -> list[StudyData]:
         qm9 = structure_table("qm9", ["u0"], data_dir=self.data_dir, progress=not self.quiet)
@@ -118,4 +97,4 @@ class Batching:
         return data
 
 
-COMMANDS = {"batching": Batching}
+COMMANDS = {"batching": Batching, "dense-hardware": DenseHardware}

@@ -88,9 +88,7 @@ def _gru(
     out = h.new_empty(rows, width)
     chunk, chunks = _chunks_of(rows)
     both = 2 * width
-    bias = torch.cat(
-        [input_bias[:both] + state_bias[:both], input_bias[both:], state_bias[both:]]
-    )
+    bias = torch.cat([input_bias[:both] + state_bias[:both], input_bias[both:], state_bias[both:]])
     arguments = (
         gemm_address(h.dtype),
         *map(array_of, (x, h, input_weight, state_weight, bias)),

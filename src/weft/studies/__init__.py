@@ -1,9 +1,16 @@
 """The papers' experiments, rerun on the machine at hand."""
 
 from weft.studies.batching import study_batching
+from weft.studies.dense_hardware import study_dense_hardware
+from weft.studies.dense_plots import plot_dense
+from weft.studies.dense_report import dense_report
+from weft.studies.dense_results import DenseResults
+from weft.studies.dense_settings import DenseHardwareStudy, quick_dense
 from weft.studies.plots import plot_study
-from weft.studies.report import Section, batching_report, print_report, write_markdown
-from weft.studies.results import RESULTS, StudyResults
+from weft.studies.report import batching_report
+from weft.studies.results import StudyResults
+from weft.studies.results_file import RESULTS
+from weft.studies.sections import Section, print_report, write_markdown
 from weft.studies.settings import BatchingStudy, StudyData, crystals, molecules, quick
 from weft.studies.shapes import ShapeCount, count_shapes
 from weft.studies.statistics import Comparison, Interval, compare, holm, mean_interval
@@ -12,6 +19,8 @@ __all__ = [
     "RESULTS",
     "BatchingStudy",
     "Comparison",
+    "DenseHardwareStudy",
+    "DenseResults",
     "Interval",
     "Section",
     "ShapeCount",
@@ -21,12 +30,16 @@ __all__ = [
     "compare",
     "count_shapes",
     "crystals",
+    "dense_report",
     "holm",
     "mean_interval",
     "molecules",
+    "plot_dense",
     "plot_study",
     "print_report",
     "quick",
+    "quick_dense",
     "study_batching",
+    "study_dense_hardware",
     "write_markdown",
 ]

@@ -16,7 +16,8 @@ from weft.models.scaling import element_counts, learn_scale
 from weft.sources.progress import progress_bar
 from weft.studies.cells import Cell, CellTimer, Timings
 from weft.studies.repeats import repeat_trainings
-from weft.studies.results import RESULTS, StudyResults
+from weft.studies.results import StudyResults
+from weft.studies.results_file import RESULTS
 from weft.studies.settings import BatchingStudy, StudyData
 from weft.studies.shapes import ShapeCount, count_shapes
 from weft.training.compilation import why_not_inductor

@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.errors import DataError
-from weft.files import write_atomically
 from weft.studies.cells import Timings
+from weft.studies.figures import draw_panels
 from weft.studies.results import StudyResults
 from weft.studies.statistics import mean_interval
 
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_study"]
 
-_PANELS_A_ROW = 3
-
 
 def plot_study(results: StudyResults, folder: Path) -> list[Path]:
     """Write SVG files of what there is to show; gives their paths.
@@ -27,38 +24,11 @@ def plot_study(results: StudyResults, folder: Path) -> list[Path]:
     Raises:
         DataError: matplotlib is not installed.
     """
-    try:
-        import matplotlib.figure
-    except ImportError as error:
-        raise DataError(
-            "plots need matplotlib, which is not installed: pip install 'weft[plots]'"
-        ) from error
-
     written = []
 
     def draw(name: str, panels: Sequence[tuple[str, Callable[[Axes], None]]]) -> None:
-        if not panels:
-            return
-        columns = min(len(panels), _PANELS_A_ROW)
-        rows = -(-len(panels) // columns)
-        # Figure itself, not pyplot: no display, no state that outlives this function.
-        figure = matplotlib.figure.Figure(
-            figsize=(max(6.0, 4.0 * columns), 0.4 + 3.4 * rows), layout="constrained"
-        )
-        axes = figure.subplots(rows, columns, squeeze=False).ravel()
-        for (title, panel), ax in zip(panels, axes, strict=False):
-            panel(ax)
-            ax.set_title(title, fontsize=10)
-        for ax in axes[len(panels) :]:
-            ax.set_axis_off()
-        bars, names = axes[0].get_legend_handles_labels()
-        if names:
-            # Three names fit under a panel.
-            across = min(len(names), 3 * columns)
-            figure.legend(bars, names, loc="outside lower center", ncols=across, fontsize=8)
-        path = folder / f"{name}.svg"
-        write_atomically(path, lambda file: figure.savefig(file, format="svg"))
-        written.append(path)
+        if panels:
+            written.append(draw_panels(panels, folder / f"{name}.svg"))
 
     eager = [t for t in results.cells if t.graphs and t.cell.mode == "eager"]
     kinds = dict.fromkeys((t.cell.data, t.cell.model) for t in eager)

@@ -1,49 +1,23 @@
-"""A study's results as tables and sentences, for a terminal and as Markdown."""
+"""The batching study as tables and sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
-from pathlib import Path
-from typing import Literal
 
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Table
-
-from weft.files import write_atomically
 from weft.studies.cells import Timings
 from weft.studies.published import FILLS, SHAPES, SHAPES_STEPS, published_milliseconds
 from weft.studies.results import StudyResults
+from weft.studies.sections import Section
 from weft.studies.statistics import Comparison, compare, mean_interval
 from weft.training.compilation import worth_compiling
 
-__all__ = ["Section", "batching_report", "print_report", "write_markdown"]
+__all__ = ["batching_report"]
 
 _LEVEL = 0.05
 # Share of rounds that the faster of two must win for its lead to count.
 _CLEAR = 0.8
 _STATIC = ("static-64", "static-2^n", "static-constant")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """A table with what it says.
-
-    Attributes:
-        title: of the table.
-        headings: of its columns.
-        rows: cells as text.
-        says: sentences below it.
-        narrow: columns that a terminal of 80 columns shows; all if empty.
-    """
-
-    title: str
-    headings: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-    says: list[str] = field(default_factory=list)
-    narrow: tuple[str, ...] = ()
 
 
 def batching_report(results: StudyResults) -> list[Section]:
@@ -360,64 +334,3 @@ def _verdict(comparisons: Sequence[Comparison], repeats: int) -> str:
         f"{account}: {named}. The chance that any of these is a false alarm is below {_LEVEL:.0%}. "
         f"{seeds}. In a short training a policy with more batches an epoch has taken more steps."
     )
-
-
-def print_report(sections: Sequence[Section], console: Console) -> None:
-    """The tables as a terminal has room for them: Markdown has every column."""
-    for section in sections:
-        console.print(section.title, style="italic", soft_wrap=True)
-        shown = [
-            i
-            for i, heading in enumerate(section.headings)
-            if not section.narrow or heading in section.narrow
-        ]
-        table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
-        for i in shown:
-            side = _side(section, i)
-            # Headings may break, names may not.
-            table.add_column(section.headings[i], justify=side, no_wrap=side == "left")
-        for row in section.rows:
-            table.add_row(*(row[i] for i in shown))
-        console.print(table)
-        for sentence in section.says:
-            console.print(sentence, soft_wrap=True, highlight=False)
-        console.print()
-
-
-def write_markdown(
-    results: StudyResults, sections: Sequence[Section], path: Path, *, plots: Sequence[Path] = ()
-) -> None:
-    """The report as a page with every column, and the plots that are beside it."""
-    about = results.machine
-    lines = ["# Batching study", ""]
-    if about:
-        lines += [f"{about['cpu']}, {about['cores']} cores, {about['memory_gib']} GiB.", ""]
-    lines += [
-        f"Begun {results.created} with:",
-        "",
-        f"    {results.command}",
-        "",
-        "Cells took turns, round by round, so that what disturbs the machine disturbs all alike. "
-        "Batching and update follow one another without a thread between them. Compilation is "
-        "counted apart.",
-        "",
-    ]
-    for section in sections:
-        sides = ["---" if _side(section, i) == "left" else "--:" for i in _columns(section)]
-        lines += [f"## {section.title}", ""]
-        for row in (section.headings, tuple(sides), *section.rows):
-            lines.append(f"| {' | '.join(row)} |")
-        lines += ["", *(line for sentence in section.says for line in (sentence, ""))]
-    lines += [line for plot in plots for line in (f"![{plot.stem}]({plot.name})", "")]
-    text = "\n".join(lines)
-    write_atomically(path, lambda file: file.write(text.encode()))
-
-
-def _columns(section: Section) -> range:
-    return range(len(section.headings))
-
-
-def _side(section: Section, column: int) -> Literal["left", "right"]:
-    """Numbers to the right."""
-    begins = (row[column][:1] for row in section.rows if row[column])
-    return "right" if all(c.isdigit() or c in "+-" for c in begins) else "left"

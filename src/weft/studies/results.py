@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import platform
-import shlex
-import sys
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
-import torch
-
-import weft
 from weft.errors import DataError
-from weft.files import json_text, write_atomically
 from weft.studies.cells import Timings
 from weft.studies.repeats import Errors
+from weft.studies.results_file import RESULTS, Provenance, read_results, write_results
 from weft.studies.settings import BatchingStudy
 from weft.studies.shapes import ShapeCount
 from weft.studies.statistics import compare
 
-__all__ = ["RESULTS", "StudyResults"]
+__all__ = ["StudyResults"]
 
-RESULTS = "results.json"
-"""File of a study's folder with everything that was measured."""
 _SCHEMA = "weft study batching 1"
 
 
 @dataclass(kw_only=True)
-class StudyResults:
+class StudyResults(Provenance):
     """Everything that was measured, and where.
 
     Attributes:
@@ -40,36 +29,24 @@ class StudyResults:
         shapes: shapes and fill over many steps, of data sets whose edges are all pairs.
         cells: the timed cells.
         errors: test RMSE of the repeated trainings, by data set and policy, in the target's unit.
-        command: that the study was begun with.
-        machine: it ran on.
-        created: when it was begun.
     """
+
+    title: ClassVar[str] = "Batching study"
+    method: ClassVar[str] = (
+        "Cells took turns, round by round, so that what disturbs the machine disturbs all alike. "
+        "Batching and update follow one another without a thread between them. Compilation is "
+        "counted apart."
+    )
 
     config: BatchingStudy
     data: dict[str, dict[str, Any]] = field(default_factory=dict)
     shapes: dict[str, list[ShapeCount]] = field(default_factory=dict)
     cells: list[Timings] = field(default_factory=list)
     errors: dict[str, Errors] = field(default_factory=dict)
-    command: str = field(default_factory=lambda: shlex.join(["weft", *sys.argv[1:]]))
-    machine: dict[str, Any] = field(default_factory=dict)
-    created: str = field(
-        default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds")
-    )
 
     def save(self, folder: Path) -> None:
         """Write the file, whole or not at all."""
-        values = {
-            "schema": _SCHEMA,
-            "created": self.created,
-            "command": self.command,
-            "machine": self.machine,
-            "versions": {
-                "weft": weft.__version__,
-                "torch": torch.__version__,
-                "numpy": np.__version__,
-                "python": platform.python_version(),
-            },
-            "config": asdict(self.config),
+        measured = {
             "data": self.data,
             "shapes": {name: [asdict(c) for c in counts] for name, counts in self.shapes.items()},
             "cells": [timings.to_json() for timings in self.cells],
@@ -79,8 +56,7 @@ class StudyResults:
                 for name, errors in self.errors.items()
             },
         }
-        text = json_text(values, indent=1)
-        write_atomically(folder / RESULTS, lambda file: file.write(text.encode()))
+        write_results(folder, _SCHEMA, self, self.config, measured)
 
     @classmethod
     def load(cls, folder: Path, config: BatchingStudy) -> StudyResults:
@@ -89,18 +65,8 @@ class StudyResults:
         Raises:
             DataError: the file is none, or of a study with other settings.
         """
-        path = folder / RESULTS
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            if values["schema"] != _SCHEMA:
-                raise ValueError(values["schema"])
-            asked = json.loads(json_text(asdict(config)))
-            for name, value in asked.items():
-                if values["config"].get(name) != value:
-                    raise DataError(
-                        f"{path} is of a study with {name} = {values['config'].get(name)}, not "
-                        f"{value}; resume it with the same settings or choose another folder"
-                    )
+            values = read_results(folder, _SCHEMA, config)
             return cls(
                 config=config,
                 data=values["data"],
@@ -118,7 +84,7 @@ class StudyResults:
             raise
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
-                f"{path} is not the file of a batching study; choose another folder"
+                f"{folder / RESULTS} is not the file of a batching study; choose another folder"
             ) from error
 
 

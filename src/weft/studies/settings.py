@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import get_args
+from typing import TYPE_CHECKING, TypeVar, get_args
 
 import numpy as np
 
@@ -15,7 +15,12 @@ from weft.training.compilation import CompileMode
 from weft.training.structure_data import NeighbourConfig, usable_structures
 from weft.training.structures import ModelName, StructuresConfig
 
-__all__ = ["BatchingStudy", "StudyData", "crystals", "molecules", "quick"]
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+__all__ = ["BatchingStudy", "StudyData", "crystals", "keep_given", "molecules", "quick"]
+
+Study = TypeVar("Study", bound="DataclassInstance")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +109,11 @@ def quick(config: BatchingStudy) -> BatchingStudy:
         repeat_structures=600,
         repeat_epochs=3,
     )
-    default = BatchingStudy()
+    return keep_given(config, BatchingStudy(), smaller)
+
+
+def keep_given(config: Study, default: Study, smaller: Study) -> Study:
+    """`smaller` with what `config` has other than by default."""
     given = {
         f.name: getattr(config, f.name)
         for f in fields(config)
