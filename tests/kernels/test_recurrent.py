@@ -66,6 +66,15 @@ def test_threads_change_no_bit():
     assert all(torch.equal(one, other) for one, other in zip(alone, shared, strict=True))
 
 
+def test_a_gradient_that_nobody_wants_is_left_out():
+    cell = nn.GRUCell(5, 7)
+    x, h = torch.randn(9, 5, requires_grad=True), torch.randn(9, 7)
+    (alone,) = torch.autograd.grad(gru(x, h, *weights(cell)).square().sum(), x)
+    h.requires_grad_()
+    beside, _ = torch.autograd.grad(gru(x, h, *weights(cell)).square().sum(), (x, h))
+    assert torch.equal(alone, beside)
+
+
 def test_another_dtype_takes_the_plain_way():
     cell = nn.GRUCell(5, 7).bfloat16()
     x, h = torch.randn(9, 5, dtype=torch.bfloat16), torch.randn(9, 7, dtype=torch.bfloat16)
@@ -80,7 +89,7 @@ def test_the_operator_passes_torchs_checks():
     tests = ("test_schema", "test_faketensor")
     torch.library.opcheck(_gru.op, (x, h, *weights(cell)), test_utils=tests)
     out, gates = _gru(x, h, *weights(cell))
-    arguments = (x, h, cell.weight_ih, cell.weight_hh, gates, torch.ones_like(out))
+    arguments = (x, h, cell.weight_ih, cell.weight_hh, gates, torch.ones_like(out), True)
     torch.library.opcheck(_gru_backward.op, arguments, test_utils=tests)
 
 

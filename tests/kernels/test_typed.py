@@ -37,7 +37,9 @@ def test_the_operators_pass_torchs_checks(aggregate):
     tests = ("test_schema", "test_faketensor")
     torch.library.opcheck(_typed.op, (h, weight, bias, *plan), test_utils=tests)
     grad = torch.randn(40, 5)
-    torch.library.opcheck(_typed_backward.op, (grad, h, weight, bias, *plan), test_utils=tests)
+    for wanted in (True, False):
+        given = (grad, h, weight, bias, *plan, wanted)
+        torch.library.opcheck(_typed_backward.op, given, test_utils=tests)
 
 
 @pytest.mark.parametrize("aggregate", [True, False])
@@ -58,6 +60,15 @@ def test_threads_change_no_bit(aggregate):
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(one, other) for one, other in zip(alone, shared, strict=True))
+
+
+def test_a_gradient_that_nobody_wants_is_left_out():
+    adjacency = edges()
+    h, weight = torch.randn(40, 6), torch.randn(4, 6, 5, requires_grad=True)
+    (alone,) = torch.autograd.grad(adjacency.propagate(h, weight).square().sum(), weight)
+    h.requires_grad_()
+    (beside, _) = torch.autograd.grad(adjacency.propagate(h, weight).square().sum(), (weight, h))
+    assert torch.equal(alone, beside)
 
 
 def test_bfloat16_takes_the_plain_way():

@@ -34,14 +34,14 @@ def test_more_rows_than_a_chunk_holds():
         assert_as_coo(adjacency, edges, nodes, types)
 
 
-def test_the_side_with_fewer_rows_is_chosen():
-    star = np.zeros(9, np.int64), np.arange(1, 10), np.zeros(9, np.int64)
-    from_one = TypedEdges.of(*star, 10, 1)
-    assert not from_one.aggregate
-    assert from_one.num_rows == 1
-    to_one = TypedEdges.of(star[1], star[0], star[2], 10, 1)
-    assert to_one.aggregate
-    assert to_one.num_rows == 1
+def test_the_side_with_fewer_rows_is_chosen_for_each_type():
+    one, others = np.zeros(9, np.int64), np.arange(1, 10)
+    edges = np.concatenate([one, others]), np.concatenate([others, one]), np.repeat([0, 1], 9)
+    adjacency = TypedEdges.of(*edges, 10, 2)
+    assert (adjacency.num_rows, adjacency.num_edges) == (2, 18)
+    for aggregate in (True, False):
+        assert TypedEdges.of(*edges, 10, 2, aggregate=aggregate).num_rows == 10
+    assert_as_coo(adjacency, edges, 10, 2)
 
 
 @pytest.mark.parametrize("nodes", [0, 1, 5])

@@ -114,8 +114,10 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
     ctx.save_for_backward(*inputs[:4], gates)
 
 
-def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, ...]:
-    return tuple(_gru_backward(*ctx.saved_tensors, grad))
+def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    wanted = ctx.needs_input_grad[1]
+    grad_x, grad_h, *others = _gru_backward(*ctx.saved_tensors, grad, wanted)
+    return grad_x, grad_h if wanted else None, *others
 
 
 _gru.register_autograd(_backward, setup_context=_setup)
@@ -123,9 +125,15 @@ _gru.register_autograd(_backward, setup_context=_setup)
 
 @operator("weft::gru_backward")
 def _gru_backward(
-    x: Tensor, h: Tensor, input_weight: Tensor, state_weight: Tensor, gates: Tensor, grad: Tensor
+    x: Tensor,
+    h: Tensor,
+    input_weight: Tensor,
+    state_weight: Tensor,
+    gates: Tensor,
+    grad: Tensor,
+    wanted: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients in everything that `_gru` takes."""
+    """Gradients in all that `_gru` takes; that in h is only right if it is `wanted`."""
     rows, width = h.shape
     chunk, chunks = _chunks_of(rows)
     grad_x, grad_h = x.new_empty(x.shape), h.new_empty(h.shape)
@@ -135,6 +143,7 @@ def _gru_backward(
     arguments = (
         gemm_address(h.dtype),
         *map(array_of, (x, h, input_weight, state_weight, gates, grad)),
+        wanted,
         chunk,
         *(t.numpy() for t in (grad_x, grad_h, input_grad, state_grad, bias_grad)),
     )
@@ -148,7 +157,7 @@ def _gru_backward(
 
 @_gru_backward.register_fake
 def _(
-    x: Tensor, h: Tensor, input_weight: Tensor, state_weight: Tensor, gates: Tensor, grad: Tensor
+    x: Tensor, h: Tensor, input_weight: Tensor, state_weight: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     return (
         x.new_empty(x.shape),

@@ -21,8 +21,8 @@ __all__ = ["BLOCK_ROWS", "share_backward_chunks", "share_forward_chunks"]
 _here = sys.modules[__name__]
 _compiled = compiled(fastmath={"contract"}, error_model="numpy")
 
-# Rows of a block: their gates, four times 128 features, take half of a second-level cache.
-BLOCK_ROWS = 128
+# Rows of a block: their gates, four times 128 features, fill most of a second-level cache.
+BLOCK_ROWS = 192
 
 
 @_compiled
@@ -122,6 +122,7 @@ def backward_chunks(
     state_weight: Any,
     gates: Any,
     grad: Any,
+    wanted: bool,
     chunk: int,
     grad_x: Any,
     grad_h: Any,
@@ -133,8 +134,8 @@ def backward_chunks(
 ) -> None:
     """Chunks first:stop of the gradients in x and h, and those [C, ...] in the weights.
 
-    The weights' must be 0 before; bias_grad [C, 4 H] is that in the sums r, z, n and in the
-    state's part of n.
+    The weights' must be 0 before; that in h is only right if `wanted`. bias_grad [C, 4 H] is that
+    in the sums r, z, n and in the state's part of n.
     """
     inputs, width = x.shape[1], h.shape[1]
     space = np.empty((BLOCK_ROWS, 4 * width), dtype=h.dtype)
@@ -151,8 +152,10 @@ def backward_chunks(
             new = other[2 * width :]
             all_in = input_weight
             gemm(address, False, False, rows, inputs, 3 * width, slope, all_in, before_x, False)
-            gemm(address, False, False, rows, width, 2 * width, slope, state_weight, before_h, True)
-            gemm(address, False, False, rows, width, width, own, state_new, before_h, True)
+            if wanted:
+                both = state_weight
+                gemm(address, False, False, rows, width, 2 * width, slope, both, before_h, True)
+                gemm(address, False, False, rows, width, width, own, state_new, before_h, True)
             gemm(address, True, False, 3 * width, inputs, rows, slope, given, target, True)
             gemm(address, True, False, 2 * width, width, rows, slope, state, other, True)
             gemm(address, True, False, width, width, rows, own, state, new, True)

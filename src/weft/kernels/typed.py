@@ -143,8 +143,14 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     # Read once: a step that is computed again for its gradient gives them once.
     saved = ctx.saved_tensors
-    grad_h, grad_weight, grad_bias = _typed_backward(grad, *saved)
-    return grad_h, grad_weight, None if saved[2] is None else grad_bias, *(None,) * 11
+    wanted = ctx.needs_input_grad[0]
+    grad_h, grad_weight, grad_bias = _typed_backward(grad, *saved, wanted)
+    return (
+        grad_h if wanted else None,
+        grad_weight,
+        None if saved[2] is None else grad_bias,
+        *(None,) * 11,
+    )
 
 
 _typed.register_autograd(_backward, setup_context=_setup)
@@ -167,10 +173,11 @@ def _typed_backward(
     counts: Tensor,
     chunk_types: Tensor,
     chunk_starts: Tensor,
+    wanted: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients in h, weight and bias."""
+    """Gradients in h (empty unless `wanted`: the first step of many has none), weight and bias."""
     rows, chunks = into_offsets.shape[0] - 1, chunk_types.shape[0]
-    grad_rows = h.new_empty(rows, weight.shape[1])
+    grad_rows = h.new_empty(rows if wanted else 0, weight.shape[1])
     weight_grad = h.new_empty(chunks, *weight.shape[1:])
     bias_grad = h.new_zeros(chunks, weight.shape[2])
     given = (
@@ -180,6 +187,7 @@ def _typed_backward(
     arguments = (
         gemm_address(h.dtype),
         *map(array_of, given),
+        wanted,
         grad_rows.numpy(),
         weight_grad.numpy(),
         None if bias is None else bias_grad.numpy(),
@@ -189,10 +197,12 @@ def _typed_backward(
     kinds = chunk_types.long()
     grad_weight = torch.zeros_like(weight).index_add_(0, kinds, weight_grad)
     grad_bias = h.new_zeros(weight.shape[0], weight.shape[2]).index_add_(0, kinds, bias_grad)
-    return _sums(grad_rows, into_t_offsets, into_t_columns), grad_weight, grad_bias
+    grad_h = _sums(grad_rows, into_t_offsets, into_t_columns) if wanted else grad_rows
+    return grad_h, grad_weight, grad_bias
 
 
 @_typed_backward.register_fake
-def _(grad: Tensor, h: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(grad: Tensor, h: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     bias = weight.new_empty(weight.shape[0], weight.shape[2])
-    return h.new_empty(h.shape), torch.empty_like(weight), bias
+    rows = h.shape[0] if others[-1] else 0
+    return h.new_empty(rows, h.shape[1]), torch.empty_like(weight), bias

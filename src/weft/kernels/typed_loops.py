@@ -112,6 +112,7 @@ def backward_chunks(
     counts: Any,
     chunk_types: Any,
     chunk_starts: Any,
+    wanted: bool,
     grad_rows: Any,
     weight_grad: Any,
     bias_grad: Any,
@@ -120,7 +121,8 @@ def backward_chunks(
 ) -> None:
     """Chunks first:stop: the gradient in the gathered rows [R, H], and [C, ...] in the weights.
 
-    `to_columns`, `to_offsets` say which nodes' gradients [N, O] come back to a row.
+    `to_columns`, `to_offsets` say which nodes' gradients [N, O] come back to a row. There is no
+    gradient in the rows unless it is `wanted`.
     """
     width, outputs = weight.shape[1:]
     gathered = np.empty((_BLOCK_ROWS, width), dtype=h.dtype)
@@ -134,8 +136,9 @@ def backward_chunks(
             rows = last - start
             sum_rows(h, columns, offsets, gathered, start, last)
             sum_rows(grad, to_columns, to_offsets, slopes, start, last)
-            result = grad_rows[start:last]
-            gemm(address, False, True, rows, width, outputs, slopes, own, result, False)
+            if wanted:
+                result = grad_rows[start:last]
+                gemm(address, False, True, rows, width, outputs, slopes, own, result, False)
             more = start > begin
             gemm(address, True, False, width, outputs, rows, gathered, slopes, target, more)
             if bias_grad is not None:

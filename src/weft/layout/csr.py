@@ -58,9 +58,10 @@ def distinct_edges(
 class TypedEdges:
     """E distinct edges of P types between N nodes, as R rows of a type and a node each.
 
-    A row is a receiver, whose messages are summed before its type's matrix is applied
-    (`aggregate`), or a sender, whose message is made once for all its receivers (`transform`):
-    whichever has fewer rows. Types are sorted, rows without edges do not exist.
+    A row is a receiver, whose messages are summed before its type's matrix is applied, or a sender,
+    whose message is made once for all its receivers: for each type whichever has fewer rows. A
+    tree's edges to the leaves are few senders, those to the root few receivers. Rows are sorted by
+    type, those without edges do not exist.
 
     Attributes:
         into_offsets: int32 [R + 1]; row r sums the nodes into_nodes[into_offsets[r]:...].
@@ -75,7 +76,6 @@ class TypedEdges:
         chunk_types: int32 [C], the type of each chunk of rows.
         chunk_starts: int32 [C + 1].
         num_types: P.
-        aggregate: whether a row is a receiver.
     """
 
     into_offsets: Tensor
@@ -90,7 +90,6 @@ class TypedEdges:
     chunk_types: Tensor
     chunk_starts: Tensor
     num_types: int
-    aggregate: bool
 
     @classmethod
     def of(
@@ -111,33 +110,37 @@ class TypedEdges:
             types: int [E], from 0.
             num_nodes: N.
             num_types: P.
-            aggregate: whether rows are receivers; None takes what makes fewer rows.
+            aggregate: whether rows are receivers; None takes for each type what makes fewer rows.
         """
         of, to, kinds = distinct_edges(senders, receivers, types, num_nodes, num_types)
         # Sorted by (type, receiver) already; by (type, sender) it takes a stable sort.
-        by_receiver = kinds * num_nodes + to
-        by_sender = kinds * num_nodes + of
-        order = np.argsort(by_sender, kind="stable")
+        by_receiver, by_sender = kinds * num_nodes + to, kinds * num_nodes + of
         if aggregate is None:
-            aggregate = _distinct(by_receiver) <= _distinct(by_sender[order])
-        if not aggregate:
-            of, to, kinds = of[order], to[order], kinds[order]
-        keys = by_receiver if aggregate else by_sender[order]
-        starts = np.flatnonzero(np.diff(keys, prepend=-1))
-        rows = np.cumsum(np.diff(keys, prepend=-1) != 0) - 1
-        offsets = np.append(starts, len(keys))
-        own = np.arange(len(starts) + 1)
-        nodes = keys[starts] % max(num_nodes, 1)
-        row_types = keys[starts] // max(num_nodes, 1)
-        one_each, one_each_t = (own, nodes), _transposed(own[:-1], nodes, num_nodes)
-        edges = (offsets, of if aggregate else to)
-        edges_t = _transposed(rows, edges[1], num_nodes)
-        into, into_t = (edges, edges_t) if aggregate else (one_each, one_each_t)
-        back, back_t = (one_each, one_each_t) if aggregate else (edges, edges_t)
-        chunk_types, chunk_starts = _chunks(row_types, num_types)
-        indices = (*into, *into_t, *back_t, *back, chunk_types, chunk_starts)
+            summed = _rows_by_type(by_receiver, num_nodes, num_types) <= _rows_by_type(
+                by_sender, num_nodes, num_types
+            )
+        else:
+            summed = np.full(num_types, aggregate)
+        keys = np.where(summed[kinds], by_receiver, by_sender)
+        order = np.argsort(keys, kind="stable")
+        of, to, keys = of[order], to[order], keys[order]
+        first = np.diff(keys, prepend=-1) != 0
+        rows, sums = np.cumsum(first) - 1, summed[kinds[order]]
+        counts = np.diff(np.append(np.flatnonzero(first), len(keys)))
+        num_rows, row_sums = len(counts), sums[first]
+        # Of the end that all edges of a row have in common, one is enough.
+        into, back = sums | first, ~sums | first
+        plans = (
+            _csr(np.where(row_sums, counts, 1), of[into]),
+            _transposed(rows[into], of[into], num_nodes),
+            _transposed(rows[back], to[back], num_nodes),
+            _csr(np.where(row_sums, 1, counts), to[back]),
+        )
+        assert all(len(columns) == offsets[-1] for offsets, columns in plans)
+        chunks = _chunks(kinds[order][first], num_types)
+        indices = (*(part for plan in plans for part in plan), *chunks)
         tensors = [torch.from_numpy(np.asarray(part, dtype=np.int32)) for part in indices]
-        counts = np.diff(offsets) if aggregate else np.ones(len(starts))
+        biases = np.where(row_sums, counts, np.ones(num_rows))
         return cls(
             into_offsets=tensors[0],
             into_nodes=tensors[1],
@@ -147,11 +150,10 @@ class TypedEdges:
             out_rows=tensors[5],
             out_t_offsets=tensors[6],
             out_t_nodes=tensors[7],
-            counts=torch.from_numpy(counts.astype(np.float32)),
+            counts=torch.from_numpy(biases.astype(np.float32)),
             chunk_types=tensors[8],
             chunk_starts=tensors[9],
             num_types=num_types,
-            aggregate=aggregate,
         )
 
     @classmethod
@@ -168,6 +170,12 @@ class TypedEdges:
     def num_rows(self) -> int:
         """R, rows that are multiplied with a matrix."""
         return self.into_offsets.shape[0] - 1
+
+    @property
+    def num_edges(self) -> int:
+        """E, each distinct edge once."""
+        # A row has one sender or one receiver.
+        return int((self.into_offsets.diff() * self.out_t_offsets.diff()).sum())
 
     def to(self, device: torch.device | str) -> TypedEdges:
         """The same on another device."""
@@ -209,9 +217,14 @@ def edges_of(batch: GraphBatch) -> tuple[Array, Array, Array]:
     return senders, receivers, kinds
 
 
-def _distinct(keys: Array) -> int:
-    """Different values of sorted keys."""
-    return int(np.count_nonzero(np.diff(keys, prepend=-1)))
+def _rows_by_type(keys: Array, num_nodes: int, num_types: int) -> Array:
+    """Different keys type · N + node of each type, [P]."""
+    return np.bincount(np.unique(keys) // max(num_nodes, 1), minlength=num_types)
+
+
+def _csr(lengths: Array, columns: Array) -> tuple[Array, Array]:
+    """Offsets of rows of these lengths, and their columns."""
+    return np.append(0, np.cumsum(lengths)), columns
 
 
 def _transposed(rows: Array, columns: Array, num_columns: int) -> tuple[Array, Array]:

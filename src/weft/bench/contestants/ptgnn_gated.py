@@ -12,7 +12,7 @@ from ptgnn.neuralmodels.gnn.messagepassing import GatedMessagePassingLayer
 
 
 def prepare(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
-    """case["steps"] rounds over the edges of case["arrays"], forward and backward, and Adam."""
+    """Rounds of messages over the edges of case["arrays"], forward and backward, and Adam."""
     torch.manual_seed(0)
     arrays = np.load(case["arrays"])
     ends = torch.from_numpy(np.stack([arrays["senders"], arrays["receivers"]])).long()
