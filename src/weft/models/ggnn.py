@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from weft.graphs import GraphBatch
-from weft.kernels import gru, segment_max, segment_sum
+from weft.kernels import dropout, gru, segment_max, segment_sum
 from weft.layout import TypedEdges
 
 __all__ = [
@@ -100,8 +100,7 @@ class GatedGraph(nn.Module):
 
     def _step(self, h: Tensor, adjacency: Adjacency) -> Tensor:
         messages = adjacency.propagate(h, self.weight, self.bias)
-        if self.dropout and self.training:
-            messages = functional.dropout(messages, self.dropout)
+        messages = dropout(messages, self.dropout, self.training)
         cell = self.cell
         return gru(messages, h, cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
 
