@@ -77,6 +77,7 @@ class Programs:
                 prepared = prepare_programs(
                     some_of(table, config.limit, config.split_seed), config, ranks=ranks
                 )
+            config = prepared.config
             with shared_run(folder, config, ranks, resume=self.resume) as run:
                 if self.resume and not run.resumed and ranks.rank == 0:
                     console.print(f"There is no run in {folder} to resume; a new one starts.")

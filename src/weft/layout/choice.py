@@ -22,7 +22,7 @@ from weft.layout.cost import (
     machine_rates,
     timed_by_turns,
 )
-from weft.layout.csr import TypedEdges, distinct_edges, edges_of
+from weft.layout.csr import TypedEdges, distinct_edges, edges_of, rows_by_type
 from weft.layout.dense import DenseAdjacency
 
 __all__ = [
@@ -245,8 +245,9 @@ def _as_config(figure: Figure, config: LayoutConfig) -> LayoutConfig:
 
 def _sparse_seconds(edges: tuple[Array, ...], nodes: int, hidden: int, rates: Rates) -> float:
     of, to, kinds = edges
-    rows = min(len(np.unique(kinds * nodes + ends)) for ends in (of, to))
-    return csr_seconds(len(of), rows, hidden, rates)
+    types = int(kinds.max(initial=0)) + 1
+    sides = (rows_by_type(kinds * nodes + ends, nodes, types) for ends in (of, to))
+    return csr_seconds(len(of), int(np.minimum(*sides).sum()), hidden, rates)
 
 
 def _largest_graph(batch: GraphBatch) -> int:

@@ -13,7 +13,7 @@ from weft.errors import DataError
 from weft.graphs import Array, GraphBatch
 from weft.kernels import typed_messages
 
-__all__ = ["TYPE", "TypedEdges", "distinct_edges", "edges_of"]
+__all__ = ["TYPE", "TypedEdges", "distinct_edges", "edges_of", "rows_by_type"]
 
 TYPE = "type"
 """The edge column with an edge's type."""
@@ -116,7 +116,7 @@ class TypedEdges:
         # Sorted by (type, receiver) already; by (type, sender) it takes a stable sort.
         by_receiver, by_sender = kinds * num_nodes + to, kinds * num_nodes + of
         if aggregate is None:
-            summed = _rows_by_type(by_receiver, num_nodes, num_types) <= _rows_by_type(
+            summed = rows_by_type(by_receiver, num_nodes, num_types) <= rows_by_type(
                 by_sender, num_nodes, num_types
             )
         else:
@@ -217,7 +217,7 @@ def edges_of(batch: GraphBatch) -> tuple[Array, Array, Array]:
     return senders, receivers, kinds
 
 
-def _rows_by_type(keys: Array, num_nodes: int, num_types: int) -> Array:
+def rows_by_type(keys: Array, num_nodes: int, num_types: int) -> Array:
     """Different keys type · N + node of each type, [P]."""
     return np.bincount(np.unique(keys) // max(num_nodes, 1), minlength=num_types)
 

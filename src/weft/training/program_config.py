@@ -30,7 +30,8 @@ class ProgramsConfig:
         smoothing: of the labels: certainty taken from the right candidate, shared among all.
         layout: how the edges of a supergraph are multiplied: csr, or banded blocks.
         nodes: of a supergraph, one of them padding; larger graphs are left out of training, never
-            of evaluation. A multiple of the layout's block, if that is given.
+            of evaluation. A multiple of the layout's block, if that is given. 0 measures which of
+            1,024 to 16,384 takes least time a sample.
         policy: supergraphs are packed as full as possible, or filled in order (dynamic).
         supergraphs_per_step: supergraphs, over all ranks, in a step; the learning rate is
             multiplied by it, so let a warm-up go before.
@@ -71,7 +72,7 @@ class ProgramsConfig:
         default_factory=lambda: ScheduleConfig(shape="cosine", warmup=100, floor=0.05)
     )
     clip_norm: float | None = 1.0
-    epochs: int = 10
+    epochs: int = 5
     max_steps: int | None = None
     patience: int | None = None
     checkpoint_every: int = 0
@@ -88,7 +89,7 @@ class ProgramsConfig:
         for name in ("learning_rate", "split_seed", "seed"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
-        for name, low in (("steps", 1), ("nodes", 2), ("supergraphs_per_step", 1), ("limit", 2)):
+        for name, low in (("steps", 1), ("nodes", 0), ("supergraphs_per_step", 1), ("limit", 2)):
             value = getattr(self, name)
             if value is not None and value < low:
                 raise ValueError(f"{name} is {value}; it must be at least {low}")

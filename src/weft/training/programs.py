@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from weft.batching import BatchingConfig, GraphSampler, evaluation_sampler
+from weft.batching import GraphSampler, evaluation_sampler
 from weft.files import json_text, write_atomically
-from weft.graphs import Array, GraphBatch, GraphTable, assemble
-from weft.layout import BandedAdjacency, TypedEdges, band_statistics
-from weft.layout.choice import LayoutConfig, adjacency_of, measured_choice
+from weft.graphs import Array, GraphBatch, GraphTable
+from weft.layout import BandedAdjacency, TypedEdges
+from weft.layout.choice import LayoutConfig, adjacency_of
 from weft.models.ggnn import GGNN, Adjacency, candidate_loss, right_choices
 from weft.training.checkpoint import load_weights
 from weft.training.compilation import Compilation
@@ -31,12 +31,12 @@ from weft.training.program_data import (
     check_programs,
     learnable,
     split_programs,
-    step_budget,
 )
 from weft.training.randomness import seed_everything
 from weft.training.ranks import Ranks, StopTogether
 from weft.training.run import Run
 from weft.training.schedules import ScheduleConfig, make_scheduler
+from weft.training.supergraph_choice import packed_sampler, settled
 from weft.training.supergraphs import Step, StepLoader
 
 __all__ = [
@@ -61,7 +61,7 @@ class PreparedPrograms:
 
     Attributes:
         table: what the network reads of the programs.
-        config: the recipe.
+        config: the recipe, with nothing left to measure.
         split: which graphs are for what.
         sampler: makes the supergraphs of training.
         baselines: by part, over its graphs.
@@ -124,25 +124,26 @@ def prepare_programs(
             f"supergraphs_per_step is {config.supergraphs_per_step} and there are {shared.size} "
             f"ranks; each needs one at least: take --supergraphs-per-step {shared.size}"
         )
+    if shared.size > 1 and not (config.nodes and config.layout.form != "auto"):
+        raise ValueError(
+            f"nodes is {config.nodes} and the layout {config.layout.form}: {shared.size} ranks may "
+            "measure differently; give --nodes and --layout.form"
+        )
     check_programs(table)
     split = split_programs(table, parts=config.split, seed=config.split_seed)
     train = split["train"]
-    sizes = (table.num_nodes[train], table.num_edges[train])
-    budget = step_budget(*sizes, config.nodes)
-    fitting = train[(sizes[0] < budget.nodes) & (sizes[1] <= budget.edges)]
-    batching = BatchingConfig(
-        policy=config.policy, batch_size=budget.graphs, seed=config.seed, budget=budget
-    )
-    sampler = GraphSampler(table.num_nodes, table.num_edges, batching, graphs=fitting)
+    num_types = len(table.metadata.get("edge_types", ())) or _types_in(table)
+    config = settled(table, train, config, num_types)
+    sampler = packed_sampler(table, train, config, config.nodes)
     return PreparedPrograms(
         table=learnable(table),
         config=config,
         split=split,
         sampler=sampler,
         baselines={part: baselines(table, ids) for part, ids in split.items() if len(ids)},
-        num_types=len(table.metadata.get("edge_types", ())) or _types_in(table),
+        num_types=num_types,
         vocabulary=int(table.metadata.get("vocabulary", 0)) or 2,
-        skipped=len(train) - len(fitting),
+        skipped=len(train) - sampler.statistics().graphs,
     )
 
 
@@ -263,7 +264,7 @@ class _Former:
 
     def __init__(self, prepared: PreparedPrograms) -> None:
         self.num_types, self.compiled = prepared.num_types, prepared.config.compile != "eager"
-        self.layout = _layout(prepared)
+        self.layout = prepared.config.layout
         self.edges = self.outside = 0
 
     def __call__(self, batch: GraphBatch) -> Adjacency:
@@ -275,17 +276,6 @@ class _Former:
                 # The counts change, and code is made for what is the same in all supergraphs.
                 return dataclasses.replace(adjacency, inside=0, outside=0)
         return adjacency
-
-
-def _layout(prepared: PreparedPrograms) -> LayoutConfig:
-    """The layout, with `auto` decided by a measurement of the first supergraph."""
-    config = dataclasses.replace(prepared.config.layout, hidden=prepared.config.hidden)
-    if config.form != "auto":
-        return config
-    planned = prepared.sampler.plan()[0]
-    batch = assemble(prepared.table, planned.graphs, planned.budget)
-    widest = int(band_statistics(prepared.table).bandwidth.max(initial=0))
-    return measured_choice(batch, prepared.num_types, config, bandwidth=widest).config
 
 
 def _evaluation(prepared: PreparedPrograms, ranks: Ranks) -> dict[str, StepLoader]:
