@@ -89,10 +89,12 @@ class ProgramsConfig:
         for name in ("learning_rate", "split_seed", "seed"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
-        for name, low in (("steps", 1), ("nodes", 0), ("supergraphs_per_step", 1), ("limit", 2)):
+        for name, low in (("steps", 1), ("supergraphs_per_step", 1), ("limit", 2)):
             value = getattr(self, name)
             if value is not None and value < low:
                 raise ValueError(f"{name} is {value}; it must be at least {low}")
+        if self.nodes < 2 and self.nodes != 0:
+            raise ValueError(f"nodes is {self.nodes}; it must be at least 2, or 0 to measure")
         for name in ("dropout", "smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it is from 0 to below 1")
