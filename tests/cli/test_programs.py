@@ -71,6 +71,30 @@ def test_a_run_with_its_baselines(weft, tmp_path, code):
     ][:3]
 
 
+def test_a_run_resumes_with_what_it_has_measured(weft, tmp_path, code, monkeypatch):
+    words = ("train", "programs", "--data", "code", "--epochs", "1", *SMALL, "--run-dir", "run")
+    words += ("--nodes", "0", "--layout.form", "auto")
+    assert weft(*words).code == 0
+    chosen = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
+    assert chosen["nodes"] >= 1024
+
+    def measured_again(*_: object, **__: object) -> None:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr("weft.training.supergraph_choice.measured_choice", measured_again)
+    monkeypatch.setattr("weft.training.supergraph_choice.timed_by_turns", measured_again)
+    again = weft(*words, "--resume")
+    assert again.code == 0, again.err
+
+
+def test_other_files_in_the_folder_do_not_matter(weft, tmp_path, code):
+    (code / "gone").symlink_to(tmp_path / "nothing")
+    words = ("train", "programs", "--data", "code", "--epochs", "0", *SMALL, "--run-dir")
+    assert weft(*words, "code/run").code == 0
+    assert weft(*words, "code/again").code == 0
+    assert len(list((tmp_path / "data").glob("programs-code-*.weft"))) == 1
+
+
 def test_samples_as_json_lines(weft, tmp_path):
     def line(number: int) -> str:
         graph = {
@@ -139,6 +163,8 @@ def test_two_ranks_write_one_run(weft, tmp_path, code):
         (["--data", "plain"], "no variable in 1 Python files"),
         (["--data", "one"], "of 1 files none is for"),
         (["--data", "code", "--files", "one"], "so --files one would not be read"),
+        (["--data", "python", "--files", "none.py"], "--files none.py does not exist"),
+        (["--data", "shard-00001"], "take --data great --files shard-00001"),
         (["--data", "code", "--compile", "static"], "only the banded form"),
         (["--data", "code", "--nodes", "8"], "a supergraph of 8 has room for 7; raise nodes"),
         (["--data", "code", "--init-from", "nowhere"], "--init-from nowhere does not exist"),
@@ -149,6 +175,7 @@ def test_mistakes_in_training(mistake, tmp_path, code, words, named):
         (tmp_path / folder).mkdir()
     (tmp_path / "plain" / "a.py").write_text("print('hello')\n")
     (tmp_path / "one" / "a.py").write_text(WRONG)
+    (tmp_path / "shard-00001").write_text("{}")
     assert named in mistake("train", "programs", *words, "--quiet")
     assert not (tmp_path / "runs").exists()
 
@@ -158,11 +185,11 @@ def test_a_table_of_what_is_suspicious(weft, tmp_path, run):
     assert (said.code, said.err) == (0, "")
     assert "wrong.py:2:21" in said.out
     assert "of the name" in said.out
-    assert "uses of variables in 1 file." in said.out
+    assert "3 of 3 uses of variables in 1 file are shown." in said.out
     none = weft("predict", "run", "wrong.py", "--threshold", "1", "--quiet")
     assert none.code == 0
     assert none.out.startswith("0 of ")
-    assert "at 100% or more" in none.out
+    assert "in 1 file have a likelier name, at 100% or more.\nA lower --threshold" in none.out
 
 
 def test_json_and_sarif(weft, tmp_path, run):
@@ -186,7 +213,7 @@ def test_a_file_that_is_no_python_is_no_error(weft, tmp_path, run):
     said = weft("predict", "run", "broken.py", "--quiet")
     assert said.code == 0
     assert said.err == "weft: broken.py: not looked at: syntax error\n"
-    assert said.out.startswith("0 of 0 uses")
+    assert said.out.startswith("0 of 0 uses of variables in 1 file (1 not or not wholly looked at)")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +229,8 @@ def test_a_file_that_is_no_python_is_no_error(weft, tmp_path, run):
             "there is no folder no",
         ),
         (["run", "wrong.py", "--out", "wrong.py", "--format", "json"], "wrong.py is no file for"),
-        (["code", "wrong.py", "--all"], "--format are for runs of programs, and code is not"),
+        (["code", "wrong.py", "--all"], "--format are for runs of `weft train programs`, and code"),
+        (["nowhere", "wrong.py"], "nowhere holds no run of `weft train molecules`, `crystals` or"),
     ],
 )
 def test_mistakes_in_prediction(mistake, tmp_path, run, words, named):

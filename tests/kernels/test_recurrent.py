@@ -97,3 +97,5 @@ def test_shapes_that_do_not_fit_are_refused():
     cell = nn.GRUCell(3, 4)
     with pytest.raises(ValueError, match=r"x \[N, I\], h \[N, H\]"):
         gru(torch.randn(6, 4), torch.randn(6, 4), *weights(cell))
+    with pytest.raises(ValueError, match=r"biases \[3 H\] needed"):
+        gru(torch.randn(6, 3), torch.randn(6, 4), *weights(cell)[:3], torch.zeros(4))

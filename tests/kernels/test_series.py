@@ -10,6 +10,7 @@ from weft.kernels.gaussians import reach
 from weft.kernels.series import (
     TERMS,
     _series_backward,
+    _transform,
     bin_width,
     is_smooth,
     nodes_of,
@@ -121,3 +122,17 @@ def test_series_pass_the_checks_of_operators():
 def test_terms_of_another_shape_are_refused():
     with pytest.raises(ValueError, match=r"terms \[B, 8, 2 F\] needed"):
         series_at(torch.rand(3), torch.randn(4, TERMS, 5), 2, WIDTH)
+
+
+def test_training_after_an_inference_and_in_bfloat16():
+    nodes_of.cache_clear()
+    _transform.cache_clear()
+    d, weights = torch.rand(3000) * 9, filter_weights()
+    with torch.inference_mode():
+        first = radial_filters(d, *weights, **BASIS, activate=True)
+    learned = [w for w in weights if w is not None]
+    for rounded in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=rounded):
+            found = radial_filters(d, *weights, **BASIS, activate=True)
+        assert all(torch.equal(one, other) for one, other in zip(found, first, strict=True))
+        assert all(g.isfinite().all() for g in torch.autograd.grad(sum(found).sum(), learned))

@@ -86,5 +86,10 @@ def test_shapes_that_do_not_fit_are_refused():
         adjacency.propagate(torch.randn(39, 6), torch.randn(4, 6, 5))
     with pytest.raises(ValueError, match=r"weight \[P, H, O\]"):
         adjacency.propagate(torch.randn(40, 6), torch.randn(4, 5, 5))
+    for types in (3, 5):
+        with pytest.raises(ValueError, match=r"weight \[4, H, O\] needed"):
+            adjacency.propagate(torch.randn(40, 6), torch.randn(types, 6, 5))
+    with pytest.raises(ValueError, match="an edge of type 3"):
+        _typed(torch.randn(40, 6), torch.randn(3, 6, 5), None, *flat(adjacency))
     with pytest.raises(ValueError, match=r"bias must be \[P, O\]"):
         adjacency.propagate(torch.randn(40, 6), torch.randn(4, 6, 5), torch.randn(5, 5))

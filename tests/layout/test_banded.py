@@ -198,7 +198,8 @@ def test_blocks_are_cast_once():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = adjacency.propagate(*(x.float() for x in given_))
         assert adjacency._cast(given_[0].float(), given_[1])[0].dtype == torch.bfloat16
-    assert out.dtype == torch.bfloat16
+        wide = adjacency.propagate(*given_)
+    assert (out.dtype, wide.dtype) == (torch.bfloat16, torch.float64)
 
 
 def test_another_device_holds_every_tensor():

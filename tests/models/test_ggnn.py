@@ -10,15 +10,14 @@ from torch import nn
 from weft.graphs import Budget, Graph, assemble, table_from_graphs
 from weft.layout import TypedEdges
 from weft.models.ggnn import (
-    CANDIDATE,
     GGNN,
-    SLOT,
     GatedGraph,
     GGNNConfig,
     candidate_log_probabilities,
     candidate_loss,
     right_choices,
 )
+from weft.sources.program_graph import CANDIDATE, SLOT
 
 TYPES = 3
 
@@ -158,3 +157,46 @@ def test_settings_that_make_no_model_are_refused():
         GatedGraph(4, 1, 0)
     with pytest.raises(ValueError, match=r"dropout is 1\.0"):
         GatedGraph(4, 1, 1, dropout=1.0)
+    batch = assemble(programs(), [0])
+    with pytest.raises(ValueError, match=r"smoothing is 1\.5"):
+        candidate_loss(batch, torch.zeros(batch.num_nodes), smoothing=1.5)
+
+
+def test_scores_of_other_nodes_do_not_matter_however_large():
+    batch = assemble(programs(), [0, 1, 2])
+    scores = torch.randn(batch.num_nodes, requires_grad=True)
+    others = batch.nodes["role"] != CANDIDATE
+    expected, _ = candidate_loss(batch, scores)
+    (slope,) = torch.autograd.grad(expected, scores)
+    for value in (1e30, math.inf, math.nan):
+        moved = scores.detach().masked_fill(others, value).requires_grad_()
+        found, _ = candidate_loss(batch, moved)
+        assert torch.equal(found, expected)
+        assert torch.equal(torch.autograd.grad(found, moved)[0], slope)
+
+
+def test_a_compiled_gated_graph_learns_as_the_plain_one():
+    rng = np.random.default_rng(0)
+    ends, types = rng.integers(0, 9, (2, 25)), rng.integers(0, TYPES, 25)
+    adjacency = TypedEdges.of(*ends, types, 9, TYPES)
+    layer, h = GatedGraph(5, TYPES, 2), torch.randn(9, 5, requires_grad=True)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    learned = (h, *layer.parameters())
+    found, expected = (f(h, adjacency).square().sum() for f in (compiled, layer))
+    for one, other in zip(
+        torch.autograd.grad(found, learned), torch.autograd.grad(expected, learned), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("edge_index", "edge_type"),
+    [
+        (torch.zeros(3, 2, dtype=torch.long), torch.zeros(3, dtype=torch.long)),
+        (torch.zeros(2, 3, dtype=torch.long), torch.zeros(3, 1, dtype=torch.long)),
+        (torch.zeros(2, 3), torch.zeros(3, dtype=torch.long)),
+    ],
+)
+def test_edges_of_another_shape_are_refused(edge_index, edge_type):
+    with pytest.raises(ValueError, match=r"edge_index int \[2, E\] and edge_type int \[E\] needed"):
+        GatedGraph(4, 1, 1).from_edges(torch.randn(5, 4), edge_index, edge_type)

@@ -408,11 +408,16 @@ def test_a_large_unit_is_skipped_and_counted() -> None:
     assert samples_of(large, "x.py", slots=1, max_nodes=10**4).skipped == {}
 
 
-def test_a_hub() -> None:
-    source = "def f(hub, b):\n" + "".join(f"    v{i} = hub + b\n" for i in range(60))
+def test_a_hub_that_no_order_tames() -> None:
+    source = "def f(b):\n    return g(" + "b, " * 150 + ")\n"
+    source = source.replace("(b)", "(hub, b)")
     found = samples_of(source, "x.py", slots=2).samples
     assert len(found) == 2
-    assert all(s.graph.num_edges > s.graph.num_nodes for s in found)
+    for s in found:
+        # The call has all its arguments as children, and half of them are on one side of it.
+        distances = np.abs(s.graph.senders - s.graph.receivers)
+        assert np.bincount(s.graph.senders).max() > 150
+        assert distances.max() >= 75
 
 
 def test_what_may_have_been_used_last_stays_bounded() -> None:
@@ -436,6 +441,7 @@ def test_what_may_have_been_used_last_stays_bounded() -> None:
         ("x = '\ud800'\n", {"syntax error": 1}),
         ("x = 1 \\", {"syntax error": 1}),
         ("x = 1\0\n", {"null bytes": 1}),
+        ("\ufb01 = 1; b = 2\nprint(\ufb01)\n", {}),  # Python reads it as fi
         ("x = " + "-" * 10**5 + "1\n", {"nested too deeply": 1}),
         ("x = y" + ".z" * 10**5 + "\n", {"nested too deeply": 1}),
     ],
@@ -497,6 +503,12 @@ def test_columns_are_characters() -> None:
     assert {s.name for s in found} == {"größe", "b", "s"}
     for s in found:
         assert lines[s.line - 1][s.column :].startswith(s.name)
+
+
+def test_columns_after_tabs_and_form_feeds() -> None:
+    source = "\x0cdef f(a, b):\n\tif a:\t# tab\n\x0c\t\treturn\tb\n"
+    found = samples_of(source, "x.py").samples
+    assert [(s.line, s.column, s.name) for s in found] == [(2, 4, "a"), (3, 10, "b")]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 
 import pytest
 from rich.console import Console
-from small_programs import small_program_table
+from study_programs import small_program_table
 
 from weft.errors import DataError
 from weft.studies import (

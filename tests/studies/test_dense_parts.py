@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from small_programs import small_program_table
+from study_programs import small_program_table
 
 from weft.graphs import Graph, table_from_graphs
 from weft.layout import band_statistics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -63,6 +64,18 @@ def test_a_folder_with_files_that_cannot_be_read(run, tmp_path):
     }
 
 
+def test_a_file_of_fifty_thousand_lines(run, tmp_path):
+    functions = [WRONG.replace("add", f"add_{number}") for number in range(200)]
+    numbers = "".join(f"x{number} = {number}\n" for number in range(49_400))
+    (tmp_path / "long.py").write_text("".join(functions) + numbers)
+    found = inspect_code(load_programs(run), tmp_path / "long.py", progress=False)
+    assert found.skipped == {
+        str(tmp_path / "long.py"): "a function or module of more than 4,000 nodes"
+    }
+    assert len(found.findings) == 600
+    assert {(f.line % 3, f.column) for f in found.findings[:200]} == {(2, 21)}
+
+
 def test_what_is_said_does_not_depend_on_the_company(run, tmp_path):
     (tmp_path / "wrong.py").write_text(WRONG)
     network = load_programs(run)
@@ -112,6 +125,13 @@ def test_sarif_of_an_absolute_path():
     (result,) = json.loads(findings_sarif([finding], {}))["runs"][0]["results"]
     artifact = result["locations"][0]["physicalLocation"]["artifactLocation"]
     assert artifact == {"uri": "file:///src/a%20b.py"}
+
+
+def test_sarif_of_a_name_that_is_no_text():
+    finding = Finding(**{**vars(FINDING), "file": os.fsdecode(b"src/\xff.py")})
+    (result,) = json.loads(findings_sarif([finding], {}))["runs"][0]["results"]
+    artifact = result["locations"][0]["physicalLocation"]["artifactLocation"]
+    assert artifact == {"uri": "src/%FF.py"}
 
 
 def test_json():

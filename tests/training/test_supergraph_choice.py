@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from small_programs import config, small_programs
 
+from weft.errors import DataError
 from weft.layout.choice import LayoutConfig
 from weft.training.programs import prepare_programs
 from weft.training.ranks import Ranks
@@ -33,6 +36,15 @@ def test_nodes_are_a_multiple_of_the_block():
     figures = measured_supergraphs(TABLE, ALL, config(nodes=0, layout=layout), 20, rounds=1)
     assert all(figure.nodes % 48 == 0 for figure in figures)
     assert {figure.layout.form for figure in figures} == {"banded"}
+
+
+def test_sizes_that_the_form_cannot_hold_are_left_out():
+    layout = LayoutConfig(form="banded", block=16, memory_gb=0.01)
+    figures = measured_supergraphs(TABLE, ALL, config(nodes=0, layout=layout), 20, rounds=1)
+    assert [figure.nodes for figure in figures] == [1024, 2048]
+    none = config(nodes=0, layout=replace(layout, memory_gb=1e-6))
+    with pytest.raises(DataError, match="more than the"):
+        measured_supergraphs(TABLE, ALL, none, 20, rounds=1)
 
 
 def test_what_is_given_stays_and_auto_is_decided():

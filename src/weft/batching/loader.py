@@ -134,9 +134,8 @@ class GraphLoader:
             thread.shutdown(wait=True, cancel_futures=True)
 
     def _make(self, planned: PlannedBatch, used: GraphBatch | None = None) -> GraphBatch:
+        """The next batch; `used` is let go by the thread when it has made it."""
         began = time.thread_time()
-        # The last reference, but for a user who keeps batches.
-        del used
         batch = assemble(self.table, planned.graphs, planned.budget)
         if self._transform is not None:
             batch = self._transform(batch)

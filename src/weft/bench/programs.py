@@ -12,8 +12,8 @@ from rich.progress import Progress
 from weft.bench.result import BenchResult, CaseResult
 from weft.bench.runner import Entry, run_case
 from weft.graphs import Graph, GraphTable, assemble, table_from_graphs, write_table
-from weft.sources import load
 from weft.sources.program_graph import NUM_TYPES
+from weft.training.program_data import read_programs
 
 __all__ = ["ProgramsBench", "bench_programs"]
 
@@ -61,7 +61,7 @@ class ProgramsBench:
 def bench_programs(config: ProgramsBench, progress: Progress) -> BenchResult:
     """A random typed graph and a supergraph of programs beside the peers; then the forms."""
     # First, so that what is wrong with it is known before anything is timed.
-    corpus = load("python", files=config.files, data_dir=config.data_dir)
+    corpus = read_programs("python", files=config.files, data_dir=config.data_dir)
     cases = [_run("random edges", _random(config), NUM_TYPES, _PEERS, config, progress)]
     programs = _supergraph(corpus, config.nodes)
     cases.append(_run("programs", programs, NUM_TYPES, _PEERS, config, progress))

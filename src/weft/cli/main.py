@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -47,6 +48,9 @@ class Command(Protocol):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `weft`; give the exit code: 0, 2 for a user's mistake, 128 + n for signal n."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # The name of a file may hold what cannot be printed.
+        sys.stdout.reconfigure(errors="backslashreplace")
     # What is printed are names and paths: brackets and colons in them mean themselves.
     console = Console(markup=False, emoji=False)
     if not words or words[0] in ("-h", "--help", "help"):

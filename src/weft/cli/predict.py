@@ -79,7 +79,8 @@ class Predict:
             )
         if self.all or self.format or self.threshold is not None:
             raise DataError(
-                f"--threshold, --all and --format are for runs of programs, and {self.run} is not"
+                "--threshold, --all and --format are for runs of `weft train programs`, and "
+                f"{self.run} holds none"
             )
         return self._structures(console)
 

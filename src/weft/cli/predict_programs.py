@@ -70,7 +70,8 @@ def predict_programs(
         console.out(text, highlight=False, end="")
         return 0
     write_atomically(out, lambda file: file.write(text.encode()))
-    console.print(f"{_count(shown, found)} Written to {out}.", soft_wrap=True)
+    count = _count(shown, found, threshold, every=every)
+    console.print(f"{count} Written to {out}.", soft_wrap=True)
     return 0
 
 
@@ -87,13 +88,14 @@ def _print_table(
             chances = (f"{finding.probability:.1%}", f"{finding.written:.1%}")
             table.add_row(finding.place, finding.name, finding.suggestion, *chances)
         console.print(table)
-    rule = "" if every else f" with another name likelier, at {threshold:.0%} or more"
-    console.print(_count(shown, found, rule), soft_wrap=True)
+    console.print(_count(shown, found, threshold, every=every), soft_wrap=True)
+    if not (shown or every) and found.findings:
+        console.print("A lower --threshold shows more, --all every use.", soft_wrap=True)
 
 
-def _count(shown: Sequence[Finding], found: Inspection, rule: str = "") -> str:
+def _count(shown: Sequence[Finding], found: Inspection, threshold: float, *, every: bool) -> str:
     uses, files = len(found.findings), found.files
-    return (
-        f"{len(shown):,} of {uses:,} uses of variables{rule} in {files:,} "
-        f"file{'' if files == 1 else 's'}."
-    )
+    where = f"uses of variables in {files:,} file{'' if files == 1 else 's'}"
+    what = "are shown" if every else f"have a likelier name, at {100 * threshold:g}% or more"
+    left = f" ({len(found.skipped):,} not or not wholly looked at)" if found.skipped else ""
+    return f"{len(shown):,} of {uses:,} {where}{left} {what}."

@@ -35,7 +35,7 @@ __all__ = ["COMMANDS", "Batching"]
 class Batching:
     """Speckhard et al. (2025): models, batch sizes and policies of batching, timed and compared.
 
-    Examples:
+    On QM9, and on crystals of your own. Examples:
       weft study batching --quick
       weft study batching --compile eager static dynamic --crystals crystals.jsonl.gz
 

@@ -33,7 +33,7 @@ __all__ = ["DenseHardware"]
 class DenseHardware:
     """Balog et al. (2019): sparse graphs of programs on dense hardware, measured and compared.
 
-    Examples:
+    Orders of nodes, supergraphs, slices of the data, banded against csr. Examples:
       weft study dense-hardware --quick
       weft study dense-hardware --data my_project/ --epochs 8
 

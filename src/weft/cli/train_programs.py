@@ -22,6 +22,7 @@ from weft.training.programs import (
 )
 from weft.training.ranks import joined_ranks, shared_run
 from weft.training.structure_data import file_name_of, some_of
+from weft.training.supergraph_choice import settled_in
 
 __all__ = ["Programs"]
 
@@ -65,6 +66,8 @@ class Programs:
             raise DataError(f"--init-from {self.init_from} does not exist")
         prepare_process()
         folder = self.run_dir or Path("runs") / f"programs-{file_name_of(config.data)}"
+        if self.resume:
+            config = settled_in(folder, config)
         with joined_ranks() as ranks:
             # The first builds the table, and the others find it in the cache.
             with ranks.in_turn():

@@ -18,7 +18,9 @@ from numba.core import cgutils
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-__all__ = ["gemm", "gemm_address"]
+from weft.compiled import compiled
+
+__all__ = ["add_rows", "gemm", "gemm_address"]
 
 
 def _find(name: str) -> int:
@@ -117,3 +119,11 @@ def gemm(
         return context.get_dummy_value()
 
     return signature, generate
+
+
+@compiled()
+def add_rows(x: Any, out: Any) -> None:
+    """out[j] += Σ x[i, j]."""
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            out[j] += x[i, j]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from weft.compiled import compiled
-from weft.kernels.blas import gemm
+from weft.kernels.blas import add_rows, gemm
 from weft.kernels.exponential import slope_of, softplus_of
 from weft.kernels.gaussian_loops import BLOCK_ROWS, band_of, gaussians
 from weft.kernels.team import share
@@ -50,14 +50,6 @@ def _turn(y: Any, x: Any) -> None:
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):
             x[i, j] *= slope_of(y[i, j])
-
-
-@_compiled
-def _add_rows(x: Any, out: Any) -> None:
-    """out[j] += Σ x[i, j]."""
-    for i in range(x.shape[0]):
-        for j in range(x.shape[1]):
-            out[j] += x[i, j]
 
 
 @_compiled
@@ -150,7 +142,7 @@ def gradient_chunks(
                 else:
                     slope[:] = grad
                 if bias:
-                    _add_rows(slope, second_bias[number_of_chunk, number])
+                    add_rows(slope, second_bias[number_of_chunk, number])
                 own, result = part[:, columns:], before[:rows, columns:]
                 target, weight = second_grad[number_of_chunk, number], second[number]
                 gemm(address, True, False, width, width, rows, slope, own, target, True)
@@ -158,7 +150,7 @@ def gradient_chunks(
             inputs = before[:rows]
             _turn(part, inputs)
             if bias:
-                _add_rows(inputs, first_bias[number_of_chunk])
+                add_rows(inputs, first_bias[number_of_chunk])
             low, high = band_of(d[start : start + rows], spacing, reach, centres)
             basis = space[: rows * (high - low)].reshape(rows, high - low)
             gaussians(d[start : start + rows], low, spacing, sharpness, basis)

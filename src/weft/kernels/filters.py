@@ -75,9 +75,10 @@ def radial_filters(
         wide = bin_width(sharpness)
         # Beyond the reach of the last centre nothing changes.
         end = min((first.shape[1] - 1) * spacing + reach(sharpness), float(d.max()))
-        nodes = nodes_of(max(1, math.ceil(end / wide)), wide)
-        if d.shape[0] > _PAIRS_A_NODE * nodes.shape[0]:
-            terms = series_of(torch.cat(_filters(nodes, *settings)[:-1], dim=1))
+        bins = max(1, math.ceil(end / wide))
+        if d.shape[0] > _PAIRS_A_NODE * TERMS * bins:
+            at_nodes = _filters(nodes_of(bins, wide), *settings)[:-1]
+            terms = series_of(torch.cat(at_nodes, dim=1))
             if is_smooth(terms):
                 return list(series_at(d, terms, networks, wide))
     outs: Sequence[Tensor] = _filters(d, *settings)

@@ -43,8 +43,8 @@ class Operator:
         """Compute it; the first argument is a tensor."""
         if torch.compiler.is_compiling() or type(arguments[0]) not in _PLAIN:
             return self.op(*arguments)
-        if not torch.is_grad_enabled():
-            # As in nearly every backward pass: there is nothing to record.
+        if not (torch.is_grad_enabled() or torch._C._autograd._profiler_enabled()):
+            # As in nearly every backward pass: there is nothing to record, nor a name to show.
             return self._implementation(*arguments)
         return self._eager(*arguments)
 

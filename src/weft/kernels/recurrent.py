@@ -49,8 +49,9 @@ def gru(
     right = right and input_weight.shape == (3 * width, x.shape[-1])
     right = right and state_weight.shape == (3 * width, width)
     right = right and input_bias.shape == state_bias.shape == (3 * width,)
-    require(right, "x [N, I], h [N, H], weights [3 H, I] and [3 H, H]", x, h, input_weight)
     weights = (input_weight, state_weight, input_bias, state_bias)
+    needed = "x [N, I], h [N, H], weights [3 H, I] and [3 H, H], biases [3 H] needed"
+    require(right, needed, x, h, *weights)
     same = all(t.dtype == h.dtype for t in (x, *weights))
     if not has_loop(x, h, *weights) or not gemm_address(h.dtype) or not same:
         return _plain(x, h, *weights)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from weft.compiled import compiled
-from weft.kernels.blas import gemm
+from weft.kernels.blas import add_rows, gemm
 from weft.kernels.exponential import sigmoid_of, tanh_of
 from weft.kernels.team import share
 
@@ -106,14 +106,6 @@ def _slopes(gates: Any, h: Any, grad: Any, out: Any, grad_h: Any) -> None:
 
 
 @_compiled
-def _add_columns(x: Any, out: Any) -> None:
-    """out[j] += Σ x[i, j]."""
-    for i in range(x.shape[0]):
-        for j in range(x.shape[1]):
-            out[j] += x[i, j]
-
-
-@_compiled
 def backward_chunks(
     address: int,
     x: Any,
@@ -159,7 +151,7 @@ def backward_chunks(
             gemm(address, True, False, 3 * width, inputs, rows, slope, given, target, True)
             gemm(address, True, False, 2 * width, width, rows, slope, state, other, True)
             gemm(address, True, False, width, width, rows, own, state, new, True)
-            _add_columns(slope, bias_grad[number])
+            add_rows(slope, bias_grad[number])
 
 
 @_compiled

@@ -42,7 +42,9 @@ def bin_width(sharpness: float) -> float:
     return 0.15 * math.sqrt(10 / sharpness)
 
 
-@functools.cache
+# Not inference tensors, whoever asks first: the backward pass of later steps keeps them.
+@functools.lru_cache(maxsize=256)
+@torch.inference_mode(False)
 def nodes_of(bins: int, width: float) -> Tensor:
     """Chebyshev's nodes, float32 [B · M] in Å, of this many bins from 0 on."""
     inside = chebyshev.chebpts1(TERMS)
@@ -51,6 +53,7 @@ def nodes_of(bins: int, width: float) -> Tensor:
 
 
 @functools.cache
+@torch.inference_mode(False)
 def _transform() -> Tensor:
     """The terms of values at the nodes of a bin, [M, M]."""
     vandermonde = chebyshev.chebvander(chebyshev.chebpts1(TERMS), TERMS - 1)
@@ -59,7 +62,9 @@ def _transform() -> Tensor:
 
 def series_of(values: Tensor) -> Tensor:
     """Terms [B, M, F] of a function with these values [B · M, F] at the nodes."""
-    return _transform() @ values.reshape(-1, TERMS, values.shape[1])
+    # Autocast would round the terms to bfloat16.
+    with torch.autocast("cpu", enabled=False):
+        return _transform() @ values.reshape(-1, TERMS, values.shape[1])
 
 
 def is_smooth(terms: Tensor) -> bool:

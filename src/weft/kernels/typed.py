@@ -45,11 +45,17 @@ def typed_messages(
         chunk_types: int [C], the type of each chunk of rows.
         chunk_starts: int [C + 1], where chunks begin; each has rows of one type.
     """
-    require(h.ndim == 2 and weight.ndim == 3, "h [N, H] and weight [P, H, O] needed", h, weight)
-    require(h.shape[1] == weight.shape[1], "h [N, H] and weight [P, H, O] needed", h, weight)
+    right = h.ndim == 2 and weight.ndim == 3 and h.shape[1] == weight.shape[1]
+    require(right, "h [N, H] and weight [P, H, O] needed", h, weight)
     shape = (weight.shape[0], weight.shape[2])
     require(bias is None or bias.shape == shape, "bias must be [P, O]", bias, weight)
     plans = (into, into_t, out_of, out_of_t)
+    rows, nodes = counts.shape[0], h.shape[0]
+    for (offsets, _), length in zip(plans, (rows, nodes, nodes, rows), strict=True):
+        require(
+            offsets.shape == (length + 1,), "h must have a row a node, counts one a row", h, counts
+        )
+    require(chunk_starts.shape[0] == chunk_types.shape[0] + 1, "C types, C + 1 starts", chunk_types)
     flat = tuple(t for plan in plans for t in plan)
     same = bias is None or bias.dtype == h.dtype
     if not (has_loop(h, weight) and gemm_address(h.dtype) and weight.dtype == h.dtype and same):
@@ -110,9 +116,17 @@ def _typed(
     chunk_starts: Tensor,
 ) -> Tensor:
     rows, outputs = into_offsets.shape[0] - 1, weight.shape[2]
-    require_csr(into_columns.shape[0], into_offsets, None)
-    require_csr(out_columns.shape[0], out_offsets, None)
-    require(out_offsets.shape[0] == h.shape[0] + 1, "h must have a row a node", h, out_offsets)
+    for offsets, columns in (
+        (into_offsets, into_columns),
+        (into_t_offsets, into_t_columns),
+        (out_offsets, out_columns),
+        (out_t_offsets, out_t_columns),
+    ):
+        require_csr(columns.shape[0], offsets, None)
+    require_csr(rows, chunk_starts, None)
+    last = int(chunk_types.max()) if chunk_types.numel() else 0
+    needed = f"there is an edge of type {last}, so weight [P, H, O] needs P > {last}"
+    require(last < weight.shape[0], needed, weight)
     made = h.new_empty(rows, outputs)
     given = (h, weight, bias, into_columns, into_offsets, counts, chunk_types, chunk_starts)
     arguments = (gemm_address(h.dtype), *map(array_of, given), made.numpy())

@@ -170,10 +170,10 @@ def _too_far(of: Array, to: Array, far: Array, block: int, offsets: Array | None
     both = np.unique(np.stack([np.append(of, to), np.append(to, of)]), axis=1)
     degree = np.bincount(both[0][both[0] != both[1]], minlength=stop)[first:stop]
     hub = int(np.argmax(degree))
-    # Half of a node's neighbours are on one side of it, and two blocks reach less than 2 S far.
+    # A node sees its own block and the two beside it.
     remedy = (
         f"no order of nodes helps, as node {hub} has {int(degree[hub])} neighbours"
-        if degree[hub] >= 4 * block
+        if degree[hub] >= 3 * block
         else "weft.layout.reorder(table, 'rcm') may bring them closer"
     )
     return (

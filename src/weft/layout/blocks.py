@@ -62,13 +62,16 @@ class Blocks:
         require(right, needed, h, weight)
         device = h.device.type
         dtype = h.dtype
-        if torch.is_autocast_enabled(device):
+        # Autocast leaves float64 alone.
+        if dtype != torch.float64 and torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
         # A tracer's tensors must not outlive its trace; the compiler finds equal casts itself.
         if torch.compiler.is_compiling():
             return self._rows().to(dtype), self.deg.to(dtype)
         if dtype not in self._casts:
-            self._casts[dtype] = self._rows().to(dtype), self.deg.to(dtype)
+            # Training may follow a prediction, and cannot use tensors of an inference.
+            with torch.inference_mode(False):
+                self._casts[dtype] = self._rows().to(dtype), self.deg.to(dtype)
         return self._casts[dtype]
 
     @cached_property

@@ -51,8 +51,8 @@ class LayoutConfig:
     Attributes:
         form: `csr` for any graph, `banded` for edges close to the diagonal, `dense` for small
             graphs with many edges; `auto` measures which is the fastest.
-        block: S of a banded or dense form; None takes what the cost model prefers for a batch, so
-            that shapes may change between batches.
+        block: S of a banded or dense form; None takes what the cost model prefers for a batch, or
+            its largest graph if dense, so that shapes may change between batches.
         outside: what becomes of edges outside the blocks of a banded form.
         hidden: H, features of a node, for costs.
         memory_gb: a banded or dense form that takes more than this in float32 is refused.
@@ -130,7 +130,9 @@ def adjacency_of(
     if config.form == "csr":
         return TypedEdges.of_batch(batch, num_types).to(batch.senders.device)
     block = config.block
-    if block is None:
+    if block is None and config.form == "dense":
+        block = _largest_graph(batch)
+    elif block is None:
         figures = [f for f in estimates(batch, num_types, config) if f.form == config.form]
         fitting = [f for f in figures if not f.reason]
         if not fitting:
@@ -149,6 +151,9 @@ def adjacency_of(
     return DenseAdjacency.of_batch(batch, num_types, block).to(batch.senders.device)
 
 
+# What is timed has derivatives, even if a prediction asks.
+@torch.inference_mode(False)
+@torch.enable_grad()
 def measured_choice(
     batch: GraphBatch,
     num_types: int,
@@ -240,7 +245,9 @@ def _shortlist(figures: list[Figure]) -> list[Figure]:
 
 
 def _as_config(figure: Figure, config: LayoutConfig) -> LayoutConfig:
-    return replace(config, form=figure.form, block=figure.block)
+    # Graphs to come may be larger than those that were measured.
+    block = config.block if figure.form == "dense" else figure.block
+    return replace(config, form=figure.form, block=block)
 
 
 def _sparse_seconds(edges: tuple[Array, ...], nodes: int, hidden: int, rates: Rates) -> float:
@@ -252,7 +259,7 @@ def _sparse_seconds(edges: tuple[Array, ...], nodes: int, hidden: int, rates: Ra
 
 def _largest_graph(batch: GraphBatch) -> int:
     sizes = batch.node_offsets[: batch.num_real_graphs + 1].diff()
-    return int(sizes.max()) if len(sizes) else 1
+    return max(1, int(sizes.max())) if len(sizes) else 1
 
 
 def _cells(batch: GraphBatch, num_types: int, form: Form, block: int) -> int:

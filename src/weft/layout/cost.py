@@ -66,7 +66,10 @@ def machine_rates(device: torch.device | str = "cpu") -> Rates:
     return _measured_rates(str(device), torch.get_num_threads())
 
 
+# What is timed has derivatives, even if a prediction asks.
 @functools.cache
+@torch.inference_mode(False)
+@torch.enable_grad()
 def _measured_rates(device: str, threads: int) -> Rates:
     generator = torch.Generator().manual_seed(0)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from weft.errors import DataError
 from weft.graphs import Array, GraphBatch
 from weft.kernels import typed_messages
+from weft.kernels.operator import require
 
 __all__ = ["TYPE", "TypedEdges", "distinct_edges", "edges_of", "rows_by_type"]
 
@@ -194,6 +195,9 @@ class TypedEdges:
             weight: [P, H, O].
             bias: [P, O].
         """
+        # The loops look up a matrix by an edge's type, and trust it.
+        right = weight.ndim == 3 and weight.shape[0] == self.num_types
+        require(right, f"weight [{self.num_types}, H, O] needed", weight)
         return typed_messages(
             h,
             weight,

@@ -13,12 +13,12 @@ from torch.utils.checkpoint import checkpoint
 
 from weft.graphs import GraphBatch
 from weft.kernels import dropout, gru, segment_max, segment_sum
+from weft.kernels.operator import require
 from weft.layout import TypedEdges
+from weft.sources.program_graph import CANDIDATE, NUM_TYPES, SLOT, VOCABULARY
 
 __all__ = [
-    "CANDIDATE",
     "GGNN",
-    "SLOT",
     "Adjacency",
     "GGNNConfig",
     "GatedGraph",
@@ -26,9 +26,6 @@ __all__ = [
     "candidate_loss",
     "right_choices",
 ]
-
-SLOT, CANDIDATE = 1, 2
-"""Values of the node column `role`."""
 
 Start = Literal["subtokens", "bits"]
 
@@ -85,13 +82,20 @@ class GatedGraph(nn.Module):
         return h
 
     def from_edges(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
-        """`forward` for edges as torch_geometric has them.
+        """`forward` for edges as torch_geometric has them; an edge that is there twice counts once.
 
         Args:
             x: [N, H].
             edge_index: int [2, E], senders and receivers.
             edge_type: int [E].
+
+        Raises:
+            DataError: an edge to a node or of a type that is not there.
         """
+        right = edge_index.ndim == 2 and edge_index.shape[0] == 2 and edge_type.ndim == 1
+        right = right and not (edge_index.is_floating_point() or edge_type.is_floating_point())
+        needed = "edge_index int [2, E] and edge_type int [E] needed"
+        require(right, needed, edge_index, edge_type)
         senders, receivers = edge_index.cpu().numpy()
         types, num_types = edge_type.cpu().numpy(), self.weight.shape[0]
         adjacency = TypedEdges.of(senders, receivers, types, x.shape[0], num_types)
@@ -122,8 +126,8 @@ class GGNNConfig:
 
     hidden: int = 128
     steps: int = 8
-    num_types: int = 20
-    vocabulary: int = 8192
+    num_types: int = NUM_TYPES
+    vocabulary: int = VOCABULARY
     start: Start = "subtokens"
     dropout: float = 0.0
     recompute: bool = False
@@ -196,11 +200,9 @@ def candidate_log_probabilities(batch: GraphBatch, scores: Tensor) -> Tensor:
     top = segment_max(masked.detach(), offsets)
     # A graph of padding has no candidate: 0 is as good as any other value, and has no nan.
     top = top.masked_fill(top == -math.inf, 0.0)
-    shifted = scores[:, None] - top.index_select(0, graph)
-    weights = shifted.exp() * candidate[:, None]
-    total = segment_sum(weights, offsets, graph).clamp(min=torch.finfo(scores.dtype).tiny)
-    found = shifted - total.log().index_select(0, graph)
-    return found[:, 0].masked_fill(~candidate, -math.inf)
+    shifted = masked - top.index_select(0, graph)
+    total = segment_sum(shifted.exp(), offsets, graph).clamp(min=torch.finfo(scores.dtype).tiny)
+    return (shifted - total.log().index_select(0, graph))[:, 0]
 
 
 def candidate_loss(
@@ -216,6 +218,8 @@ def candidate_loss(
         smoothing: of the certainty that a graph's right candidate is right, shared among all its
             candidates.
     """
+    if not 0 <= smoothing < 1:
+        raise ValueError(f"smoothing is {smoothing}; it must be at least 0 and below 1")
     logs = candidate_log_probabilities(batch, scores)
     candidate = batch.nodes["role"] == CANDIDATE
     goal = (batch.nodes["correct"] == 1).to(scores.dtype)

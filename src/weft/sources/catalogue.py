@@ -134,6 +134,10 @@ def load(
         raise DataError(f"'{name}' reads no files of yours: leave out --files")
     if targets and not source.takes_targets:
         raise DataError(f"'{name}' has no targets to choose: leave out --targets")
+    if files and table is None and source.table is not None:
+        raise DataError(
+            f"a table of files of your own would pass for '{name}' ever after: name it with --table"
+        )
 
     asked = {
         "data set": name,

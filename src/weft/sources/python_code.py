@@ -30,6 +30,7 @@ __all__ = [
     "FileSamples",
     "Sample",
     "Use",
+    "each_sample",
     "sample_graphs",
     "samples_of",
     "variable_uses",
@@ -90,7 +91,7 @@ def variable_uses(source: str) -> list[Use]:
 
 
 def sample_graphs(path: Path, *, max_nodes: int = MAX_NODES) -> FileSamples:
-    """Samples of all uses in a file, for prediction; see `samples_of`."""
+    """Samples of all uses in a file; see `samples_of`."""
     try:
         return samples_of(read_source(path), path.name, max_nodes=max_nodes)
     except Unusable as reason:
@@ -116,16 +117,42 @@ def samples_of(
         max_nodes: units with more nodes are left out, and counted as "too large".
         file: number for the graphs' column `file`.
     """
-    samples: list[Sample] = []
     skipped: Counter[str] = Counter()
+    found = each_sample(
+        source, name, skipped, slots=slots, seed=seed, max_nodes=max_nodes, file=file
+    )
+    samples = sorted(found, key=lambda sample: (sample.line, sample.column))
+    return FileSamples(samples=samples, skipped=dict(skipped))
+
+
+def each_sample(
+    source: str,
+    name: str,
+    skipped: Counter[str],
+    *,
+    slots: int | None = None,
+    seed: int = 0,
+    max_nodes: int = MAX_NODES,
+    file: int = 0,
+) -> Iterator[Sample]:
+    """The same one after another, unit by unit: those of a long file would fill the memory.
+
+    Args:
+        source: the text.
+        name: the file's name.
+        skipped: what is left out is counted here.
+        slots: see `samples_of`, and so for the others.
+        seed: of the choice.
+        max_nodes: of a unit.
+        file: number for the graphs.
+    """
+    name_hash = zlib.crc32(name.encode("utf-8", "surrogateescape"))
     for number, (_, nodes) in enumerate(_units(source, max_nodes, skipped)):
-        rng = np.random.default_rng([seed, zlib.crc32(name.encode()), number])
+        rng = np.random.default_rng([seed, name_hash, number])
         try:
-            samples += _unit_samples(nodes, slots, rng, file)
+            yield from _unit_samples(nodes, slots, rng, file)
         except RecursionError:
             skipped["nested too deeply"] += 1
-    samples.sort(key=lambda sample: (sample.line, sample.column))
-    return FileSamples(samples=samples, skipped=dict(skipped))
 
 
 def _units(
@@ -178,7 +205,7 @@ def _token(occurrence: Occurrence) -> int:
 
 def _unit_samples(
     nodes: UnitNodes, limit: int | None, rng: np.random.Generator, file: int
-) -> list[Sample]:
+) -> Iterator[Sample]:
     chosen: list[tuple[Occurrence, list[tuple[Variable, int]]]] = []
     slots = _slots(nodes)
     order = range(len(slots)) if limit is None else rng.permutation(len(slots)).tolist()
@@ -188,10 +215,10 @@ def _unit_samples(
         if candidates := _candidates(nodes, slots[i]):
             chosen.append((slots[i], candidates))
     if not chosen:
-        return []
-    flow = Flow(nodes, (slot.node for slot, _ in chosen))
-    base = _Base(nodes, flow)
-    return [base.sample(slot, candidates, file) for slot, candidates in chosen]
+        return
+    base = _Base(nodes, Flow(nodes, (slot.node for slot, _ in chosen)))
+    for slot, candidates in chosen:
+        yield base.sample(slot, candidates, file)
 
 
 class _Base:

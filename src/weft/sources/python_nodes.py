@@ -168,8 +168,10 @@ class UnitNodes:
             return
         variable = self._variables.setdefault((owner, name), Variable(name, owner))
         reads = isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)
+        # Python normalises identifiers: then another text stands there, of another length.
+        is_name = text is None and self.program.tokens[number].string == name
         self.place[part] = Occurrence(
-            variable, scope, number, node, reads, can_be_slot=reads and text is None
+            variable, scope, number, node, reads, can_be_slot=reads and is_name
         )
 
     def _join(self) -> None:

@@ -16,7 +16,6 @@ from weft.errors import DataError
 from weft.graphs import Array, GraphTable, assemble
 from weft.layout import LayoutConfig, TypedEdges, adjacency_of
 from weft.models.ggnn import candidate_loss
-from weft.studies.dense_supergraphs import packed_sampler
 from weft.training.programs import (
     PreparedPrograms,
     make_ggnn,
@@ -24,6 +23,7 @@ from weft.training.programs import (
 )
 from weft.training.randomness import seed_everything
 from weft.training.schedules import make_scheduler
+from weft.training.supergraph_choice import packed_sampler
 from weft.training.supergraphs import StepLoader, Supergraph
 
 __all__ = ["Slice", "slices", "time_iterations", "train_slice"]
@@ -244,8 +244,7 @@ def _sampler(
 ) -> GraphSampler:
     table, train = prepared.table, prepared.split["train"]
     graphs = _kept(table, bandwidth, train, slice_.by, slice_.limit)
-    seed = prepared.config.seed
-    return packed_sampler(table.num_nodes, table.num_edges, graphs, nodes, seed=seed)
+    return packed_sampler(table, graphs, nodes, seed=prepared.config.seed)
 
 
 def _validation(prepared: PreparedPrograms) -> StepLoader:

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.batching import BatchingConfig, GraphSampler
 from weft.graphs import Array, GraphTable
-from weft.training.program_data import step_budget
+from weft.training.supergraph_choice import packed_sampler
 
-__all__ = ["SupergraphCount", "count_supergraphs", "packed_sampler"]
+__all__ = ["SupergraphCount", "count_supergraphs"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +37,6 @@ class SupergraphCount:
     products: float
 
 
-def packed_sampler(
-    num_nodes: Array, num_edges: Array, graphs: Array, nodes: int, *, seed: int = 0
-) -> GraphSampler:
-    """Supergraphs of `nodes` nodes of those `graphs`, int [g], that fit, packed as in training."""
-    budget = step_budget(num_nodes[graphs], num_edges[graphs], nodes)
-    fitting = graphs[(num_nodes[graphs] < budget.nodes) & (num_edges[graphs] <= budget.edges)]
-    config = BatchingConfig(policy="packed", batch_size=budget.graphs, seed=seed, budget=budget)
-    return GraphSampler(num_nodes, num_edges, config, graphs=fitting)
-
-
 def count_supergraphs(
     table: GraphTable, bandwidth: Array, *, block: int, nodes: int, num_types: int, hidden: int
 ) -> SupergraphCount | None:
@@ -65,8 +54,7 @@ def count_supergraphs(
     fitting = np.flatnonzero((bandwidth <= block) & (table.num_nodes < nodes))
     if not len(fitting):
         return None
-    sampler = packed_sampler(table.num_nodes, table.num_edges, fitting, nodes)
-    found = sampler.statistics()
+    found = packed_sampler(table, fitting, nodes).statistics()
     blocks = nodes // block
     cells = (3 * blocks - 2) * block**2 * num_types
     edges = float(table.num_edges[fitting].sum()) / found.batches

@@ -90,7 +90,8 @@ def load_structures(run: Path) -> TrainedStructures:
         elements = tuple(about["trained_elements"])
     except (FileNotFoundError, NotADirectoryError) as error:
         raise DataError(
-            f"{run} holds no run of `weft train molecules` or `crystals` (no {error.filename})"
+            f"{run} holds no run of `weft train molecules`, `crystals` or `programs` (no "
+            f"{error.filename})"
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"the run in {run} cannot be read ({error})") from None

@@ -30,8 +30,8 @@ class ProgramsConfig:
         smoothing: of the labels: certainty taken from the right candidate, shared among all.
         layout: how the edges of a supergraph are multiplied: csr, or banded blocks.
         nodes: of a supergraph, one of them padding; larger graphs are left out of training, never
-            of evaluation. A multiple of the layout's block, if that is given. 0 measures which of
-            1,024 to 16,384 takes least time a sample.
+            of evaluation. A multiple of the layout's block, if that is given. With 0 what takes
+            least time a sample is measured, from 1,024 to 16,384.
         policy: supergraphs are packed as full as possible, or filled in order (dynamic).
         supergraphs_per_step: supergraphs, over all ranks, in a step; the learning rate is
             multiplied by it, so let a warm-up go before.

@@ -12,9 +12,9 @@ import numpy as np
 
 from weft.errors import DataError
 from weft.graphs import Array, Budget, GraphTable
-from weft.models.ggnn import CANDIDATE, SLOT
 from weft.sources import CATALOGUE, load
-from weft.sources.programs import PARTS, split_by_file
+from weft.sources.program_graph import CANDIDATE, SLOT
+from weft.sources.programs import PARTS, python_files, split_by_file
 from weft.training.structure_data import file_name_of
 
 __all__ = [
@@ -66,15 +66,23 @@ def read_programs(
                 f"the data is {data}, so --files {' '.join(map(str, files))} would not be read; "
                 f"leave it out, or take --data {names[0]} and name all files there"
             )
-        samples = path.name.removesuffix(".gz").endswith((".jsonl", ".json"))
-        reader, files = "varmisuse" if samples or path.suffix == ".gz" else "python", [path]
-    table = _table_name(files) if files and all(file.exists() for file in files) else None
+        samples = path.suffix in (".gz", ".jsonl", ".json")
+        if path.is_file() and not samples and path.suffix != ".py":
+            raise DataError(
+                f"{data} is neither Python (.py) nor samples (.jsonl.gz); for files of GREAT take "
+                f"--data great --files {data}"
+            )
+        reader, files = "varmisuse" if samples and path.is_file() else "python", [path]
+    for file in files:
+        if not file.exists():
+            raise DataError(f"--files {file} does not exist")
+    table = _table_name(reader, files) if files else None
     return load(reader, files=files, table=table, data_dir=data_dir, progress=progress)
 
 
-def _table_name(files: Sequence[Path]) -> str:
+def _table_name(reader: str, files: Sequence[Path]) -> str:
     """A name of its own for every choice of files and state of them."""
-    inside = [p for file in files for p in (sorted(file.rglob("*")) if file.is_dir() else [file])]
+    inside = [file for _, file in python_files(files)] if reader == "python" else files
     states = [[str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns] for p in inside]
     digest = hashlib.sha256(json.dumps(states).encode()).hexdigest()[:12]
     return f"programs-{file_name_of(files[0])}-{digest}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import PurePath
@@ -116,4 +117,5 @@ def _result(finding: Finding) -> dict[str, Any]:
 
 def _uri(file: str) -> str:
     path = PurePath(file)
-    return path.as_uri() if path.is_absolute() else quote(path.as_posix())
+    # Bytes: a name may hold what is no text in the encoding of names.
+    return path.as_uri() if path.is_absolute() else quote(os.fsencode(path.as_posix()))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -13,11 +15,12 @@ from weft.batching import BatchingConfig, evaluation_sampler
 from weft.errors import DataError
 from weft.graphs import assemble, table_from_graphs
 from weft.layout import TypedEdges
-from weft.models.ggnn import CANDIDATE, GGNN, candidate_log_probabilities
-from weft.sources.program_graph import PROGRAM_SCHEMA
+from weft.models.ggnn import GGNN, candidate_log_probabilities
+from weft.sources.program_graph import CANDIDATE, PROGRAM_SCHEMA
 from weft.sources.programs import python_files
 from weft.sources.progress import progress_bar
-from weft.sources.python_code import MAX_NODES, Sample, sample_graphs
+from weft.sources.python_code import MAX_NODES, Sample, each_sample
+from weft.sources.python_units import Unusable, read_source
 from weft.training.checkpoint import load_weights
 from weft.training.prediction import from_json
 from weft.training.program_config import ProgramsConfig
@@ -27,11 +30,11 @@ from weft.training.programs import ABOUT, KIND, make_ggnn
 
 __all__ = ["Inspection", "TrainedNetwork", "inspect_code", "is_of_programs", "load_programs"]
 
-# Samples that are held at once: a long file has thousands.
-_TOGETHER = 512
+# Samples that are held at once: a long file has tens of thousands.
+_TOGETHER = 256
 # Larger functions than in training are looked at, up to where one would take minutes.
 _LARGEST = 4 * MAX_NODES
-_WORDS = {"too large": f"a function of more than {_LARGEST:,} nodes"}
+_WORDS = {"too large": f"a function or module of more than {_LARGEST:,} nodes"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +58,7 @@ class Inspection:
 
     Attributes:
         findings: every use with another name in scope, the most suspicious first.
-        files: how many were looked at.
+        files: how many there are.
         skipped: by file, why it, or some of it, was not looked at.
     """
 
@@ -109,17 +112,34 @@ def inspect_code(trained: TrainedNetwork, path: Path, *, progress: bool = True) 
     files = python_files(path)
     findings: list[Finding] = []
     skipped: dict[str, str] = {}
-    with progress_bar("Python files", len(files), show=progress, count=True) as move:
-        for number, (_, file) in enumerate(files, start=1):
-            found = sample_graphs(file, max_nodes=_LARGEST)
-            if found.skipped:
-                skipped[str(file)] = _reasons(found.skipped)
-            for first in range(0, len(found.samples), _TOGETHER):
-                some = found.samples[first : first + _TOGETHER]
+    sizes = [file.stat().st_size for _, file in files]
+    with progress_bar("Python code", sum(sizes), show=progress) as move:
+        done = 0
+        for (_, file), size in zip(files, sizes, strict=True):
+            left_out: Counter[str] = Counter()
+            for some, part in _groups(file, left_out):
                 findings += _findings(trained, str(file), some)
-            move(number)
+                move(done + int(part * size))
+            if left_out:
+                skipped[str(file)] = _reasons(left_out)
+            done += size
+            move(done)
     findings.sort(key=lambda f: (f.written - f.probability, f.file, f.line, f.column))
     return Inspection(findings=findings, files=len(files), skipped=skipped)
+
+
+def _groups(file: Path, left_out: Counter[str]) -> Iterator[tuple[list[Sample], float]]:
+    """The samples of a file, some at a time, and about which part of it they lead to."""
+    try:
+        source = read_source(file)
+    except Unusable as reason:
+        left_out[str(reason)] += 1
+        return
+    lines = source.count("\n") + 1
+    samples = each_sample(source, file.name, left_out, max_nodes=_LARGEST)
+    while some := list(islice(samples, _TOGETHER)):
+        # The first: a module's body, which comes before its functions, has lines of all parts.
+        yield some, min(sample.line for sample in some) / lines
 
 
 def _reasons(skipped: Mapping[str, int]) -> str:

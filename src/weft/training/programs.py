@@ -134,7 +134,7 @@ def prepare_programs(
     train = split["train"]
     num_types = len(table.metadata.get("edge_types", ())) or _types_in(table)
     config = settled(table, train, config, num_types)
-    sampler = packed_sampler(table, train, config, config.nodes)
+    sampler = packed_sampler(table, train, config.nodes, policy=config.policy, seed=config.seed)
     return PreparedPrograms(
         table=learnable(table),
         config=config,

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import torch
 
 from weft.batching import BatchingConfig, GraphSampler
+from weft.errors import DataError
 from weft.graphs import Array, GraphBatch, GraphTable, assemble
 from weft.layout import band_statistics
 from weft.layout.choice import LayoutConfig, adjacency_of, measured_choice
 from weft.layout.cost import timed_by_turns
 from weft.models.ggnn import GatedGraph
+from weft.training.prediction import from_json
 from weft.training.program_config import ProgramsConfig
 from weft.training.program_data import step_budget
+from weft.training.run import CONFIG
 
-__all__ = ["SupergraphFigure", "measured_supergraphs", "packed_sampler", "settled"]
+__all__ = [
+    "SupergraphFigure",
+    "measured_supergraphs",
+    "packed_sampler",
+    "settled",
+    "settled_in",
+]
 
 _NODES = (1024, 2048, 4096, 8192, 16384)
 
@@ -62,24 +74,52 @@ def settled(
     return dataclasses.replace(config, nodes=best.nodes, layout=best.layout)
 
 
+def settled_in(folder: Path, config: ProgramsConfig) -> ProgramsConfig:
+    """`config` with what the run in `folder` has decided; as it is where there is no such run.
+
+    Another measurement may come out otherwise, and a run is only resumed with the same config.
+    """
+    try:
+        asked = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["config"]
+        earlier = from_json(ProgramsConfig, asked)
+    except (OSError, ValueError, KeyError, TypeError):
+        return config
+    layout = earlier.layout if config.layout.form == "auto" else config.layout
+    return dataclasses.replace(config, nodes=config.nodes or earlier.nodes, layout=layout)
+
+
 def measured_supergraphs(
     table: GraphTable, train: Array, config: ProgramsConfig, num_types: int, *, rounds: int = 3
 ) -> list[SupergraphFigure]:
-    """The cost of supergraphs by their nodes, timed by turns; arguments as of `settled`."""
+    """The cost of supergraphs by their nodes, timed by turns; arguments as of `settled`.
+
+    Raises:
+        DataError: the form that is asked for can hold none of them; sizes that it cannot hold,
+            while it can hold others, are left out.
+    """
     largest = int(table.num_nodes[train].max())
     # A size that leaves graphs out is not the same training.
     sizes = [nodes for nodes in _NODES if nodes > largest] or [_multiple(largest + 1, config)]
     layout = dataclasses.replace(config.layout, hidden=config.hidden)
-    batches = [_first(table, train, config, _multiple(nodes, config)) for nodes in sizes]
     widest = _widest(table)
-    layouts = [_layout(batch, widest, num_types, layout) for batch in batches]
+    batches, layouts, forms = [], [], []
+    refused: DataError | None = None
+    for nodes in sizes:
+        batch = _first(table, train, config, _multiple(nodes, config))
+        own = _layout(batch, widest, num_types, layout)
+        try:
+            forms.append(adjacency_of(batch, num_types, own))
+        except DataError as error:
+            refused = error
+            continue
+        batches.append(batch)
+        layouts.append(own)
+    if refused is not None and not forms:
+        raise refused
     torch_state = torch.get_rng_state()
     network = GatedGraph(config.hidden, num_types, 1)
     states = [torch.randn(batch.num_nodes, config.hidden) for batch in batches]
     torch.set_rng_state(torch_state)
-    forms = [
-        adjacency_of(batch, num_types, own) for batch, own in zip(batches, layouts, strict=True)
-    ]
 
     def step(number: int) -> object:
         out = network(states[number].requires_grad_(), forms[number])
@@ -99,15 +139,18 @@ def measured_supergraphs(
 
 
 def packed_sampler(
-    table: GraphTable, train: Array, config: ProgramsConfig, nodes: int
+    table: GraphTable,
+    graphs: Array,
+    nodes: int,
+    *,
+    policy: Literal["packed", "dynamic"] = "packed",
+    seed: int = 0,
 ) -> GraphSampler:
-    """Makes supergraphs of `nodes` nodes of the training graphs that fit."""
-    sizes = (table.num_nodes[train], table.num_edges[train])
+    """Makes supergraphs of `nodes` nodes of those `graphs`, int [g], that fit."""
+    sizes = (table.num_nodes[graphs], table.num_edges[graphs])
     budget = step_budget(*sizes, nodes)
-    fitting = train[(sizes[0] < budget.nodes) & (sizes[1] <= budget.edges)]
-    batching = BatchingConfig(
-        policy=config.policy, batch_size=budget.graphs, seed=config.seed, budget=budget
-    )
+    fitting = graphs[(sizes[0] < budget.nodes) & (sizes[1] <= budget.edges)]
+    batching = BatchingConfig(policy=policy, batch_size=budget.graphs, seed=seed, budget=budget)
     return GraphSampler(table.num_nodes, table.num_edges, batching, graphs=fitting)
 
 
@@ -117,7 +160,8 @@ def _multiple(nodes: int, config: ProgramsConfig) -> int:
 
 
 def _first(table: GraphTable, train: Array, config: ProgramsConfig, nodes: int) -> GraphBatch:
-    planned = packed_sampler(table, train, config, nodes).plan()[0]
+    sampler = packed_sampler(table, train, nodes, policy=config.policy, seed=config.seed)
+    planned = sampler.plan()[0]
     return assemble(table, planned.graphs, planned.budget)
 
 
