@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-SCRIPT = Path(__file__).with_name("killed_runs.py")
+from script_reports import report_of
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    if not hasattr(os, "fork"):
-        pytest.skip("needs fork")
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(tmp_path_factory.mktemp("runs"))],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return {entry["case"]: entry for entry in json.loads(done.stdout)}
+    entries = report_of("killed_runs.py", tmp_path_factory.mktemp("runs"))
+    return {entry["case"]: entry for entry in entries}
 
 
 @pytest.mark.parametrize("case", ["full", "loader", "generator", "stateful"])
