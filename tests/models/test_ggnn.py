@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from weft.graphs import Budget, Graph, assemble, table_from_graphs
-from weft.layout import TypedEdges
+from weft.layout import BandedAdjacency, TypedEdges
 from weft.models.ggnn import (
     GGNN,
     GatedGraph,
@@ -118,6 +118,38 @@ def test_scores_do_not_depend_on_neighbours_in_the_batch_or_padding(start):
     torch.testing.assert_close(loss, sum(part for part, _ in parts))
     (loss / graphs).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def indexing(name):
+    words = ("gather", "scatter", "index", "embedding", "sparse", "csr", "take", "nonzero", "weft")
+    return any(word in name for word in words)
+
+
+# torch's own warning about itself.
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
+def test_the_exported_banded_model_runs_on_dense_hardware():
+    torch.manual_seed(0)
+    batch = assemble(programs(), [0, 1, 2], Budget(nodes=48, edges=120, graphs=6))
+    config = GGNNConfig(hidden=8, steps=3, num_types=TYPES, start="bits")
+    model = GGNN(config).eval()
+    # The graphs' edges are random, so one block must hold a whole graph.
+    adjacency = BandedAdjacency.of_batch(batch, TYPES, block=16)
+    exported = torch.export.export(model, (batch, adjacency)).run_decompositions()
+    calls = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
+    assert any("bmm" in name for name in calls)
+    assert not [name for name in calls if indexing(name)]
+    for node in exported.graph.nodes:
+        value = node.meta.get("val")
+        for tensor in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(tensor, torch.Tensor):
+                assert all(type(length) is int for length in tensor.shape)
+    expected = model(batch, TypedEdges.of_batch(batch, TYPES))
+    found = exported.module()(batch, adjacency)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    # Names are looked up, so this start is indexed: the search above would find it.
+    named = GGNN(GGNNConfig(hidden=8, steps=1, num_types=TYPES, vocabulary=50)).eval()
+    looked_up = torch.export.export(named, (batch, adjacency)).graph.nodes
+    assert any(indexing(str(node.target)) for node in looked_up)
 
 
 def test_label_smoothing_is_that_of_torch():

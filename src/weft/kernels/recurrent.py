@@ -53,7 +53,9 @@ def gru(
     needed = "x [N, I], h [N, H], weights [3 H, I] and [3 H, H], biases [3 H] needed"
     require(right, needed, x, h, *weights)
     same = all(t.dtype == h.dtype for t in (x, *weights))
-    if not has_loop(x, h, *weights) or not gemm_address(h.dtype) or not same:
+    fast = has_loop(x, h, *weights) and gemm_address(h.dtype) and same
+    # What is exported runs elsewhere, where these loops are not.
+    if torch.compiler.is_exporting() or not fast:
         return _plain(x, h, *weights)
     out: Tensor = _gru(x, h, *weights)[0]
     return out

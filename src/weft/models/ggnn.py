@@ -189,7 +189,7 @@ class GGNN(nn.Module):
         """A score [N] a node, from states [N, H]; nothing here is sparse or indexed."""
         h = self.gated(start, adjacency)
         score: Tensor = self.score(torch.tanh(self.mix(torch.cat([h, start], dim=1))))
-        return score[:, 0]
+        return score.flatten()
 
 
 def candidate_log_probabilities(batch: GraphBatch, scores: Tensor) -> Tensor:
