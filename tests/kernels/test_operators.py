@@ -293,3 +293,21 @@ def test_strided_tensors_and_several_threads() -> None:
     with ThreadPoolExecutor(4) as pool:
         for out in pool.map(lambda _: F.spmm(batch, x), range(16)):
             assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_products_are_added_in_place(dtype):
+    torch.manual_seed(0)
+    dense = (torch.randn(7, 9) * (torch.rand(7, 9) < 0.3)).to(dtype)
+    dense[2] = 0
+    rows, columns = dense.nonzero(as_tuple=True)
+    offsets = torch.cat([torch.zeros(1), (dense != 0).sum(1).cumsum(0)]).long()
+    x, out = torch.randn(9, 5).to(dtype), torch.randn(7, 5).to(dtype)
+    expected = out + dense @ x
+    parts = (dense[rows, columns], columns.int(), offsets)
+    assert operators.add_product(out, *parts, x) is out
+    torch.testing.assert_close(out, expected)
+    with pytest.raises(ValueError, match="contiguous"):
+        operators.add_product(out.T.contiguous().T, *parts, x)
+    with pytest.raises(ValueError, match="weight and a column"):
+        operators.add_product(out, parts[0][1:], *parts[1:], x)

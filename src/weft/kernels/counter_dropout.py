@@ -8,6 +8,7 @@ of splitting the rows.
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
 import math
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,10 @@ import torch
 from torch import Tensor
 
 from weft.compiled import compiled
-from weft.kernels.operator import has_loop, operator
+from weft.kernels.operator import array_of, has_loop, operator, require
 from weft.kernels.team import openmp, share, threads_for
 
-__all__ = ["dropout", "relu_dropout"]
+__all__ = ["Part", "dropout", "relu_dropout"]
 
 # numba caches code that names a function by its module, not code that holds the function itself.
 _here = sys.modules[__name__]
@@ -33,7 +34,16 @@ _HASH_2 = np.uint32(0x846CA68B)
 
 @compiled()
 def _rows(
-    x: Any, seed: Any, limit: Any, scale: Any, relu: bool, out: Any, first: int, stop: int
+    x: Any,
+    seed: Any,
+    limit: Any,
+    scale: Any,
+    relu: bool,
+    ids: Any,
+    first_column: int,
+    out: Any,
+    first: int,
+    stop: int,
 ) -> None:
     """out = x · scale where the hash of (seed, row, column) reaches `limit`, else 0."""
     width = x.shape[1]
@@ -41,13 +51,14 @@ def _rows(
     for row in range(first, stop):
         # splitmix64 gives every row two independent 32-bit keys; its columns are hashed in 32
         # bits, which fit the vector units.
-        key = (np.uint64(row) + np.uint64(1)) * _ROW + seed
+        number = row if ids is None else ids[row]
+        key = (np.uint64(number) + np.uint64(1)) * _ROW + seed
         key = (key ^ (key >> np.uint64(30))) * _MIX_1
         key = (key ^ (key >> np.uint64(27))) * _MIX_2
         key = key ^ (key >> np.uint64(31))
         low, high = np.uint32(key), np.uint32(key >> np.uint64(32))
         for column in range(width):
-            h = np.uint32(np.uint32(column) * _COLUMN) ^ low
+            h = np.uint32(np.uint32(first_column + column) * _COLUMN) ^ low
             h = np.uint32((h ^ (h >> np.uint32(16))) * _HASH_1)
             h = np.uint32((h ^ (h >> np.uint32(15))) * _HASH_2)
             h = h ^ (h >> np.uint32(16)) ^ high
@@ -84,8 +95,10 @@ def _limit(p: float) -> int:
     return min(round(p * 2**32), 2**32 - 1)
 
 
-def _plain_keep(seed: Tensor, p: float, rows: int, width: int, device: torch.device) -> Tensor:
-    """The same mask bool [rows, width] in torch: 64-bit words that wrap, shifted without sign."""
+def _plain_keep(x: Tensor, seed: Tensor, p: float, ids: Tensor | None, first_column: int) -> Tensor:
+    """The same mask bool [N, F] in torch: 64-bit words that wrap, shifted without sign."""
+    rows = torch.arange(x.shape[0], device=x.device) if ids is None else ids.to(x.device)
+    columns = torch.arange(first_column, first_column + x.shape[1], device=x.device)
 
     def shift(word: Tensor, bits: int) -> Tensor:
         return (word >> bits).bitwise_and(2 ** (64 - bits) - 1)
@@ -94,12 +107,12 @@ def _plain_keep(seed: Tensor, p: float, rows: int, width: int, device: torch.dev
         return int(constant.astype(np.int64))
 
     word = 2**32 - 1
-    key = (torch.arange(rows, device=device) + 1) * signed(_ROW) + seed.to(device)
+    key = (rows.long() + 1) * signed(_ROW) + seed.to(x.device)
     key = (key ^ shift(key, 30)) * signed(_MIX_1)
     key = (key ^ shift(key, 27)) * signed(_MIX_2)
     key = key ^ shift(key, 31)
     low, high = (key & word)[:, None], shift(key, 32)[:, None]
-    h = ((torch.arange(width, device=device) * int(_COLUMN)) & word) ^ low
+    h = ((columns * int(_COLUMN)) & word) ^ low
     h = ((h ^ (h >> 16)) * int(_HASH_1)) & word
     h = ((h ^ (h >> 15)) * int(_HASH_2)) & word
     h = h ^ (h >> 16) ^ high
@@ -108,22 +121,31 @@ def _plain_keep(seed: Tensor, p: float, rows: int, width: int, device: torch.dev
 
 
 @operator("weft::dropout")
-def _dropout(x: Tensor, seed: Tensor, p: float, relu: bool) -> Tensor:
-    """x [N, F] (or its positive part) with elements dropped at probability p; seed int64 [1]."""
+def _dropout(
+    x: Tensor, seed: Tensor, p: float, relu: bool, ids: Tensor | None, first_column: int
+) -> Tensor:
+    """x [N, F] (or its positive part) with elements dropped at probability p.
+
+    The seed is int64 [1]; `ids` int64 [N] and `first_column` say which rows and columns of a larger
+    matrix these are.
+    """
+    require(ids is None or ids.shape == x.shape[:1], "ids must be one a row", ids, x)
     if not has_loop(x):
-        kept = _plain_keep(seed, p, x.shape[0], x.shape[1], x.device)
+        kept = _plain_keep(x, seed, p, ids, first_column)
         return (x.relu() if relu else x) * (1 / (1 - p)) * kept
     out = torch.empty(x.shape, dtype=x.dtype)
     array = x.detach().contiguous().numpy()
     number, limit = seed.numpy().view(np.uint64)[0], np.uint32(_limit(p))
     scale = array.dtype.type(1 / (1 - p))
-    arguments = (array, number, limit, scale, relu, out.numpy())
+    arguments = (array, number, limit, scale, relu, array_of(ids), first_column, out.numpy())
     _share_rows(openmp(), threads_for(x.numel()), arguments, x.shape[0])
     return out
 
 
 @_dropout.register_fake
-def _(x: Tensor, seed: Tensor, p: float, relu: bool) -> Tensor:
+def _(
+    x: Tensor, seed: Tensor, p: float, relu: bool, ids: Tensor | None, first_column: int
+) -> Tensor:
     return x.new_empty(x.shape)
 
 
@@ -157,16 +179,17 @@ _positive_grad.register_autograd(_positive_backward, setup_context=_positive_set
 
 
 def _dropout_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, seed, ctx.p, ctx.relu = inputs
-    ctx.save_for_backward(seed, output if ctx.relu else None)
+    _, seed, ctx.p, ctx.relu, ids, ctx.first_column = inputs
+    ctx.save_for_backward(seed, output if ctx.relu else None, ids)
 
 
 def _dropout_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    seed, out = ctx.saved_tensors
+    seed, out, ids = ctx.saved_tensors
+    none = (None,) * 5
     if ctx.relu:
         # A positive output was kept and its input was positive: the output is its own mask.
-        return _positive_grad(grad, out, 1 / (1 - ctx.p)), None, None, None
-    return _dropout(grad, seed, ctx.p, False), None, None, None
+        return _positive_grad(grad, out, 1 / (1 - ctx.p)), *none
+    return _dropout(grad, seed, ctx.p, False, ids, ctx.first_column), *none
 
 
 _dropout.register_autograd(_dropout_backward, setup_context=_dropout_setup)
@@ -177,14 +200,29 @@ def _seed() -> Tensor:
     return torch.randint(-(2**63), 2**63 - 1, (1,))
 
 
-def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Part:
+    """Which part of a larger matrix is dropped from, so that the mask is that of the whole.
+
+    Attributes:
+        seed: of the mask.
+        ids: int64 [N], the rows' numbers in the whole.
+        first_column: the number of the first column in the whole.
+    """
+
+    seed: int
+    ids: Tensor
+    first_column: int = 0
+
+
+def dropout(x: Tensor, p: float, training: bool = True, *, part: Part | None = None) -> Tensor:
     """x [N, ...] with elements zeroed at probability p and the rest scaled by 1 / (1 - p)."""
-    return _apply(x, p, relu=False) if _active(p, training) else x
+    return _apply(x, p, False, part) if _active(p, training) else x
 
 
-def relu_dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
+def relu_dropout(x: Tensor, p: float, training: bool = True, *, part: Part | None = None) -> Tensor:
     """dropout(relu(x)) for x [N, ...] in one pass, and one pass backward."""
-    return _apply(x, p, relu=True) if _active(p, training) else x.relu()
+    return _apply(x, p, True, part) if _active(p, training) else x.relu()
 
 
 def _active(p: float, training: bool) -> bool:
@@ -193,7 +231,11 @@ def _active(p: float, training: bool) -> bool:
     return training and p > 0
 
 
-def _apply(x: Tensor, p: float, relu: bool) -> Tensor:
+def _apply(x: Tensor, p: float, relu: bool, part: Part | None) -> Tensor:
     flat = x.reshape(x.shape[0], math.prod(x.shape[1:]))
-    out: Tensor = _dropout(flat, _seed(), p, relu)
+    if part is None:
+        seed, ids, first_column = _seed(), None, 0
+    else:
+        seed, ids, first_column = torch.tensor([part.seed]), part.ids, part.first_column
+    out: Tensor = _dropout(flat, seed, p, relu, ids, first_column)
     return out.reshape(x.shape)

@@ -68,14 +68,26 @@ def prefetch(typing_context: Any, array: Any, row: Any, column: Any) -> Any:
 
 @_compiled
 def spmm(
-    x: Any, weight: Any, columns: Any, offsets: Any, order: Any, out: Any, first: int, stop: int
+    x: Any,
+    weight: Any,
+    columns: Any,
+    offsets: Any,
+    order: Any,
+    add: bool,
+    out: Any,
+    first: int,
+    stop: int,
 ) -> None:
-    """out[r] = Σ weight[e] · x[columns[e]] over row r's edges e; weight None, [E] or [E, F]."""
+    """out[r] = Σ weight[e] · x[columns[e]] over row r's edges e; weight None, [E] or [E, F].
+
+    With `add` the sums are added to what `out` holds.
+    """
     width = x.shape[1]
     last = columns.shape[0] - 1
     for row in range(first, stop):
-        for f in range(width):
-            out[row, f] = 0
+        if not add:
+            for f in range(width):
+                out[row, f] = 0
         for k in range(offsets[row], offsets[row + 1]):
             ahead = min(k + _AHEAD, last)
             if order is None:

@@ -16,7 +16,7 @@ from weft.kernels import loops, plain
 from weft.kernels.operator import array_of, has_loop, operator, require, require_csr
 from weft.kernels.team import openmp, threads_for
 
-__all__ = ["edge_products", "gather", "segment_max", "segment_sum", "spmm"]
+__all__ = ["add_product", "edge_products", "gather", "segment_max", "segment_sum", "spmm"]
 
 
 def _share(
@@ -200,6 +200,7 @@ def spmm(
         array_of(columns),
         starts,
         array_of(order),
+        False,
         out.numpy(),
     )
     return _share(loops.share_spmm, out, x.shape[1], starts, *arguments)
@@ -239,6 +240,27 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 spmm.register_autograd(_spmm_backward, setup_context=_spmm_setup)
+
+
+def add_product(out: Tensor, weight: Tensor, columns: Tensor, offsets: Tensor, x: Tensor) -> Tensor:
+    """out[r] += Σ weight[e] · x[columns[e]] over row r's entries e, in place and not learning.
+
+    Args:
+        out: [N, F], contiguous.
+        weight: [E].
+        columns: int [E], row of `x` that each entry reads.
+        offsets: int [N + 1], CSR offsets.
+        x: [M, F].
+    """
+    right = out.ndim == 2 and out.shape == (offsets.shape[0] - 1, x.shape[1])
+    require(right and out.is_contiguous(), "out must be [N, F] and contiguous", out, offsets, x)
+    require(weight.shape == columns.shape, "an entry has a weight and a column", weight, columns)
+    require_csr(columns.shape[0], offsets, None)
+    if not has_loop(out, weight, x):
+        return out.add_(plain.spmm(x, weight, columns, offsets, None))
+    starts = array_of(offsets)
+    arguments = (array_of(x), array_of(weight), array_of(columns), starts, None, True, out.numpy())
+    return _share(loops.share_spmm, out, x.shape[1], starts, *arguments)
 
 
 @operator("weft::edge_products")

@@ -15,7 +15,7 @@ from scipy.sparse.csgraph import reverse_cuthill_mckee
 from weft.errors import DataError
 from weft.graphs import Array, GraphTable, open_table, table_from_columns, write_table
 
-__all__ = ["ORDERS", "reorder", "reordered"]
+__all__ = ["ORDERS", "neighbour_matrix", "reorder", "reordered"]
 
 # Nodes of a part of the METIS order: about a block of a banded adjacency.
 _PART_NODES = 32
@@ -29,14 +29,14 @@ def _identity(num_nodes: int, senders: Array, receivers: Array) -> Array:
 def _degree(num_nodes: int, senders: Array, receivers: Array) -> Array:
     """Ascending number of neighbours; nodes with as many stay as they are."""
     order: Array = np.argsort(
-        np.diff(_neighbours(num_nodes, senders, receivers).indptr), kind="stable"
+        np.diff(neighbour_matrix(num_nodes, senders, receivers).indptr), kind="stable"
     )
     return order
 
 
 def _rcm(num_nodes: int, senders: Array, receivers: Array) -> Array:
     """Reverse Cuthill-McKee: breadth first from a node of low degree, backwards."""
-    neighbours = _neighbours(num_nodes, senders, receivers)
+    neighbours = neighbour_matrix(num_nodes, senders, receivers)
     order = reverse_cuthill_mckee(neighbours, symmetric_mode=True)
     return np.ascontiguousarray(order, dtype=np.int64)
 
@@ -53,7 +53,7 @@ def _metis(num_nodes: int, senders: Array, receivers: Array) -> Array:
     if parts < 2:
         return np.arange(num_nodes)
     apart = senders != receivers
-    neighbours = _neighbours(num_nodes, senders[apart], receivers[apart])
+    neighbours = neighbour_matrix(num_nodes, senders[apart], receivers[apart])
     adjacency = pymetis.CSRAdjacency(neighbours.indptr, neighbours.indices)
     _, part = pymetis.part_graph(parts, adjacency, recursive=True)
     order: Array = np.argsort(part, kind="stable")
@@ -70,7 +70,7 @@ ORDERS: dict[str, Callable[[int, Array, Array], Array]] = {
 new place. Edges of all types together; their directions do not matter."""
 
 
-def _neighbours(num_nodes: int, senders: Array, receivers: Array) -> csr_array:
+def neighbour_matrix(num_nodes: int, senders: Array, receivers: Array) -> csr_array:
     """The union of all edges both ways, each once."""
     ends = np.concatenate([senders, receivers]), np.concatenate([receivers, senders])
     return csr_array((np.ones(len(ends[0]), dtype=np.int8), ends), shape=(num_nodes, num_nodes))

@@ -1,4 +1,4 @@
-"""Networks: GCN, GGNN for typed edges; SchNet, MPEU and PaiNN for molecules and crystals."""
+"""Networks: GCN, GraphSAGE; GGNN for typed edges; SchNet, MPEU, PaiNN for atoms."""
 
 from weft.models.atoms import energy_and_forces
 from weft.models.gcn import GCN, GCNConfig, GCNLayer, with_first_product
@@ -12,6 +12,7 @@ from weft.models.ggnn import (
 )
 from weft.models.mpeu import MPEU, MPEUConfig
 from weft.models.painn import PaiNN, PaiNNConfig, painn_from_schnetpack
+from weft.models.sage import GraphSAGE, SAGEConfig, SAGELayer
 from weft.models.scaling import Standardised, TargetScale, learn_scale
 from weft.models.schnet import SchNet, SchNetConfig, schnet_from_torch_geometric
 
@@ -23,9 +24,12 @@ __all__ = [
     "GCNLayer",
     "GGNNConfig",
     "GatedGraph",
+    "GraphSAGE",
     "MPEUConfig",
     "PaiNN",
     "PaiNNConfig",
+    "SAGEConfig",
+    "SAGELayer",
     "SchNet",
     "SchNetConfig",
     "Standardised",

@@ -1,0 +1,177 @@
+"""Training and inference of a GCN or GraphSAGE on a graph that the ranks of a grid share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.kernels import dropout, relu_dropout
+from weft.kernels.counter_dropout import Part
+from weft.models import GCN, GraphSAGE
+from weft.parallel.layers import (
+    Sliced,
+    gather_columns,
+    multiply,
+    published_layer,
+    slice_of,
+    sum_gradients,
+)
+from weft.parallel.loss import cross_entropy, scores
+from weft.parallel.matrix import propagate
+from weft.parallel.plan import LayerPlan, plan_layers
+from weft.parallel.shard import GraphShard
+
+__all__ = ["GridNetwork"]
+
+
+class GridNetwork:
+    """A model on a grid: the same losses, gradients and weights as in one process.
+
+    The model's weights are whole on every rank and must be the same on all. Every method is called
+    by all ranks together.
+
+    Args:
+        model: GCN or GraphSAGE; in its training mode `step` drops activations.
+        shard: this rank's part of the graph.
+    """
+
+    def __init__(self, model: GCN | GraphSAGE, shard: GraphShard) -> None:
+        self.model, self.shard, self.world = model, shard, shard.world
+        self._sage = isinstance(model, GraphSAGE)
+        layers: list[Any] = list(model.layers)
+        self._layers = layers
+        weights = [layer.neighbours if self._sage else layer.weight for layer in layers]
+        widths = [weights[0].shape[0], *(weight.shape[1] for weight in weights)]
+        if (widths[0], widths[-1]) != (shard.features, shard.classes):
+            raise ValueError(
+                f"the model maps {widths[0]} features to {widths[-1]} classes; the graph has "
+                f"{shard.features} features and {shard.classes} classes"
+            )
+        if not shard.counts["train"]:
+            raise ValueError("no node is in the training part of the split; mark some as train")
+        self.plans = plan_layers(
+            widths,
+            shard.method,
+            model="sage" if self._sage else "gcn",
+            input_dropout=model.config.input_dropout > 0,
+        )
+        self._sliced = [
+            Sliced(weight=weight, dim=self._cut(plan, weight))
+            for layer, plan in zip(layers, self.plans, strict=True)
+            for weight in layer.parameters()
+        ]
+        self._train_rows = (shard.masks["train"] & (shard.y >= 0)).nonzero()[:, 0]
+        # What the first layer reads in every step.
+        self._x: Tensor | None = None
+        self._sums: Tensor | None = None
+        self._read_inputs()
+
+    def step(self, seed: int) -> float:
+        """Loss of a training step; its gradients, over all nodes, are those of the parameters.
+
+        Args:
+            seed: of the dropped activations.
+        """
+        self.model.zero_grad(set_to_none=True)
+        shard = self.shard
+        loss = cross_entropy(
+            self.world,
+            self._logits(seed if self.model.training else None),
+            shard.y,
+            self._train_rows,
+            classes=shard.classes,
+            count=shard.counts["train"],
+        )
+        loss.backward()  # type: ignore[no-untyped-call]
+        sum_gradients(self.world, self._sliced)
+        return float(loss.detach())
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """`PART_loss` and `PART_accuracy` for train, validation and test, without dropout."""
+        shard = self.shard
+        return scores(self.world, self._logits(None), shard.y, shard.masks, classes=shard.classes)
+
+    @torch.no_grad()
+    def predict(self) -> tuple[Tensor, Tensor]:
+        """Numbers int64 [n] of nodes and their classes' probabilities [n, c].
+
+        The ranks together give every node once; a rank that holds a replica gives none.
+        """
+        logits = gather_columns(self.world, self._logits(None), self.shard.classes)
+        count = len(logits) if self.world.counts else 0
+        return self.shard.ids[:count], logits[:count].softmax(1)
+
+    def _cut(self, plan: LayerPlan, weight: Tensor) -> int:
+        """Along which dimension the grid's columns share the gradient of a weight."""
+        if weight.ndim == 1:
+            return 0
+        return 1 if plan.gather and plan.order != "published" else 0
+
+    def _read_inputs(self) -> None:
+        plan, x = self.plans[0], self.shard.x()
+        if plan.kept:
+            with torch.no_grad():
+                self._sums = self.shard.matrix.multiply(x, "first product")
+                if plan.gather:
+                    self._sums = gather_columns(self.world, self._sums, plan.width_in)
+                    x = gather_columns(self.world, x, plan.width_in) if self._sage else x
+        if not plan.kept or self._sage:
+            self._x = x
+
+    def _logits(self, seed: int | None) -> Tensor:
+        """This rank's rows and slice of the logits; with a seed, as in training."""
+        config, training = self.model.config, seed is not None
+        x = self._x
+        for number, (layer, plan) in enumerate(zip(self._layers, self.plans, strict=True)):
+            first_column = slice_of(self.world, plan.width_in).start
+            part = Part(
+                seed=_mixed(seed or 0, number), ids=self.shard.ids, first_column=first_column
+            )
+            if number:
+                assert x is not None
+                x = relu_dropout(x, config.dropout, training, part=part)
+            elif x is not None:
+                x = dropout(x, config.input_dropout, training, part=part)
+            x = self._layer(layer, plan, x)
+        assert x is not None
+        return x
+
+    def _layer(self, layer: Any, plan: LayerPlan, x: Tensor | None) -> Tensor:
+        shard, world = self.shard, self.world
+        bias: Tensor = layer.bias[slice_of(world, plan.width_out)]
+        if plan.order == "published":
+            assert x is not None
+            return published_layer(x, layer.weight, shard.matrix, shard.transpose) + bias
+        neighbours = layer.neighbours if self._sage else layer.weight
+
+        def whole(values: Tensor) -> Tensor:
+            return gather_columns(world, values, plan.width_in) if plan.gather else values
+
+        if plan.order == "transform":
+            assert x is not None
+            x = whole(x)
+            out = multiply(world, [x], [neighbours], gather=plan.gather)
+            out = propagate(out, shard.matrix, shard.transpose)
+            if self._sage:
+                out = out + multiply(world, [x], [layer.own], gather=plan.gather)
+            return out + bias
+        if plan.kept:
+            sums, own = self._sums, x
+        else:
+            assert x is not None
+            sums = whole(propagate(x, shard.matrix, shard.transpose))
+            own = whole(x) if self._sage else None
+        assert sums is not None
+        inputs, weights = [sums], [neighbours]
+        if self._sage:
+            assert own is not None
+            inputs, weights = [*inputs, own], [*weights, layer.own]
+        return multiply(world, inputs, weights, gather=plan.gather) + bias
+
+
+def _mixed(seed: int, number: int) -> int:
+    """A seed for each layer, in 63 bits."""
+    return (seed * 0x9E3779B97F4A7C15 + number * 0xBF58476D1CE4E5B9 + 1) % 2**63

@@ -1,0 +1,100 @@
+"""Which nodes go together: a graph's nodes in an order whose consecutive blocks are the ranks'."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.graphs import Array, Graph
+from weft.layout.orders import ORDERS, neighbour_matrix
+from weft.parallel.grid import balanced
+
+__all__ = ["PARTITIONS", "Partition", "partition_nodes"]
+
+PARTITIONS = ("contiguous", "random", "metis", "rcm")
+"""contiguous: the order the nodes have; random: any (evens out hubs); metis: few edges between
+blocks; rcm: reverse Cuthill-McKee, neighbours close together, for any number of blocks."""
+
+# METIS keeps the best of so many cuts, as long as one takes less than a second or so.
+_CUTS = 8
+_CUTS_EDGES = 5_000_000
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Partition:
+    """The nodes of a graph in blocks.
+
+    Attributes:
+        order: int64 [n], the number in the graph of the node at each place.
+        offsets: int64 [blocks + 1]; block b is the places offsets[b]:offsets[b + 1].
+    """
+
+    order: Array
+    offsets: Array
+
+
+def partition_nodes(graph: Graph, blocks: int, how: str, seed: int = 0) -> Partition:
+    """Blocks of nodes for `blocks` ranks. Directions of edges do not matter, nor repeated ones.
+
+    Blocks differ by at most one node, except those of METIS, which may differ by a few, and of a
+    graph with hardly more nodes than blocks may even be empty. Nodes of a METIS block keep their
+    order.
+
+    Args:
+        graph: the nodes and edges.
+        blocks: how many, at most the number of nodes.
+        how: one of PARTITIONS.
+        seed: of `random` and `metis`; the same seed gives the same blocks.
+
+    Raises:
+        ValueError: more blocks than nodes, or a way that there is not.
+        ImportError: `metis` without pymetis.
+    """
+    if how not in PARTITIONS:
+        raise ValueError(f"partition is {how!r}; choose from {', '.join(PARTITIONS)}")
+    if not 1 <= blocks <= graph.num_nodes:
+        raise ValueError(
+            f"{graph.num_nodes} nodes cannot be cut into {blocks} blocks; give 1 to "
+            f"{graph.num_nodes} blocks, that is, fewer ranks"
+        )
+    if how == "metis":
+        part = _metis_parts(graph, blocks, seed)
+        sizes = np.bincount(part, minlength=blocks)
+        return Partition(
+            order=np.argsort(part, kind="stable"), offsets=np.append(0, np.cumsum(sizes))
+        )
+    if how == "random":
+        order = np.random.default_rng(seed).permutation(graph.num_nodes)
+    elif how == "rcm":
+        order = ORDERS["rcm"](graph.num_nodes, graph.senders, graph.receivers)
+    else:
+        order = np.arange(graph.num_nodes)
+    return Partition(order=order, offsets=balanced(graph.num_nodes, blocks))
+
+
+def _metis_parts(graph: Graph, blocks: int, seed: int) -> Array:
+    """The block of each node, int64 [n].
+
+    Recursive bisection into blocks of equally many nodes: fewer rows travel than with k-way cuts,
+    which also leave blocks of a small graph empty. Weighing nodes by their degree would even out
+    the edges, but more rows would travel and the blocks of features differ.
+    """
+    try:
+        import pymetis
+    except ImportError:
+        raise ImportError(
+            "the partition 'metis' needs pymetis: pip install 'weft[partition]'"
+        ) from None
+    if blocks == 1:
+        return np.zeros(graph.num_nodes, dtype=np.int64)
+    apart = graph.senders != graph.receivers
+    neighbours = neighbour_matrix(graph.num_nodes, graph.senders[apart], graph.receivers[apart])
+    _, part = pymetis.part_graph(
+        blocks,
+        pymetis.CSRAdjacency(neighbours.indptr, neighbours.indices),
+        recursive=True,
+        # METIS takes the seeds 0 and 1 for the same.
+        options=pymetis.Options(seed=seed + 1, ncuts=_CUTS if neighbours.nnz <= _CUTS_EDGES else 1),
+    )
+    return np.asarray(part, dtype=np.int64)

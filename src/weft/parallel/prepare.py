@@ -1,0 +1,219 @@
+"""From any graph to the table that ranks read: partitioned, normalised, sorted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.errors import DataError
+from weft.graphs import Array, Column, Graph, GraphTable, write_table
+from weft.parallel.partition import PARTITIONS, Partition, partition_nodes
+from weft.parallel.shard_loops import count_cut, equals_transpose, gather
+from weft.parallel.shards import KIND, fingerprint_of
+from weft.parallel.sorted_edges import (
+    NORMALISATIONS,
+    SortedEdges,
+    check_finite,
+    normalised_weights,
+    sort_edges,
+)
+from weft.parallel.splits import PARTS, one_graph
+
+__all__ = ["prepare"]
+
+
+def prepare(
+    source: Graph | GraphTable,
+    folder: str | Path | None = None,
+    *,
+    blocks: int,
+    partition: str = "contiguous",
+    normalisation: str = "symmetric",
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> GraphTable:
+    """The table of one graph that ranks train on in full, each on its blocks.
+
+    Columns of nodes, in the partition's order: `x` float32 or float64 [n, f]; `y` int64 [n], -1
+    for none; `train`, `validation`, `test` bool [n]; `id` int64 [n], the node's number in
+    `source`. Of edges: `weight` float32 [e], normalised; and where the matrix is not its own
+    transpose `out_receivers` and `out_weight`, the same edges in order of sender.
+
+    Metadata: `kind`, `normalisation`, `classes`; `counts` of the split; `symmetric_values`, whether
+    the matrix equals its transpose (of repeated edges with different weights, that they come in
+    the same order both ways); `fingerprint`; and `partition`: `how`, `blocks`, `offsets`, `seed`,
+    `cut_edges` between blocks, and `imbalance_nodes` and `imbalance_edges`, the largest block over
+    the mean one, edges counted where they enter.
+
+    Args:
+        source: a graph with these columns (edge column `weight` if it has weights), or a table
+            with one such graph.
+        folder: a new folder for the table, which is then mapped; None keeps it in memory.
+        blocks: of nodes, for as many as the grid has.
+        partition: one of PARTITIONS.
+        normalisation: one of NORMALISATIONS; `symmetric` adds self-loops where there are none.
+        seed: of the partition.
+        progress: is told what begins.
+
+    Raises:
+        DataError: a column is missing or wrong, a feature or weight is not finite.
+        ValueError: more blocks than nodes, or an option that there is not.
+    """
+    tell = progress or (lambda stage: None)
+    for what, value, legal in (
+        ("partition", partition, PARTITIONS),
+        ("normalisation", normalisation, NORMALISATIONS),
+    ):
+        if value not in legal:
+            raise ValueError(f"{what} is {value!r}; choose from {', '.join(legal)}")
+    if folder is not None and Path(folder).exists():
+        raise DataError(f"{folder} exists already; remove it first or choose another name")
+    tell("checking the graph")
+    graph = _checked(one_graph(source))
+    tell(f"partition: {partition}, {blocks} blocks")
+    parts = partition_nodes(graph, blocks, partition, seed)
+    tell("sorting edges")
+    edges = sort_edges(graph, parts.order, loops=normalisation == "symmetric")
+    tell(f"normalisation: {normalisation}")
+    edges = replace(edges, weights=normalised_weights(edges, normalisation))
+    tell("comparing with the transpose")
+    ends = edges.senders, edges.receivers
+    symmetric = equals_transpose(*ends, edges.weights, edges.out_order)
+    table = _table(graph, parts.order, edges, symmetric)
+    settings = {"how": partition, "blocks": blocks, "seed": seed}
+    table = replace(
+        table,
+        metadata={
+            **_about(table, edges, parts, settings),
+            "normalisation": normalisation,
+            "symmetric_values": symmetric,
+        },
+    )
+    tell("checksums")
+    table = replace(table, metadata={**table.metadata, "fingerprint": fingerprint_of(table)})
+    if folder is None:
+        return table
+    tell(f"writing {folder}")
+    return write_table(folder, [table], table.schema, metadata=table.metadata)
+
+
+def _checked(graph: Graph) -> Graph:
+    """The graph with the columns that count, each of its final dtype, nothing copied in vain."""
+    graph.validate()
+    for name in ("x", "y", *PARTS):
+        if name not in graph.nodes:
+            remedy = (
+                "; make a split with weft.parallel.with_split, class_split or share_split"
+                if name in PARTS
+                else ""
+            )
+            raise DataError(
+                f"the graph has no node column '{name}'; it has "
+                f"{', '.join(graph.nodes) or 'none'}{remedy}"
+            )
+    x, y = graph.nodes["x"], graph.nodes["y"]
+    if x.ndim != 2 or x.dtype.kind not in "fiub":
+        raise DataError(f"node column 'x' is {x.dtype}{list(x.shape)}; numbers [n, f] are needed")
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise DataError(
+            f"node column 'y' is {y.dtype}{list(y.shape)}; one whole number a node is needed, "
+            "its class from 0, or -1 for none"
+        )
+    for name in PARTS:
+        mask = graph.nodes[name]
+        if mask.dtype != np.bool_ or mask.ndim != 1:
+            raise DataError(
+                f"node column '{name}' is {mask.dtype}{list(mask.shape)}; a mask, bool [n], is "
+                "needed"
+            )
+        bad = mask & (y < 0)
+        if bad.any():
+            raise DataError(
+                f"node {int(np.argmax(bad))} is in '{name}' but has no class (y = "
+                f"{y[np.argmax(bad)]}); take it out of the mask"
+            )
+    if not graph.nodes["train"].any():
+        raise DataError("no node is in 'train': there is nothing to learn from")
+    x = x if x.dtype in (np.float32, np.float64) else x.astype(np.float32)
+    check_finite("node column 'x'", x)
+    edges = {}
+    if "weight" in graph.edges:
+        weight = graph.edges["weight"]
+        if weight.ndim != 1 or weight.dtype.kind not in "fiu":
+            raise DataError(
+                f"edge column 'weight' is {weight.dtype}{list(weight.shape)}; one number an edge "
+                "is needed"
+            )
+        if weight.dtype not in (np.float32, np.float64):
+            weight = weight.astype(np.float64)
+        check_finite("edge column 'weight'", weight)
+        edges = {"weight": weight}
+    ends = {}
+    for name in ("senders", "receivers"):
+        values = getattr(graph, name)
+        # Two dtypes are enough to compile for.
+        ends[name] = values if values.dtype in (np.int32, np.int64) else values.astype(np.int64)
+    nodes = {"x": x, "y": np.maximum(y.astype(np.int64), -1), **{p: graph.nodes[p] for p in PARTS}}
+    return Graph(num_nodes=graph.num_nodes, **ends, nodes=nodes, edges=edges)
+
+
+def _table(graph: Graph, order: Array, edges: SortedEdges, symmetric: bool) -> GraphTable:
+    index, x = edges.senders.dtype, graph.nodes["x"]
+    in_place = bool((order == np.arange(len(order))).all())
+    columns = {
+        "senders": edges.senders,
+        "receivers": edges.receivers,
+        "out_order": edges.out_order,
+        "in_start": edges.in_starts[:-1].astype(index),
+        "out_start": edges.out_starts[:-1].astype(index),
+        "weight": edges.weights,
+        **{name: values if in_place else values[order] for name, values in graph.nodes.items()},
+        "id": order.astype(np.int64, copy=False),
+    }
+    schema = {
+        "x": Column(level="node", dtype=x.dtype.name, shape=x.shape[1:], doc="features"),
+        "y": Column(level="node", dtype="int64", doc="class, -1 for none"),
+        **{name: Column(level="node", dtype="bool") for name in PARTS},
+        "id": Column(level="node", dtype="int64", doc="number of the node in the original graph"),
+        "weight": Column(level="edge", dtype="float32", doc="entry of the normalised matrix"),
+    }
+    if not symmetric:
+        for name, values in (("out_receivers", edges.receivers), ("out_weight", edges.weights)):
+            columns[name] = np.empty_like(values)
+            gather(values, edges.out_order, columns[name])
+            doc = f"{name.removeprefix('out_')} in order of sender"
+            schema[name] = Column(level="edge", dtype=values.dtype.name, doc=doc)
+    return GraphTable(
+        schema=schema,
+        columns=columns,
+        node_offsets=np.array([0, graph.num_nodes], dtype=np.int64),
+        edge_offsets=np.array([0, len(edges.senders)], dtype=np.int64),
+    )
+
+
+def _about(
+    table: GraphTable, edges: SortedEdges, parts: Partition, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Metadata: the partition and how good it is, classes, sizes of the split."""
+    sizes = np.diff(parts.offsets)
+    block = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    return {
+        "kind": KIND,
+        "partition": {
+            **settings,
+            "offsets": parts.offsets.tolist(),
+            "cut_edges": int(count_cut(edges.in_starts, edges.senders, block)),
+            "imbalance_nodes": _imbalance(sizes),
+            "imbalance_edges": _imbalance(np.diff(edges.in_starts[parts.offsets])),
+        },
+        "classes": int(table.columns["y"].max()) + 1,
+        "counts": {name: int(np.count_nonzero(table.columns[name])) for name in PARTS},
+    }
+
+
+def _imbalance(sizes: Array) -> float:
+    return float(sizes.max() / sizes.mean()) if sizes.any() else 1.0

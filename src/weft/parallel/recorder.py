@@ -1,0 +1,88 @@
+"""What travels: every collective, its group, the bytes that this rank receives, its time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = ["Along", "Event", "Kind", "Recorder", "Total"]
+
+Kind = Literal["broadcast", "all_reduce", "reduce_scatter", "all_gather", "all_to_all"]
+Along = Literal["row", "column", "layer", "weights", "world"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One collective as this rank sees it.
+
+    Attributes:
+        kind: what it does.
+        along: the dimension of the grid along which it goes. `weights`: all ranks that hold
+            different nodes and the same slice of features; `world`: all.
+        group: ranks that take part.
+        bytes: received by this rank. Of m bytes a broadcast brings m (nothing to its source), an
+            all_reduce 2 (g - 1) / g of m, the others what was elsewhere.
+        seconds: that this rank spent in it, waiting included; not what went on beside its work.
+        purpose: what it was for.
+    """
+
+    kind: Kind
+    along: Along
+    group: int
+    bytes: int
+    seconds: float
+    purpose: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Total:
+    """A sum over events."""
+
+    calls: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: Total) -> Total:
+        return Total(
+            calls=self.calls + other.calls,
+            bytes=self.bytes + other.bytes,
+            seconds=self.seconds + other.seconds,
+        )
+
+
+@dataclass(eq=False)
+class Recorder:
+    """Keeps the events of this rank in their order."""
+
+    events: list[Event] = field(default_factory=list)
+
+    def add(self, event: Event) -> None:
+        """Note an event."""
+        self.events.append(event)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.events.clear()
+
+    def totals(self, by: Literal["kind", "along", "purpose"] = "kind") -> dict[str, Total]:
+        """Sums by kind, dimension or purpose."""
+        sums: dict[str, Total] = {}
+        for event in self.events:
+            one = Total(calls=1, bytes=event.bytes, seconds=event.seconds)
+            name = getattr(event, by)
+            sums[name] = sums.get(name, Total()) + one
+        return sums
+
+    def total(self) -> Total:
+        """The sum of everything."""
+        return sum(self.totals().values(), Total())
+
+    @contextmanager
+    def section(self) -> Iterator[Recorder]:
+        """A recorder of what happens in the block alone; this one notes it too."""
+        part = Recorder()
+        start = len(self.events)
+        yield part
+        part.events.extend(self.events[start:])

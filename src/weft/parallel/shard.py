@@ -1,0 +1,118 @@
+"""One rank's part of a graph, read from a prepared table and nothing else of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.graphs import Array, GraphTable
+from weft.parallel.layers import slice_of
+from weft.parallel.matrix import GridMatrix
+from weft.parallel.method import Method
+from weft.parallel.shards import read_blocks, read_nodes, row_offsets
+from weft.parallel.splits import PARTS
+from weft.parallel.world import World
+
+__all__ = ["GraphShard"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GraphShard:
+    """The nodes, features and edges of one rank.
+
+    Attributes:
+        world: the ranks.
+        method: what travels between them.
+        table: the prepared table, see `prepare`; mapped, read when needed.
+        offsets: int64 [blocks + 1], where each block of nodes begins.
+        matrix: Aᵀ, which sums what enters a node.
+        transpose: A, for the backward pass; the same object where the two are equal.
+        ids: int64 [n], the numbers of this rank's nodes in the original graph.
+        y: int64 [n], their classes; -1 where unknown.
+        masks: bool [n], by part of the split.
+        counts: nodes in each part, over all ranks.
+        features: f, over all ranks.
+        classes: c.
+        dtype: of features and weights.
+    """
+
+    world: World
+    method: Method
+    table: GraphTable
+    offsets: Array
+    matrix: GridMatrix
+    transpose: GridMatrix
+    ids: Tensor
+    y: Tensor
+    masks: dict[str, Tensor]
+    counts: dict[str, int]
+    features: int
+    classes: int
+    dtype: torch.dtype
+
+    @staticmethod
+    def open(
+        table: GraphTable, world: World, method: Method, dtype: torch.dtype = torch.float32
+    ) -> GraphShard:
+        """Read this rank's part of a prepared table; all ranks together."""
+        offsets = row_offsets(table, world.grid)
+        block = world.grid.block_of(world.place)
+        first, stop = int(offsets[block]), int(offsets[block + 1])
+        matrix = _matrix(table, world, method, offsets, dtype, transposed=False)
+        if table.metadata["symmetric_values"]:
+            transpose = matrix
+        else:
+            transpose = _matrix(table, world, method, offsets, dtype, transposed=True)
+        return GraphShard(
+            world=world,
+            method=method,
+            table=table,
+            offsets=offsets,
+            matrix=matrix,
+            transpose=transpose,
+            ids=read_nodes(table, "id", first, stop).long(),
+            y=read_nodes(table, "y", first, stop).long(),
+            masks={part: read_nodes(table, part, first, stop).bool() for part in PARTS},
+            counts=dict(table.metadata["counts"]),
+            features=int(table.column("x").shape[1]),
+            classes=int(table.metadata["classes"]),
+            dtype=dtype,
+        )
+
+    def x(self) -> Tensor:
+        """This rank's rows and slice of the features, [n, f / C], read anew."""
+        block = self.world.grid.block_of(self.world.place)
+        first, stop = int(self.offsets[block]), int(self.offsets[block + 1])
+        own = slice_of(self.world, self.features)
+        return read_nodes(self.table, "x", first, stop, own).to(self.dtype)
+
+
+def _matrix(
+    table: GraphTable,
+    world: World,
+    method: Method,
+    offsets: Array,
+    dtype: torch.dtype,
+    *,
+    transposed: bool,
+) -> GridMatrix:
+    grid, place = world.grid, world.place
+    rows = grid.blocks_of_row(place.row)
+    first, stop = int(offsets[rows.start]), int(offsets[rows.stop])
+    stages = grid.stages(place)
+    ranges = [(int(offsets[s.block]), int(offsets[s.block + 1])) for s in stages]
+    sent = method.panels == "sent" and grid.columns > 1
+    # A rank without others must count the nonzeros of all stages by itself.
+    mine = [not sent or world.dry or s.row % grid.columns == place.column for s in stages]
+    wanted = [span for span, own in zip(ranges, mine, strict=True) if own]
+    read = iter(read_blocks(table, first, stop, wanted, transposed=transposed, dtype=dtype))
+    blocks = [next(read) if own else None for own in mine]
+    counts = torch.from_numpy(
+        np.array([0 if block is None else len(block.columns) for block in blocks], dtype=np.int64)
+    )
+    if sent and not world.dry:
+        world.all_reduce("column", counts, "setup")
+    return GridMatrix(world, method, offsets, blocks, counts.tolist(), dtype)

@@ -1,0 +1,261 @@
+"""The ranks of a grid and what they say to each other: recorded collectives over a DeviceMesh."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from weft.parallel.grid import Grid, grid_of
+from weft.parallel.recorder import Along, Event, Kind, Recorder
+
+__all__ = ["Pending", "World", "alone", "joined"]
+
+# What a rank waits for another at most; longer than any product takes.
+_TIMEOUT = timedelta(minutes=10)
+
+_Sender = Callable[[dist.ProcessGroup], Any]
+
+
+class Pending:
+    """A collective under way.
+
+    Attributes:
+        tensor: what it fills; not to be read before `wait`.
+    """
+
+    def __init__(
+        self, tensor: Tensor, work: dist.Work | None, event: Event | None, recorder: Recorder
+    ) -> None:
+        self.tensor = tensor
+        self._work, self._event, self._recorder = work, event, recorder
+
+    def wait(self) -> Tensor:
+        """The tensor, filled."""
+        start = time.perf_counter()
+        if self._work is not None:
+            self._work.wait()
+        if (event := self._event) is not None:
+            seconds = event.seconds + time.perf_counter() - start
+            self._recorder.add(replace(event, seconds=seconds))
+        self._work = self._event = None
+        return self.tensor
+
+
+class World:
+    """This rank among those of its grid.
+
+    Every collective must be called by all ranks of its group, in one order on all of them. Groups
+    of one rank do nothing and record nothing.
+
+    Attributes:
+        grid: the shape.
+        rank: the number of this rank.
+        place: where it is in the grid.
+        recorder: what it has received so far.
+        dry: there are no other ranks. Collectives are recorded, what they bring is undefined.
+    """
+
+    def __init__(
+        self, grid: Grid, rank: int, groups: dict[Along, dist.ProcessGroup | None] | None
+    ) -> None:
+        self.grid, self.rank, self.place = grid, rank, grid.place(rank)
+        self.recorder = Recorder()
+        self.dry = groups is None
+        self._groups = groups or {}
+        place = self.place
+        shared = 1 if grid.replicated else grid.layers
+        own_layer = 0 if grid.replicated else place.layer
+        # Size of each group, and this rank's position in it.
+        self._sizes: dict[Along, tuple[int, int]] = {
+            "row": (grid.rows, place.row),
+            "column": (grid.columns, place.column),
+            "layer": (grid.layers, place.layer),
+            "weights": (grid.rows * shared, place.row * shared + own_layer),
+            "world": (grid.ranks, rank),
+        }
+
+    def size(self, along: Along) -> int:
+        """How many ranks are in the group."""
+        return self._sizes[along][0]
+
+    def position(self, along: Along) -> int:
+        """Which of them this one is."""
+        return self._sizes[along][1]
+
+    @property
+    def counts(self) -> bool:
+        """Whether this rank's rows are counted here, not at another replica of them."""
+        return self.place.column == 0 and (not self.grid.replicated or self.place.layer == 0)
+
+    def broadcast(self, along: Along, source: int, tensor: Tensor, purpose: str) -> Pending:
+        """Fill `tensor` (contiguous) with that of the group's rank `source`, asynchronously."""
+        received = 0 if self.position(along) == source else _bytes(tensor)
+
+        def send(group: dist.ProcessGroup) -> Any:
+            return dist.broadcast(tensor, group=group, group_src=source, async_op=True)
+
+        return self._start("broadcast", along, received, purpose, tensor, send)
+
+    def all_reduce(
+        self, along: Along, tensor: Tensor, purpose: str, op: Literal["sum", "max", "min"] = "sum"
+    ) -> Tensor:
+        """Replace `tensor` (contiguous) by its sum, maximum or minimum over the group."""
+        size = self.size(along)
+        operation = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+        def send(group: dist.ProcessGroup) -> Any:
+            return dist.all_reduce(tensor, operation[op], group=group, async_op=True)
+
+        received = 2 * (_bytes(tensor) * (size - 1) // size)
+        return self._start("all_reduce", along, received, purpose, tensor, send).wait()
+
+    def reduce_scatter(self, along: Along, parts: Sequence[Tensor], purpose: str) -> Tensor:
+        """The sum over the group of everyone's part for this rank; a part for each, any sizes."""
+        if self.size(along) == 1:
+            return parts[0]
+        whole = [part.contiguous() for part in parts]
+        own = self.position(along)
+        out = torch.empty_like(whole[own])
+
+        def send(group: dist.ProcessGroup) -> Any:
+            return dist.reduce_scatter(out, whole, group=group, async_op=True)
+
+        received = sum(map(_bytes, whole)) - _bytes(out)
+        return self._start("reduce_scatter", along, received, purpose, out, send).wait()
+
+    def all_gather(self, along: Along, own: Tensor, widths: Sequence[int], purpose: str) -> Tensor:
+        """Everyone's columns beside each other, [N, Σ widths], of own [N, widths[position]]."""
+        if self.size(along) == 1:
+            return own
+        # torch gathers tensors of one size only.
+        widest = max(widths)
+        padded = own.new_zeros(own.shape[0], widest)
+        padded[:, : own.shape[1]] = own
+        found = own.new_zeros(len(widths), own.shape[0], widest)
+
+        def send(group: dist.ProcessGroup) -> Any:
+            return dist.all_gather(list(found), padded, group=group, async_op=True)
+
+        received = _bytes(found) - _bytes(padded)
+        self._start("all_gather", along, received, purpose, found, send).wait()
+        return torch.cat([part[:, :width] for part, width in zip(found, widths, strict=True)], 1)
+
+    def all_to_all(
+        self,
+        along: Along,
+        rows: Tensor,
+        send_counts: Sequence[int],
+        receive_counts: Sequence[int],
+        purpose: str,
+    ) -> Pending:
+        """Rows [Σ receive_counts, ...] from everyone, for rows [Σ send_counts, ...] to everyone."""
+        found = rows.new_empty(sum(receive_counts), *rows.shape[1:])
+        own = receive_counts[self.position(along)]
+        assert own == 0, "a rank's own rows do not travel"
+
+        def send(group: dist.ProcessGroup) -> Any:
+            return dist.all_to_all_single(
+                found, rows, list(receive_counts), list(send_counts), group=group, async_op=True
+            )
+
+        return self._start("all_to_all", along, _bytes(found), purpose, found, send)
+
+    def _start(
+        self,
+        kind: Kind,
+        along: Along,
+        received: int,
+        purpose: str,
+        tensor: Tensor,
+        send: _Sender,
+    ) -> Pending:
+        size = self.size(along)
+        if size == 1:
+            return Pending(tensor, None, None, self.recorder)
+        start = time.perf_counter()
+        work = None
+        if not self.dry:
+            group = self._groups[along]
+            assert group is not None
+            work = send(group)
+        event = Event(
+            kind=kind,
+            along=along,
+            group=size,
+            bytes=received,
+            seconds=time.perf_counter() - start,
+            purpose=purpose,
+        )
+        return Pending(tensor, work, event, self.recorder)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def alone(grid: Grid, rank: int) -> World:
+    """Rank `rank` of a grid whose other ranks are not there: for counting what it would receive."""
+    return World(grid, rank, None)
+
+
+@contextmanager
+def joined(
+    name: str, replication: int | None = None, *, timeout: timedelta = _TIMEOUT
+) -> Iterator[World]:
+    """The processes that torchrun has started, joined to a grid; without it this one alone.
+
+    Args:
+        name: of the grid, see `grid_of`.
+        replication: of 1.5d.
+        timeout: what a rank waits for another at most.
+
+    Raises:
+        ValueError: the grid does not fit the number of processes; on every rank.
+    """
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    grid = grid_of(name, ranks, replication)
+    if ranks == 1:
+        yield World(grid, 0, {})
+        return
+    started_here = not dist.is_initialized()
+    if started_here:
+        dist.init_process_group("gloo", timeout=timeout)
+    try:
+        yield World(grid, dist.get_rank(), _groups(grid, timeout))
+    finally:
+        if started_here:
+            dist.destroy_process_group()
+
+
+def _groups(grid: Grid, timeout: timedelta) -> dict[Along, dist.ProcessGroup | None]:
+    mesh = init_device_mesh(
+        "cpu",
+        (grid.rows, grid.columns, grid.layers),
+        mesh_dim_names=("row", "column", "layer"),
+    )
+    groups: dict[Along, dist.ProcessGroup | None] = {
+        "row": mesh.get_group("row"),
+        "column": mesh.get_group("column"),
+        "layer": mesh.get_group("layer"),
+        "world": dist.group.WORLD,
+    }
+    if grid.replicated or grid.layers == 1:
+        groups["weights"] = groups["row"]
+    elif grid.columns == 1:
+        groups["weights"] = groups["world"]
+    else:
+        groups["weights"] = mesh["row", "layer"]._flatten("weights").get_group()
+    for group in groups.values():
+        # A mesh gives its groups torch's own half an hour.
+        dist.distributed_c10d._set_pg_timeout(timeout, group)
+    return groups

@@ -1,0 +1,86 @@
+"""Functions on several gloo ranks, started by a fork server that has torch in memory already."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import socket
+import time
+import traceback
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+# Longer than any test; a test that waits on purpose gives its own.
+SECONDS = 120
+
+
+def context():
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["torch", "numba", "weft.parallel.network"])
+    return server
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def _rank(function, rank, ranks, port, seconds, connection, arguments):
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    torch.set_num_threads(1)
+    try:
+        if ranks > 1:
+            dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
+        answer = ("result", function(*arguments))
+    except BaseException as error:
+        answer = ("error", f"{type(error).__name__}: {error}", traceback.format_exc())
+    # Not `send`, which would share tensors with a process that is about to end.
+    connection.send_bytes(pickle.dumps(answer))
+    connection.close()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def answers_of(ranks, function, *arguments, seconds=SECONDS):
+    """What each rank answered: ("result", value), ("error", text, traceback) or ("died", code)."""
+    server, port = context(), free_port()
+    pipes, processes = [], []
+    for rank in range(ranks):
+        ours, theirs = server.Pipe(duplex=False)
+        process = server.Process(
+            target=_rank, args=(function, rank, ranks, port, seconds, theirs, arguments)
+        )
+        process.start()
+        theirs.close()
+        pipes.append(ours)
+        processes.append(process)
+    end = time.monotonic() + seconds + 30
+    answers = []
+    for rank, (pipe, process) in enumerate(zip(pipes, processes, strict=True)):
+        try:
+            assert pipe.poll(max(0.1, end - time.monotonic())), f"rank {rank} did not answer"
+            answers.append(pickle.loads(pipe.recv_bytes()))
+        except EOFError:
+            process.join(10)
+            answers.append(("died", process.exitcode))
+    for process in processes:
+        process.join(10)
+        assert process.exitcode is not None, "a rank did not end"
+    return answers
+
+
+def results_of(ranks, function, *arguments):
+    """The result of `function(*arguments)` on each rank."""
+    answers = answers_of(ranks, function, *arguments)
+    for rank, answer in enumerate(answers):
+        assert answer[0] == "result", f"rank {rank}: {answer[-1]}"
+    return [answer[1] for answer in answers]
