@@ -1,0 +1,386 @@
+"""What an epoch costs on a grid of ranks: seconds, bytes and memory, without any process.
+
+A message of m bytes between ranks takes α + m β seconds. A collective of g ranks waits for lg g of
+them (a sum that all get: 2 lg g; an exchange of everybody with everybody: g - 1) and moves the
+bytes that the rank receives. Products take the time that the machine's rates give. Nodes and
+edges are taken to be spread evenly; real graphs are within the imbalance of their partition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from weft.parallel.grid import Grid, Place, balanced
+from weft.parallel.machine import Machine
+from weft.parallel.method import PUBLISHED, Method
+from weft.parallel.plan import LayerPlan, Model, plan_layers
+from weft.parallel.recorder import Event
+from weft.parallel.volumes import (
+    Direction,
+    Sizes,
+    exchange_rounds,
+    predicted_events,
+    published_latency,
+    published_words,
+)
+
+__all__ = [
+    "Estimate",
+    "Memory",
+    "Problem",
+    "choose",
+    "estimate",
+    "estimate_published",
+    "event_seconds",
+    "product_bytes",
+    "rank_memory",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A graph and a network to train on all of it.
+
+    Attributes:
+        nodes: n.
+        edges: nonzeros of the adjacency: an undirected edge counts twice, a self-loop once.
+        widths: of the features, the hidden layers and the classes.
+        model: `gcn`, or `sage` with a second weight matrix for a node's own features.
+        item: bytes of a number, 4 or 8.
+        symmetric: the adjacency equals its transpose, so one of them is enough.
+        input_dropout: the features change in every step, so that no product can be kept.
+        training: nodes that the network learns from; all of them if None.
+    """
+
+    nodes: int
+    edges: int
+    widths: tuple[int, ...]
+    model: Model = "gcn"
+    item: int = 4
+    symmetric: bool = True
+    input_dropout: bool = False
+    training: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("nodes", 1), ("edges", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        if len(self.widths) < 2 or min(self.widths) < 1:
+            raise ValueError(
+                f"widths are {self.widths}; give at least 2, those of the features and the "
+                "classes, each at least 1"
+            )
+        if self.item not in (4, 8):
+            raise ValueError(f"item is {self.item} bytes; it must be 4 or 8")
+
+    def layers(self, method: Method) -> list[LayerPlan]:
+        """How each layer is computed."""
+        return plan_layers(self.widths, method, model=self.model, input_dropout=self.input_dropout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes that a rank holds at its peak, by what they are for.
+
+    Attributes:
+        adjacency: its panel of the matrix, and of the transpose where that differs.
+        features: its block of the input, or of the first product that is kept instead.
+        activations: what the forward pass leaves for the backward pass, and one gradient.
+        buffers: what travels: a stage's block or rows, partial sums, gathered features.
+        weights: parameters, gradients and an optimizer's two moments.
+    """
+
+    adjacency: float
+    features: float
+    activations: float
+    buffers: float
+    weights: float
+
+    @property
+    def total(self) -> float:
+        """Of everything."""
+        parts = (self.adjacency, self.features, self.activations, self.buffers, self.weights)
+        return sum(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """An epoch on a grid, as the busiest rank sees it.
+
+    Attributes:
+        grid: the grid.
+        compute: s of products.
+        bandwidth: s in which bytes travel.
+        latency: s of waiting for messages, whatever their size.
+        hidden: s of travelling that go on beside products.
+        bytes: received.
+        memory: held.
+    """
+
+    grid: Grid
+    compute: float
+    bandwidth: float
+    latency: float
+    hidden: float = 0.0
+    bytes: float
+    memory: Memory
+
+    @property
+    def seconds(self) -> float:
+        """Of an epoch."""
+        return self.compute + self.bandwidth + self.latency - self.hidden
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        return {
+            **asdict(self),
+            "grid": {"name": self.grid.name, **asdict(self.grid)},
+            "ranks": self.grid.ranks,
+            "seconds": self.seconds,
+            "memory": {**asdict(self.memory), "total": self.memory.total},
+        }
+
+
+def choose(estimates: Sequence[Estimate], memory_limit: float | None = None) -> Estimate:
+    """The fastest whose ranks hold at most `memory_limit` bytes each.
+
+    Raises:
+        ValueError: none does; the message names the one that comes nearest.
+    """
+    fitting = [e for e in estimates if memory_limit is None or e.memory.total <= memory_limit]
+    if not fitting:
+        least = min(estimates, key=lambda e: e.memory.total)
+        raise ValueError(
+            f"no grid fits in {(memory_limit or 0) / 1e9:.3g} GB a rank: the least is "
+            f"{least.memory.total / 1e9:.3g} GB, {least.grid.name} on {least.grid.ranks} ranks; "
+            "take more ranks or a higher limit"
+        )
+    return min(fitting, key=lambda e: e.seconds)
+
+
+def estimate(problem: Problem, grid: Grid, method: Method, machine: Machine) -> Estimate:
+    """What an epoch costs the busiest rank."""
+    sizes = _even_sizes(problem, grid)
+    place = _busiest(grid)
+    events = predicted_events(
+        grid,
+        place,
+        method,
+        problem.widths,
+        sizes,
+        model=problem.model,
+        item=problem.item,
+        input_dropout=problem.input_dropout,
+    )
+    rounds = max(1, sizes.forward.rounds)
+    bandwidth, latency = event_seconds(events, machine, rounds=rounds)
+    sparse, dense = _compute_seconds(problem, grid, machine, problem.layers(method))
+    hidden = 0.0
+    if method.overlap:
+        rows = [event for event in events if event.along == "row"]
+        travelling = sum(event_seconds(rows, machine, rounds=rounds))
+        stages = rounds if method.exchange == "rows" else len(grid.stages(place))
+        # The first transfer of a product has nothing to go on beside.
+        hidden = min(sparse, travelling) * (stages - 1) / stages
+    return Estimate(
+        grid=grid,
+        compute=sparse + dense,
+        bandwidth=bandwidth,
+        latency=latency,
+        hidden=hidden,
+        bytes=sum(event.bytes for event in events),
+        memory=rank_memory(problem, grid, place, method, sizes),
+    )
+
+
+def estimate_published(problem: Problem, grid: Grid, machine: Machine) -> Estimate:
+    """What an epoch costs as the algorithms' authors count it, without the f² terms."""
+    link = machine.link
+    layers = list(pairwise(problem.widths))
+    received = problem.item * sum(
+        published_words(
+            grid,
+            *layer,
+            nodes=problem.nodes,
+            nonzeros=problem.edges,
+            nonzero_words=1 + 4 / problem.item,
+            weights=False,
+        )
+        for layer in layers
+    )
+    return Estimate(
+        grid=grid,
+        compute=sum(_compute_seconds(problem, grid, machine, problem.layers(PUBLISHED))),
+        bandwidth=received * link.beta,
+        latency=len(layers) * published_latency(grid) * link.alpha,
+        bytes=received,
+        memory=rank_memory(problem, grid, _busiest(grid), PUBLISHED, _even_sizes(problem, grid)),
+    )
+
+
+def _busiest(grid: Grid) -> Place:
+    # The last part of a balanced split is never smaller than another.
+    return grid.place(grid.ranks - 1)
+
+
+def _even_sizes(problem: Problem, grid: Grid) -> Sizes:
+    """Of the busiest rank, with every edge equally likely."""
+    place = _busiest(grid)
+    offsets = balanced(problem.nodes, grid.blocks)
+    own = grid.blocks_of_row(place.row)
+    height = int(offsets[own.stop] - offsets[own.start])
+    rows = np.diff(offsets)[[stage.block for stage in grid.stages(place)]]
+    degree = problem.edges / problem.nodes**2 * height
+    # A row is wanted unless none of the edges comes from it.
+    wanted = np.ceil(rows * -math.expm1(-degree)).astype(np.int64)
+    others = int(wanted.sum()) * (grid.rows - 1) // grid.rows
+    panel = Direction(
+        nonzeros=np.ceil(degree * rows).astype(np.int64),
+        wanted=wanted,
+        rounds=exchange_rounds(grid, others, int(rows.max())),
+    )
+    training = problem.nodes if problem.training is None else problem.training
+    share = training * int(np.diff(offsets).max()) // problem.nodes
+    return Sizes(offsets=offsets, forward=panel, backward=panel, training=share)
+
+
+def _compute_seconds(
+    problem: Problem, grid: Grid, machine: Machine, plans: Sequence[LayerPlan]
+) -> tuple[float, float]:
+    """Of sparse and of dense products on one rank."""
+    C = grid.columns
+    height = math.ceil(problem.nodes / grid.rows)
+    nonzeros = math.ceil(problem.edges / (grid.rows * grid.layers))
+    moved = sum(
+        product_bytes(height, nonzeros, math.ceil(width / C), problem.item)
+        for plan in plans
+        for width in plan.products
+    )
+    rows = math.ceil(problem.nodes / grid.blocks)
+    matrices = 2 if problem.model == "sage" else 1
+    operations = 0
+    for plan in plans:
+        # Forward, the gradient of the weights, and that of the input where it learns.
+        times = 3 if plan.learns else 2
+        cells = min(
+            plan.width_in * math.ceil(plan.width_out / C),
+            math.ceil(plan.width_in / C) * plan.width_out,
+        )
+        operations += 2 * times * matrices * rows * cells
+    return moved / machine.spmm_bytes, operations / machine.flops
+
+
+def product_bytes(rows: int, nonzeros: int, width: int, item: int) -> int:
+    """Bytes that a sparse product reads and writes if no row of features stays in a cache."""
+    return nonzeros * (4 + item + width * item) + rows * (8 + width * item)
+
+
+def event_seconds(
+    events: Iterable[Event], machine: Machine, *, rounds: int = 1
+) -> tuple[float, float]:
+    """Seconds of bandwidth and of latency that events take on a machine.
+
+    Args:
+        events: predicted or recorded.
+        machine: it.
+        rounds: into which an exchange of rows is cut; in each a rank hears that part of its group.
+    """
+    bandwidth = latency = 0.0
+    for event in events:
+        link = machine.along(event.along)
+        bandwidth += event.bytes * link.beta
+        latency += _waits(event, rounds) * link.alpha
+    return bandwidth, latency
+
+
+def _waits(event: Event, rounds: int) -> float:
+    """Messages that a rank waits for, one after another."""
+    if event.kind == "all_to_all":
+        return (event.group - 1) / rounds
+    return math.log2(event.group) * (2 if event.kind == "all_reduce" else 1)
+
+
+def rank_memory(problem: Problem, grid: Grid, place: Place, method: Method, sizes: Sizes) -> Memory:
+    """What the rank at `place` holds; the process itself, with torch in it, comes on top."""
+    C, item, second = grid.columns, problem.item, problem.model == "sage"
+    plans = problem.layers(method)
+    blocks = np.diff(sizes.offsets)
+    rows = int(blocks[grid.block_of(place)])
+    height = int(blocks[list(grid.blocks_of_row(place.row))].sum())
+
+    def cells(width: int, *, whole: bool = False) -> int:
+        return rows * (width if whole else _slice(width, grid, place))
+
+    first = plans[0]
+    features = cells(first.width_in, whole=first.kept and first.gather)
+    if first.kept and second:
+        features *= 2
+    kept, passing = 0, 0
+    for plan in plans:
+        if plan.learns:
+            # What came out of the activation tells where it had a slope.
+            kept += cells(plan.width_in)
+        if plan.order == "published":
+            passing = max(passing, cells(max(plan.width_in, plan.width_out), whole=C > 1))
+        elif not plan.kept and (plan.order == "aggregate" or plan.gather):
+            both = second and plan.order == "aggregate" and plan.gather
+            kept += cells(plan.width_in, whole=plan.gather) * (2 if both else 1)
+    # Backward, a layer's gradient before and after its product.
+    passing = max(passing, *(2 * cells(max(p.width_in * p.learns, p.width_out)) for p in plans))
+    widest = max((_slice(width, grid, place) for p in plans for width in p.products), default=0)
+    panels = [sizes.forward] if problem.symmetric else [sizes.forward, sizes.backward]
+    parameters = sum(
+        plan.width_in * plan.width_out * (2 if second else 1) + plan.width_out for plan in plans
+    )
+    return Memory(
+        adjacency=sum(_panel_bytes(panel, grid, height, method, item) for panel in panels),
+        # Beside features: number, class and three masks of each node.
+        features=features * item + rows * (8 + 8 + 3),
+        activations=(kept + passing) * item,
+        # Beside what travels: the sums that it is added to.
+        buffers=height * widest * item
+        + max(
+            _travelling(panel, grid, int(blocks.max()), height, method, widest, item)
+            for panel in panels
+        ),
+        weights=4 * parameters * item,
+    )
+
+
+def _panel_bytes(panel: Direction, grid: Grid, height: int, method: Method, item: int) -> float:
+    edges = int(((4 + item) * panel.nonzeros + 8 * (height + 1)).sum())
+    if method.exchange == "rows" and grid.rows > 1:
+        # Which own rows the others want: about as many as this rank wants of theirs.
+        return edges + 8 * int(panel.wanted.sum())
+    return edges / grid.columns if method.panels == "sent" else edges
+
+
+def _travelling(
+    panel: Direction,
+    grid: Grid,
+    block: int,
+    height: int,
+    method: Method,
+    widest: int,
+    item: int,
+) -> int:
+    """Bytes on their way at a time: a stage's, and with overlap those of the next."""
+    if method.exchange == "rows":
+        # A round brings at most about a block, and about as much goes out.
+        stage = 2 * min(block, int(panel.wanted.sum())) * widest * item
+    else:
+        stage = block * widest * item
+    stage = stage if grid.rows > 1 else 0
+    if method.panels == "sent" and grid.columns > 1:
+        stage += (4 + item) * int(panel.nonzeros.max()) + 8 * (height + 1)
+    return stage * (2 if method.overlap else 1)
+
+
+def _slice(width: int, grid: Grid, place: Place) -> int:
+    return int(np.diff(balanced(width, grid.columns))[place.column])
