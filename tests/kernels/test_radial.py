@@ -107,8 +107,8 @@ def filter_arguments(*, bias, pairs=40, networks=3, width=5, centres=20):
         return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
     d = torch.rand(pairs, dtype=torch.float64) * 3
-    first_bias, second_bias = (of(networks * width), of(networks, width)) if bias else (None, None)
-    weights = of(networks * width, centres), first_bias, of(networks, width, width), second_bias
+    first_bias, second_bias = (of(networks, width), of(networks, width)) if bias else (None, None)
+    weights = of(networks, width, centres), first_bias, of(networks, width, width), second_bias
     return d, *weights
 
 

@@ -7,16 +7,7 @@ import torch
 
 from weft.kernels import radial_filters
 from weft.kernels.gaussians import reach
-from weft.kernels.series import (
-    TERMS,
-    _series_backward,
-    _transform,
-    bin_width,
-    is_smooth,
-    nodes_of,
-    series_at,
-    series_of,
-)
+from weft.kernels.series import TERMS, bin_width, nodes_of, series_at, series_gradients
 
 BASIS = {"spacing": 0.1, "sharpness": 10.0}
 WIDTH = bin_width(BASIS["sharpness"])
@@ -24,7 +15,7 @@ WIDTH = bin_width(BASIS["sharpness"])
 
 def filter_weights(scale=0.15, *, networks=2, width=6, centres=60):
     torch.manual_seed(0)
-    first = torch.randn(networks * width, centres) * scale
+    first = torch.randn(networks, width, centres) * scale
     second = torch.randn(networks, width, width) * 3 * scale
     return [first.requires_grad_(), None, second.requires_grad_(), None]
 
@@ -66,8 +57,7 @@ def test_a_network_too_sharp_for_the_series_is_computed_row_by_row():
     d = torch.rand(3000).sort().values * 9 + 0.5
     weights = filter_weights(scale=6.0)
     nodes = nodes_of(67, WIDTH)
-    values = torch.cat(radial_filters(nodes, *weights, **BASIS, activate=True), 1)
-    assert not is_smooth(series_of(values))
+    assert series_at(d, radial_filters(nodes, *weights, **BASIS, activate=True), WIDTH) is None
     exact, _ = exact_filters(d, weights)
     for one, other in zip(radial_filters(d, *weights, **BASIS, activate=True), exact, strict=True):
         assert (one - other).abs().max() < 1e-5 * other.abs().max()
@@ -91,42 +81,48 @@ def test_a_series_is_its_polynomial():
     assert nodes.shape == (3 * TERMS,)
     values = torch.stack([nodes**3 - nodes, torch.ones_like(nodes), nodes, nodes**2], 1)
     d = torch.linspace(0, 3 * WIDTH, 50)
-    first, second = series_at(d, series_of(values), 2, WIDTH)
+    first, second = series_at(d, [values[:, :2], values[:, 2:]], WIDTH)
     torch.testing.assert_close(first, torch.stack([d**3 - d, torch.ones_like(d)], 1))
     torch.testing.assert_close(second, torch.stack([d, d**2], 1))
 
 
 def test_the_gradient_of_a_series_is_its_transpose():
-    terms = torch.randn(4, TERMS, 6, requires_grad=True)
+    nodes = nodes_of(4, WIDTH)
+    at_nodes = [torch.stack([nodes**k, 1 - nodes**k], 1) for k in (1, 2, 3)]
     # An empty bin between full ones, and rows out of order.
     d = torch.cat([torch.rand(40) * WIDTH, 3 * WIDTH + torch.rand(40) * WIDTH])[torch.randperm(80)]
-    outs = series_at(d, terms, 3, WIDTH)
+    outs = series_at(d, at_nodes, WIDTH)
     slopes = [torch.randn_like(out) for out in outs]
-    (found,) = torch.autograd.grad(outs, terms, slopes)
-    direction = torch.randn_like(terms)
-    moved = series_at(d, direction, 3, WIDTH)
-    along = sum((a * b).sum() for a, b in zip(moved, slopes, strict=True))
-    torch.testing.assert_close((found * direction).sum(), along, rtol=1e-4, atol=1e-3)
-    assert (found[1:3] == 0).all()
+    found = series_gradients(d, slopes, 4, WIDTH)
+    for values, out, slope, grad in zip(at_nodes, outs, slopes, found, strict=True):
+        along = (out * slope).sum()
+        torch.testing.assert_close((grad * values).sum(), along, rtol=1e-4, atol=1e-3)
+        assert (grad[TERMS : 3 * TERMS] == 0).all()
 
 
-def test_series_pass_the_checks_of_operators():
-    d = torch.rand(30).sort().values
-    terms = torch.randn(math.ceil(1 / WIDTH), TERMS, 4, requires_grad=True)
-    tests = ("test_schema", "test_faketensor")
-    torch.library.opcheck(series_at.op, (d, terms, 2, WIDTH), test_utils=tests)
-    grads = [torch.randn(30, 2), torch.randn(30, 2)]
-    torch.library.opcheck(_series_backward.op, (d, grads, len(terms), WIDTH), test_utils=tests)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_series_of_what_is_not_finite_does_not_converge(value):
+    values = torch.ones(2 * TERMS, 3)
+    assert series_at(torch.rand(5) * WIDTH, [values], WIDTH) is not None
+    values[TERMS + 1, 1] = value
+    assert series_at(torch.rand(5) * WIDTH, [values], WIDTH) is None
 
 
-def test_terms_of_another_shape_are_refused():
-    with pytest.raises(ValueError, match=r"terms \[B, 8, 2 F\] needed"):
-        series_at(torch.rand(3), torch.randn(4, TERMS, 5), 2, WIDTH)
+def test_filters_by_series_refuse_second_derivatives():
+    d, weights = torch.rand(3000) * 9, filter_weights()
+    out = sum(radial_filters(d, *weights, **BASIS, activate=True)).square().sum()
+    (slope,) = torch.autograd.grad(out, weights[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()
+
+
+def test_values_of_another_shape_are_refused():
+    with pytest.raises(ValueError, match=r"values \[8 B, F\] needed"):
+        series_at(torch.rand(3), [torch.randn(4 * TERMS + 1, 5)], WIDTH)
 
 
 def test_training_after_an_inference_and_in_bfloat16():
     nodes_of.cache_clear()
-    _transform.cache_clear()
     d, weights = torch.rand(3000) * 9, filter_weights()
     with torch.inference_mode():
         first = radial_filters(d, *weights, **BASIS, activate=True)

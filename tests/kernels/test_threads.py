@@ -57,7 +57,7 @@ def test_filters(pairs, ordered):
     def filters(first, first_bias, second, second_bias):
         return radial_filters(d, first, first_bias, second, second_bias, **BASIS, activate=True)
 
-    assert_threads_change_nothing(filters, (48, 150), (48,), (3, 16, 16), (3, 16))
+    assert_threads_change_nothing(filters, (3, 16, 150), (3, 16), (3, 16, 16), (3, 16))
     assert_threads_change_nothing(lambda w: gaussian_product(d, w, **BASIS), (150, 32))
 
 

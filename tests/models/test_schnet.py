@@ -363,3 +363,17 @@ def test_a_position_that_is_no_number_makes_no_energy(atoms_batch, make):
     energy = make()(batch.replace(nodes={**batch.nodes, "pos": pos}))
     assert energy[two].isnan()
     assert energy.isfinite().sum() == batch.num_graphs - 1
+
+
+def test_a_layer_with_a_hook_or_another_one_in_its_place_is_called(atoms_batch):
+    batch, model = atoms_batch(), schnet()
+    expected = model(batch)
+    seen = []
+    handle = model.interactions[0].update.register_forward_hook(lambda *_: seen.append(1))
+    torch.testing.assert_close(model(batch), expected)
+    assert seen == [1]
+    handle.remove()
+    changed = model.interactions[1]
+    changed.out = torch.nn.Sequential(changed.out, torch.nn.Identity())
+    torch.testing.assert_close(model(batch), expected)
+    assert seen == [1]

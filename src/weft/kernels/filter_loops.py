@@ -18,14 +18,14 @@ from weft.kernels.exponential import slope_of, softplus_of
 from weft.kernels.gaussian_loops import BLOCK_ROWS, band_of, gaussians
 from weft.kernels.team import share
 
-__all__ = ["share_filter_chunks", "share_gradient_chunks"]
+__all__ = ["add_and_activate", "share_filter_chunks", "share_gradient_chunks", "turn_by_slope"]
 
 _here = sys.modules[__name__]
 _compiled = compiled(fastmath={"contract"}, error_model="numpy")
 
 
 @_compiled
-def _add_and_activate(x: Any, bias: Any, activate: bool) -> None:
+def add_and_activate(x: Any, bias: Any, activate: bool) -> None:
     """x[i, j] becomes softplus(x[i, j] + bias[j]) - ln 2, the softplus if `activate`."""
     for i in range(x.shape[0]):
         if bias is not None:
@@ -45,7 +45,7 @@ def _times_slope(y: Any, grad: Any, out: Any) -> None:
 
 
 @_compiled
-def _turn(y: Any, x: Any) -> None:
+def turn_by_slope(y: Any, x: Any) -> None:
     """x · dy/dx in place, y = softplus - ln 2: two arrays, as the compiler fears no third."""
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):
@@ -86,13 +86,13 @@ def filter_chunks(
             part = inner[start : start + rows]
             band, near = high - low, table[low:]
             gemm(address, False, False, rows, part.shape[1], band, basis, near, part, False)
-            _add_and_activate(part, first_bias, True)
+            add_and_activate(part, first_bias, True)
             for number in range(len(outs)):
                 own = part[:, number * width :]
                 out = outs[number][start : start + rows]
                 gemm(address, False, True, rows, width, width, own, second[number], out, False)
                 bias = None if second_bias is None else second_bias[number]
-                _add_and_activate(out, bias, activate)
+                add_and_activate(out, bias, activate)
 
 
 @_compiled
@@ -148,7 +148,7 @@ def gradient_chunks(
                 gemm(address, True, False, width, width, rows, slope, own, target, True)
                 gemm(address, False, False, rows, width, width, slope, weight, result, False)
             inputs = before[:rows]
-            _turn(part, inputs)
+            turn_by_slope(part, inputs)
             if bias:
                 add_rows(inputs, first_bias[number_of_chunk])
             low, high = band_of(d[start : start + rows], spacing, reach, centres)

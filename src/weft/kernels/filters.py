@@ -7,17 +7,18 @@ Gaussians of a block are a band (see `gaussians`). P pairs, K centres, L network
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from weft.kernels import filter_loops as loops
 from weft.kernels.blas import gemm_address
 from weft.kernels.gaussians import chunks_of, gaussian_basis, reach
 from weft.kernels.operator import array_of, has_loop, operator, require
-from weft.kernels.series import TERMS, bin_width, is_smooth, nodes_of, series_at, series_of
+from weft.kernels.series import TERMS, bin_width, nodes_of, series_at, series_gradients
 from weft.kernels.softplus import shifted_softplus
 from weft.kernels.team import openmp, threads_for
 
@@ -29,10 +30,10 @@ _PAIRS_A_NODE = 1.5
 
 def radial_filters(
     d: Tensor,
-    first: Tensor,
-    first_bias: Tensor | None,
-    second: Tensor,
-    second_bias: Tensor | None,
+    first: Sequence[Tensor] | Tensor,
+    first_bias: Sequence[Tensor] | Tensor | None,
+    second: Sequence[Tensor] | Tensor,
+    second_bias: Sequence[Tensor] | Tensor | None,
     *,
     spacing: float,
     sharpness: float,
@@ -42,47 +43,140 @@ def radial_filters(
 
     Args:
         d: Å; the order of its rows decides the speed, not the result.
-        first: [L · F, K], the weights of the first layers of all networks.
-        first_bias: [L · F].
-        second: [L, F, F], those of the second layers, out by in.
-        second_bias: [L, F].
+        first: [F, K] of each network, or [L, F, K]: the weights of the first layer, out by in.
+        first_bias: [F] of each, or [L, F].
+        second: [F, F] of each, or [L, F, F]: those of the second layer.
+        second_bias: [F] of each, or [L, F].
         spacing: between the Gaussians' centres, Å.
         sharpness: of the Gaussians, 1 / Å².
         activate: shifted softplus after the second layer too.
     """
-    networks, width = second.shape[0], second.shape[-1]
-    right = d.ndim == 1 and first.ndim == 2 and second.shape == (networks, width, width)
-    right = right and first.shape[0] == networks * width
-    right = right and (first_bias is None or first_bias.shape == first.shape[:1])
-    right = right and (second_bias is None or second_bias.shape == second.shape[:2])
-    require(right, "d [P], first [L F, K], second [L, F, F] needed", d, first, second)
     if (first_bias is None) != (second_bias is None):
         raise ValueError("both layers have a bias, or neither")
-    if d.requires_grad or not has_loop(d, first) or not gemm_address(first.dtype):
-        basis = gaussian_basis(d, first.shape[1], spacing, sharpness)
-        inner = shifted_softplus(functional.linear(basis, first, first_bias))
-        parts = inner.split(second.shape[2], dim=1)
-        biases = [None] * len(parts) if second_bias is None else list(second_bias)
-        outer = [
-            functional.linear(part, weight, bias)
-            for part, weight, bias in zip(parts, second, biases, strict=True)
-        ]
-        return [shifted_softplus(part) for part in outer] if activate else outer
-    settings = (first, first_bias, second, second_bias, spacing, sharpness, activate)
+    layers = _Layers(
+        *(() if t is None else tuple(t) for t in (first, first_bias, second, second_bias))
+    )
+    every = tuple(t for of_layer in layers for t in of_layer)
+    networks = len(layers.first)
+    needed = "d [P], biases [L, F], first [L, F, K] and second [L, F, F] needed"
+    require(networks > 0 and layers.first[0].ndim == 2, needed, d, *every)
+    width, centres = layers.first[0].shape
+    right = d.ndim == 1 and len(layers.second) == networks
+    right = right and all(t.shape == (width, centres) for t in layers.first)
+    right = right and all(t.shape == (width, width) for t in layers.second)
+    biases = (*layers.first_bias, *layers.second_bias)
+    right = right and len(layers.first_bias) == len(layers.second_bias)
+    right = right and len(biases) in (0, 2 * networks) and all(t.shape == (width,) for t in biases)
+    require(right, needed, d, *every)
+    settings = _Settings(spacing, sharpness, activate)
+    weight = layers.first[0]
+    if d.requires_grad or not has_loop(d, weight) or not gemm_address(weight.dtype):
+        return _plain(d, layers, settings)
     # The choice depends on values, so a traced model computes every row.
     small = d.shape[0] <= TERMS
-    if first.dtype == torch.float32 and not torch.compiler.is_compiling() and not small:
+    if weight.dtype == torch.float32 and not torch.compiler.is_compiling() and not small:
         wide = bin_width(sharpness)
         # Beyond the reach of the last centre nothing changes.
-        end = min((first.shape[1] - 1) * spacing + reach(sharpness), float(d.max()))
+        end = min((centres - 1) * spacing + reach(sharpness), float(d.max()))
         bins = max(1, math.ceil(end / wide))
         if d.shape[0] > _PAIRS_A_NODE * TERMS * bins:
-            at_nodes = _filters(nodes_of(bins, wide), *settings)[:-1]
-            terms = series_of(torch.cat(at_nodes, dim=1))
-            if is_smooth(terms):
-                return list(series_at(d, terms, networks, wide))
-    outs: Sequence[Tensor] = _filters(d, *settings)
+            series = _Series(d, layers, settings, bins)
+            if series.values is not None:
+                return list(_BySeries.apply(series, *every))  # type: ignore[no-untyped-call]
+    outs: Sequence[Tensor] = _filters(d, *_together(layers), *settings)
     return list(outs[:-1])
+
+
+class _Settings(NamedTuple):
+    spacing: float
+    sharpness: float
+    activate: bool
+
+
+class _Layers(NamedTuple):
+    """Weights of L networks; biases are () without."""
+
+    first: tuple[Tensor, ...]
+    first_bias: tuple[Tensor, ...]
+    second: tuple[Tensor, ...]
+    second_bias: tuple[Tensor, ...]
+
+
+def _together(layers: _Layers) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    """Weights [L · F, K], biases [L · F], weights [L, F, F] and biases [L, F]."""
+    first, first_bias, second, second_bias = layers
+    return (
+        torch.cat(first),
+        torch.cat(first_bias) if first_bias else None,
+        torch.stack(second),
+        torch.stack(second_bias) if second_bias else None,
+    )
+
+
+def _plain(d: Tensor, layers: _Layers, settings: _Settings) -> list[Tensor]:
+    first, first_bias, second, second_bias = _together(layers)
+    basis = gaussian_basis(d, first.shape[1], settings.spacing, settings.sharpness)
+    inner = shifted_softplus(functional.linear(basis, first, first_bias))
+    parts = inner.split(second.shape[2], dim=1)
+    biases = [None] * len(parts) if second_bias is None else list(second_bias)
+    outer = [
+        functional.linear(part, weight, bias)
+        for part, weight, bias in zip(parts, second, biases, strict=True)
+    ]
+    return [shifted_softplus(part) for part in outer] if settings.activate else outer
+
+
+class _Series:
+    """The filters by series (see `series`), and what their gradients need.
+
+    Attributes:
+        values: the filters, or None if the series do not converge.
+    """
+
+    def __init__(self, d: Tensor, layers: _Layers, settings: _Settings, bins: int) -> None:
+        self.d, self.settings, self.bins = d, settings, bins
+        self.width = bin_width(settings.sharpness)
+        self.nodes = nodes_of(bins, self.width)
+        self.bias = bool(layers.first_bias)
+        with torch.no_grad():
+            first, first_bias, second, second_bias = _together(layers)
+            weights = (first, first_bias, second, second_bias)
+            *self.at_nodes, self.inner = _filters(self.nodes, *weights, *settings)
+        self.centres, self.second = first.shape[1], second
+        self.values = series_at(d, self.at_nodes, self.width)
+
+    def gradients(self, grads: Sequence[Tensor]) -> _Layers:
+        slopes = series_gradients(self.d, grads, self.bins, self.width)
+        first, first_bias, second, second_bias = _filters_backward(
+            self.nodes,
+            self.second,
+            self.inner,
+            self.at_nodes,
+            slopes,
+            self.centres,
+            *self.settings,
+            self.bias,
+        )
+        width = self.second.shape[1]
+        biases = (first_bias.split(width), second_bias.unbind()) if self.bias else ((), ())
+        return _Layers(first.split(width), biases[0], second.unbind(), biases[1])
+
+
+class _BySeries(torch.autograd.Function):
+    """Takes a _Series and the weights of its layers one after the other, as _Layers has them."""
+
+    @staticmethod
+    def forward(ctx: Any, series: _Series, *weights: Tensor) -> tuple[Tensor, ...]:
+        # Taken out, or they and their graph would keep each other alive.
+        values, series.values = series.values, None
+        assert values is not None
+        ctx.series = series
+        return tuple(values)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *(t for of_layer in ctx.series.gradients(grads) for t in of_layer)
 
 
 @operator("weft::radial_filters")
@@ -193,12 +287,11 @@ def _filters_backward(
     )
     threads = threads_for(inner.numel() * second.shape[1])
     loops.share_gradient_chunks(openmp(), threads, arguments, None, chunks)
-    return (
-        first_grad.sum(0).t().contiguous(),
-        first_bias.sum(0),
-        second_grad.sum(0),
-        second_bias.sum(0),
-    )
+    if bias:
+        biases = first_bias.sum(0), second_bias.sum(0)
+    else:
+        biases = inner.new_zeros(inner.shape[1]), inner.new_zeros(second.shape[:2])
+    return first_grad.sum(0).t().contiguous(), biases[0], second_grad.sum(0), biases[1]
 
 
 @_filters_backward.register_fake

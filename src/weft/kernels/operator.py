@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Operator", "array_of", "has_loop", "operator", "require", "require_csr"]
+__all__ = ["Operator", "array_of", "has_loop", "is_plain", "operator", "require", "require_csr"]
 
 _PLAIN = (Tensor, nn.Parameter)
 
@@ -41,7 +41,7 @@ class Operator:
 
     def __call__(self, *arguments: Any) -> Any:
         """Compute it; the first argument is a tensor."""
-        if torch.compiler.is_compiling() or type(arguments[0]) not in _PLAIN:
+        if torch.compiler.is_compiling() or not is_plain(arguments[0]):
             return self.op(*arguments)
         if not (torch.is_grad_enabled() or torch._C._autograd._profiler_enabled()):
             # As in nearly every backward pass: there is nothing to record, nor a name to show.
@@ -82,6 +82,11 @@ def _function(
     Eager.__name__ = implementation.__name__.strip("_")
     apply: Callable[..., Any] = Eager.apply
     return apply
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether it is a tensor or parameter of torch's own, not one that stands for something."""
+    return type(tensor) in _PLAIN
 
 
 def has_loop(*tensors: Tensor | None) -> bool:

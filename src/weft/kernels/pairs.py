@@ -5,6 +5,7 @@ one where an edge is alone) and `of_edge` [E] the pair of each edge, as GraphBat
 """
 
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
+import functools
 import sys
 from typing import Any
 
@@ -17,7 +18,7 @@ from weft.kernels.loops import prefetch
 from weft.kernels.operator import array_of, has_loop, operator, require, require_csr
 from weft.kernels.team import openmp, share, threads_for
 
-__all__ = ["pair_products", "pair_spmm", "sorted_pairs"]
+__all__ = ["EdgePairs", "pair_products", "pair_spmm", "sorted_pairs"]
 
 _here = sys.modules[__name__]
 _compiled = compiled(fastmath={"contract"}, error_model="numpy")
@@ -109,6 +110,42 @@ def _require_pairs(
     right = rows.shape == columns.shape == of_edge.shape and forward.shape == backward.shape
     require(right, "every edge has a pair, and every pair two edges", rows, of_edge, forward)
     require_csr(rows.shape[0], offsets, order)
+
+
+class EdgePairs:
+    """The edges of N nodes in P pairs: checked once, for several operators.
+
+    Attributes:
+        tensors: what `pair_spmm` takes after its weight.
+        nodes: N.
+        count: P.
+    """
+
+    def __init__(
+        self,
+        rows: Tensor,
+        columns: Tensor,
+        offsets: Tensor,
+        order: Tensor | None,
+        offsets_t: Tensor,
+        order_t: Tensor | None,
+        forward: Tensor,
+        backward: Tensor,
+        of_edge: Tensor,
+    ) -> None:
+        _require_pairs(rows, columns, offsets, order, forward, backward, of_edge)
+        require_csr(rows.shape[0], offsets_t, order_t)
+        square = offsets.shape == offsets_t.shape
+        require(square, "senders and receivers must be the same nodes", offsets, offsets_t)
+        edges = (rows, columns, offsets, order, offsets_t, order_t)
+        self.tensors = (*edges, forward, backward, of_edge)
+        self.nodes = offsets.shape[0] - 1
+        self.count = forward.shape[0]
+
+    @functools.cached_property
+    def arrays(self) -> tuple[Any, ...]:
+        """The tensors as compiled loops take them."""
+        return tuple(map(array_of, self.tensors))
 
 
 @operator("weft::pair_spmm")

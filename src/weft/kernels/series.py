@@ -3,15 +3,17 @@
 A filter network is a smooth function of one number. Over a bin that is narrow beside its Gaussians
 a series of eight terms gives it to the last bits of a float32, so the network runs on the nodes of
 the bins, some hundred rows, however many pairs of atoms there are. What the series cannot give is
-seen in its last terms (see `is_smooth`).
+seen in its last terms.
 
-P distances, B bins, M terms, F features.
+P distances, B bins, M terms, F features of each function.
 """
 
-# No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
+from __future__ import annotations
+
 import functools
 import math
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,10 +23,10 @@ from torch import Tensor
 
 from weft.compiled import compiled
 from weft.kernels.blas import gemm, gemm_address
-from weft.kernels.operator import array_of, operator, require
+from weft.kernels.operator import array_of, require
 from weft.kernels.team import openmp, share, threads_for
 
-__all__ = ["TERMS", "bin_width", "is_smooth", "nodes_of", "series_at", "series_of"]
+__all__ = ["TERMS", "bin_width", "nodes_of", "series_at", "series_gradients"]
 
 _here = sys.modules[__name__]
 _compiled = compiled(fastmath={"contract"}, error_model="numpy")
@@ -32,8 +34,8 @@ _compiled = compiled(fastmath={"contract"}, error_model="numpy")
 TERMS = 8
 """Terms of a series, and nodes of a bin."""
 
-# Of the last two terms beside the largest value. The terms fall geometrically: those left out sum
-# to a twentieth of it, less than a float32 network's own rounding.
+# Of the last two terms beside the largest first one. The terms fall geometrically: those left out
+# sum to a twentieth of it, less than a float32 network's own rounding.
 _TAIL = 1e-5
 
 
@@ -53,24 +55,10 @@ def nodes_of(bins: int, width: float) -> Tensor:
 
 
 @functools.cache
-@torch.inference_mode(False)
-def _transform() -> Tensor:
+def _transform() -> Any:
     """The terms of values at the nodes of a bin, [M, M]."""
     vandermonde = chebyshev.chebvander(chebyshev.chebpts1(TERMS), TERMS - 1)
-    return torch.from_numpy(np.linalg.inv(vandermonde).astype(np.float32))
-
-
-def series_of(values: Tensor) -> Tensor:
-    """Terms [B, M, F] of a function with these values [B · M, F] at the nodes."""
-    # Autocast would round the terms to bfloat16.
-    with torch.autocast("cpu", enabled=False):
-        return _transform() @ values.reshape(-1, TERMS, values.shape[1])
-
-
-def is_smooth(terms: Tensor) -> bool:
-    """Whether the series [B, M, F] have converged, as far as a float32 can tell."""
-    terms = terms.detach()
-    return bool(terms[:, -2:].abs().max() <= _TAIL * terms[:, 0].abs().max())
+    return np.linalg.inv(vandermonde).astype(np.float32)
 
 
 @_compiled
@@ -97,11 +85,6 @@ def _bins(d: Any, width: float, count: int) -> Any:
     for row in range(d.shape[0]):
         found[row] = _bin_of(d[row], width, count - 1.0)
     return found
-
-
-def _order(d: Tensor, width: float, bins: int) -> Tensor:
-    """An order of the rows in which those of a bin are together."""
-    return torch.from_numpy(np.argsort(_bins(array_of(d), width, bins), kind="stable"))
 
 
 @_compiled
@@ -139,21 +122,48 @@ def _bin_starts(d: Any, width: float, starts: Any) -> bool:
 
 
 @_compiled
+def _largest(x: Any) -> Any:
+    """Of |x|; infinite if any is not finite."""
+    largest = x.dtype.type(0)
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            size = abs(x[i, j])
+            largest = max(largest, size if size < np.inf else x.dtype.type(np.inf))
+    return largest
+
+
+@_compiled
 def value_bins(
-    address: int, d: Any, width: float, starts: Any, terms: Any, outs: Any, first: int, stop: int
+    address: int,
+    d: Any,
+    width: float,
+    starts: Any,
+    transform: Any,
+    at_nodes: Any,
+    sizes: Any,
+    outs: Any,
+    first: int,
+    stop: int,
 ) -> None:
-    """The rows of bins first:stop of the outs [P, F] = T @ terms[b] [M, L · F]."""
+    """The rows of bins first:stop of the outs [P, F] = T @ terms [M, F] of each bin.
+
+    sizes[b] becomes the largest of a bin's first terms and of its last two.
+    """
     features = outs[0].shape[1]
     t = np.empty((_longest(starts, first, stop), TERMS), dtype=d.dtype)
+    terms = np.empty((TERMS, features), dtype=d.dtype)
     for place in range(first, stop):
         start, rows = starts[place], starts[place + 1] - starts[place]
-        if rows == 0:
-            continue
         _polynomials(d[start : start + rows], place, width, t)
+        sizes[place] = 0
         for function in range(len(outs)):
-            own = terms[place, :, function * features :]
-            out = outs[function][start : start + rows]
-            gemm(address, False, False, rows, features, TERMS, t, own, out, False)
+            own = at_nodes[function][place * TERMS : (place + 1) * TERMS]
+            gemm(address, False, False, TERMS, features, TERMS, transform, own, terms, False)
+            sizes[place, 0] = max(sizes[place, 0], _largest(terms[:1]))
+            sizes[place, 1] = max(sizes[place, 1], _largest(terms[TERMS - 2 :]))
+            if rows > 0:
+                out = outs[function][start : start + rows]
+                gemm(address, False, False, rows, features, TERMS, t, terms, out, False)
 
 
 @_compiled
@@ -164,21 +174,31 @@ def share_value_bins(openmp: int, threads: int, arguments: Any, offsets: Any, bi
 
 @_compiled
 def gradient_bins(
-    address: int, d: Any, width: float, starts: Any, grads: Any, out: Any, first: int, stop: int
+    address: int,
+    d: Any,
+    width: float,
+    starts: Any,
+    transform: Any,
+    grads: Any,
+    outs: Any,
+    first: int,
+    stop: int,
 ) -> None:
-    """out[b] [M, L · F] = Tᵀ @ grads [P, F] over the rows of bin b, for bins first:stop."""
+    """The transpose of `value_bins`: outs [B · M, F], for bins first:stop, of grads [P, F]."""
     features = grads[0].shape[1]
     t = np.empty((_longest(starts, first, stop), TERMS), dtype=d.dtype)
+    terms = np.empty((TERMS, features), dtype=d.dtype)
     for place in range(first, stop):
         start, rows = starts[place], starts[place + 1] - starts[place]
-        if rows == 0:
-            out[place] = 0
-            continue
         _polynomials(d[start : start + rows], place, width, t)
         for function in range(len(grads)):
+            out = outs[function][place * TERMS : (place + 1) * TERMS]
+            if rows == 0:
+                out[:] = 0
+                continue
             grad = grads[function][start : start + rows]
-            target = out[place, :, function * features :]
-            gemm(address, True, False, TERMS, features, rows, t, grad, target, False)
+            gemm(address, True, False, TERMS, features, rows, t, grad, terms, False)
+            gemm(address, True, False, TERMS, features, TERMS, transform, terms, out, False)
 
 
 @_compiled
@@ -187,73 +207,53 @@ def share_gradient_bins(openmp: int, threads: int, arguments: Any, offsets: Any,
     share(openmp, threads, _here.gradient_bins, arguments, offsets, bins)
 
 
-@operator("weft::series_at")
-def series_at(d: Tensor, terms: Tensor, functions: int, width: float) -> list[Tensor]:
-    """Values at distances d [P], split into those of several functions, [P, F] each.
+def series_at(d: Tensor, at_nodes: Sequence[Tensor], width: float) -> list[Tensor] | None:
+    """Values [P, F] of several functions at distances d [P]; None if the series do not converge.
+
+    Nothing is recorded for autograd.
 
     Args:
         d: float32, Å; beyond the last bin counts as its end.
-        terms: float32 [B, M, functions · F], see `series_of`.
-        functions: how many to split the features into.
+        at_nodes: float32 [B · M, F], each function's values at `nodes_of` the bins.
         width: of a bin, Å.
     """
-    right = d.ndim == 1 and terms.ndim == 3 and terms.shape[1] == TERMS and terms.shape[0] > 0
-    right = right and functions > 0 and terms.shape[2] % functions == 0
-    require(right, f"d [P] and terms [B, {TERMS}, {functions} F] needed", d, terms)
-    features = terms.shape[2] // functions
-    outs = [terms.new_empty(d.shape[0], features) for _ in range(functions)]
-    bins = terms.shape[0]
-    starts = np.empty(bins + 1, dtype=np.int64)
-    if not _bin_starts(array_of(d), width, starts):
-        order = _order(d, width, bins)
-        for out, part in zip(outs, series_at(d[order], terms, functions, width), strict=True):
-            out[order] = part
-        return outs
-    address, targets = gemm_address(d.dtype), tuple(out.numpy() for out in outs)
-    arguments = (address, array_of(d), width, starts, array_of(terms), targets)
-    threads = threads_for(TERMS * d.shape[0] * terms.shape[2])
+    rows, features = at_nodes[0].shape
+    right = d.ndim == 1 and rows > 0 and rows % TERMS == 0
+    right = right and all(values.shape == (rows, features) for values in at_nodes)
+    require(right, f"d [P] and values [{TERMS} B, F] needed", d, *at_nodes)
+    bins = rows // TERMS
+    starts, order, sorted_d = _in_bins(d, width, bins)
+    outs = [d.new_empty(d.shape[0], features) for _ in at_nodes]
+    sizes = np.empty((bins, 2), dtype=np.float32)
+    given = (gemm_address(d.dtype), sorted_d, width, starts, _transform())
+    arguments = (*given, tuple(map(array_of, at_nodes)), sizes, tuple(out.numpy() for out in outs))
+    threads = threads_for(TERMS * d.shape[0] * features * len(outs))
     share_value_bins(openmp(), threads, arguments, starts, bins)
+    largest, last = sizes.max(axis=0)
+    if not (last <= _TAIL * largest < math.inf):
+        return None
+    return outs if order is None else [torch.empty_like(o).index_copy_(0, order, o) for o in outs]
+
+
+def series_gradients(d: Tensor, grads: Sequence[Tensor], bins: int, width: float) -> list[Tensor]:
+    """Gradients [B · M, F] in the values at the nodes, of those [P, F] in the results."""
+    starts, order, sorted_d = _in_bins(d, width, bins)
+    slopes = grads if order is None else [grad[order] for grad in grads]
+    outs = [d.new_empty(bins * TERMS, grad.shape[1]) for grad in grads]
+    given = (gemm_address(d.dtype), sorted_d, width, starts, _transform())
+    arguments = (*given, tuple(map(array_of, slopes)), tuple(out.numpy() for out in outs))
+    threads = threads_for(TERMS * sum(grad.numel() for grad in grads))
+    share_gradient_bins(openmp(), threads, arguments, starts, bins)
     return outs
 
 
-@series_at.register_fake
-def _(d: Tensor, terms: Tensor, functions: int, width: float) -> list[Tensor]:
-    features = terms.shape[2] // functions
-    return [terms.new_empty(d.shape[0], features) for _ in range(functions)]
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    d, terms, _, ctx.width = inputs
-    ctx.bins = terms.shape[0]
-    ctx.save_for_backward(d)
-
-
-def _backward(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
-    (d,) = ctx.saved_tensors
-    return None, _series_backward(d, grads, ctx.bins, ctx.width), None, None
-
-
-series_at.register_autograd(_backward, setup_context=_setup)
-
-
-@operator("weft::series_backward")
-def _series_backward(d: Tensor, grads: list[Tensor], bins: int, width: float) -> Tensor:
-    """The gradient [B, M, L · F] in the terms, of those [P, F] in the values."""
+def _in_bins(d: Tensor, width: float, bins: int) -> tuple[Any, Tensor | None, Any]:
+    """First row of each bin, the rows' order if they are not by bin already, d in that order."""
+    given = array_of(d)
     starts = np.empty(bins + 1, dtype=np.int64)
-    if not _bin_starts(array_of(d), width, starts):
-        order = _order(d, width, bins)
-        sorted_grads = [grad[order] for grad in grads]
-        found: Tensor = _series_backward(d[order], sorted_grads, bins, width)
-        return found
-    features = sum(grad.shape[1] for grad in grads)
-    out = d.new_empty(bins, TERMS, features)
-    slopes = tuple(map(array_of, grads))
-    arguments = (gemm_address(d.dtype), array_of(d), width, starts, slopes, out.numpy())
-    threads = threads_for(TERMS * d.shape[0] * features)
-    share_gradient_bins(openmp(), threads, arguments, starts, bins)
-    return out
-
-
-@_series_backward.register_fake
-def _(d: Tensor, grads: list[Tensor], bins: int, width: float) -> Tensor:
-    return d.new_empty(bins, TERMS, sum(grad.shape[1] for grad in grads))
+    if _bin_starts(given, width, starts):
+        return starts, None, given
+    order = np.argsort(_bins(given, width, bins), kind="stable")
+    given = given[order]
+    assert _bin_starts(given, width, starts)
+    return starts, torch.from_numpy(order), given

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from weft.graphs import GraphBatch
 from weft.kernels import segment_mean, segment_sum
-from weft.kernels.pairs import pair_spmm, sorted_pairs
+from weft.kernels.pairs import EdgePairs, pair_spmm, sorted_pairs
 
 __all__ = [
     "Elements",
@@ -23,6 +24,7 @@ __all__ = [
     "edge_vectors",
     "energy_and_forces",
     "glorot",
+    "is_only_linear",
     "lengths",
     "neighbours_of",
     "pool",
@@ -114,33 +116,34 @@ class Neighbours:
     """P pairs of edges with their distances, nearest first where nothing is to learn from d.
 
     Attributes:
+        batch: whose edges they are.
         distance: [P], Å.
         forward: int [P], one edge of each pair.
         backward: int [P], its reverse, or the same edge.
         of_edge: int [E], the pair of each edge.
     """
 
+    batch: GraphBatch
     distance: Tensor
     forward: Tensor
     backward: Tensor
     of_edge: Tensor
 
-    def spmm(self, batch: GraphBatch, x: Tensor, weight: Tensor) -> Tensor:
+    def spmm(self, x: Tensor, weight: Tensor) -> Tensor:
         """Sum over incoming edges of weight[pair] · x[sender], [N, F]; weight [P, F], x [N, F]."""
-        out: Tensor = pair_spmm(
-            x,
-            weight,
-            batch.receivers,
-            batch.senders,
-            batch.in_offsets,
-            None,
-            batch.out_offsets,
-            batch.out_order,
-            self.forward,
-            self.backward,
-            self.of_edge,
-        )
+        out: Tensor = pair_spmm(x, weight, *self._edges())
         return out
+
+    @functools.cached_property
+    def pairs(self) -> EdgePairs:
+        """The edges, for operators that take them as one."""
+        return EdgePairs(*self._edges())
+
+    def _edges(self) -> tuple[Any, ...]:
+        batch = self.batch
+        edges = (batch.receivers, batch.senders, batch.in_offsets, None)
+        transposed = (batch.out_offsets, batch.out_order)
+        return *edges, *transposed, self.forward, self.backward, self.of_edge
 
 
 def neighbours_of(batch: GraphBatch, *, step: float, dtype: torch.dtype) -> Neighbours:
@@ -156,7 +159,9 @@ def neighbours_of(batch: GraphBatch, *, step: float, dtype: torch.dtype) -> Neig
     if pos.requires_grad or (shift is not None and shift.requires_grad):
         distance = lengths(edge_vectors(batch, forward))
     distance = distance.to(dtype)
-    return Neighbours(distance=distance, forward=forward, backward=backward, of_edge=of_edge)
+    return Neighbours(
+        batch=batch, distance=distance, forward=forward, backward=backward, of_edge=of_edge
+    )
 
 
 def _pairs(batch: GraphBatch) -> tuple[Tensor, Tensor, Tensor]:
@@ -171,6 +176,16 @@ def aggregation_scale(batch: GraphBatch, how: Pooling, like: Tensor) -> Tensor:
     if how == "sum":
         return like.new_ones(1, 1)
     return batch.in_offsets.diff().clamp(min=1).to(like.dtype).reciprocal()[:, None]
+
+
+def is_only_linear(layer: nn.Module) -> bool:
+    """Whether calling the layer is nothing but a product with its weight and its bias added."""
+    return type(layer) is nn.Linear and not (
+        layer._forward_hooks
+        or layer._forward_pre_hooks
+        or layer._backward_hooks
+        or layer._backward_pre_hooks
+    )
 
 
 def glorot(model: nn.Module) -> None:

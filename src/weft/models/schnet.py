@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from weft.graphs import GraphBatch
 from weft.kernels import radial_filters, shifted_softplus
+from weft.kernels.interaction import has_interaction, interaction
 from weft.kernels.series import bin_width
 from weft.models.atoms import (
     Elements,
@@ -19,6 +20,7 @@ from weft.models.atoms import (
     aggregation_scale,
     check_settings,
     glorot,
+    is_only_linear,
     neighbours_of,
     pool,
 )
@@ -78,13 +80,27 @@ class Interaction(nn.Module):
         self.update = nn.Linear(config.filters, config.hidden, bias=config.bias)
         self.out = nn.Linear(config.hidden, config.hidden, bias=config.bias)
 
-    def forward(
-        self, batch: GraphBatch, near: Neighbours, h: Tensor, weight: Tensor, scale: Tensor
-    ) -> Tensor:
+    def forward(self, near: Neighbours, h: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
         """New features [N, H] of h [N, H]; weight [P, F] a pair, scale [N, 1] of the sums."""
-        messages = near.spmm(batch, self.message(h), weight) * scale
+        weights = self._weights()
+        # Forces are second derivatives, which the operator has no loops for.
+        if (
+            weights is not None
+            and not near.distance.requires_grad
+            and has_interaction(h, weight, scale, *weights)
+        ):
+            return interaction(h, weight, scale, *weights, near.pairs)
+        messages = near.spmm(self.message(h), weight) * scale
         changed: Tensor = h + self.out(shifted_softplus(self.update(messages)))
         return changed
+
+    def _weights(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None] | None:
+        """Those of `interaction`, or None where a layer is another one or more than its weights."""
+        layers: tuple[Any, ...] = (self.message, self.update, self.out)
+        message, update, out = layers
+        if not all(map(is_only_linear, layers)) or message.bias is not None:
+            return None
+        return message.weight, update.weight, update.bias, out.weight, out.bias
 
 
 class SchNet(nn.Module):
@@ -118,7 +134,7 @@ class SchNet(nn.Module):
         near = neighbours_of(batch, step=bin_width(self.config.sharpness), dtype=h.dtype)
         scale = aggregation_scale(batch, self.config.aggregation, h)
         for layer, weight in zip(self.interactions, self._filters(near.distance), strict=True):
-            h = layer(batch, near, h, weight, scale)
+            h = layer(near, h, weight, scale)
         return h
 
     def _filters(self, d: Tensor) -> list[Tensor]:
@@ -127,10 +143,10 @@ class SchNet(nn.Module):
         layers: list[Any] = list(self.interactions)
         filters = radial_filters(
             d,
-            torch.cat([layer.basis.weight for layer in layers]),
-            torch.cat([layer.basis.bias for layer in layers]) if config.bias else None,
-            torch.stack([layer.filter.weight for layer in layers]),
-            torch.stack([layer.filter.bias for layer in layers]) if config.bias else None,
+            [layer.basis.weight for layer in layers],
+            [layer.basis.bias for layer in layers] if config.bias else None,
+            [layer.filter.weight for layer in layers],
+            [layer.filter.bias for layer in layers] if config.bias else None,
             spacing=config.spacing,
             sharpness=config.sharpness,
             activate=config.activate_filter,
