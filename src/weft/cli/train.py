@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from weft.cli.show import interrupted, print_config
+from weft.cli.train_full_graph import FullGraph
 from weft.cli.train_programs import Programs
 from weft.errors import DataError
 from weft.sources import load
@@ -253,4 +254,5 @@ COMMANDS = {
     "crystals": Crystals,
     "programs": Programs,
     "citations": Citations,
+    "full-graph": FullGraph,
 }

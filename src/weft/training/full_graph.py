@@ -1,0 +1,163 @@
+"""Recipe: node classification on one graph that many ranks share, whole, in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.graphs import GraphTable, open_table
+from weft.parallel.grid import Grid
+from weft.parallel.world import World, joined
+from weft.training.config import FitResult
+from weft.training.full_graph_checkpoint import CHECKPOINTS, last_epoch, rank0_says
+from weft.training.full_graph_config import FullGraphConfig
+from weft.training.full_graph_session import Communication, TrainedFullGraph, train_shared
+from weft.training.launch import LOGS, LaunchStopped, is_a_rank, launch
+from weft.training.run import Run
+
+__all__ = ["Communication", "FullGraphConfig", "TrainedFullGraph", "join", "train_full_graph"]
+
+
+def train_full_graph(
+    table: GraphTable,
+    config: FullGraphConfig,
+    grid: Grid,
+    *,
+    folder: Path,
+    resume: bool = False,
+    init_from: Path | None = None,
+    quiet: bool = False,
+    max_restarts: int = 3,
+    tell: Callable[[str], object] = lambda text: None,
+) -> TrainedFullGraph:
+    """Train with the ranks that `config` asks for, and keep everything in the run's folder.
+
+    Several are started here, on this machine, and started again from the last checkpoint where
+    one is killed. In a process that torchrun has started, this is one of the ranks.
+
+    Args:
+        table: the prepared graph, see `full_graph_table`; on disk, if there are several ranks.
+        config: the recipe.
+        grid: of the ranks.
+        folder: of the run.
+        resume: go on with the run in that folder, on any number of ranks; the recipe must be the
+            same.
+        init_from: a run folder or file whose weights to start from.
+        quiet: no progress.
+        max_restarts: how often ranks are started again at most.
+        tell: takes a sentence for the user about each restart.
+
+    Raises:
+        DataError: the folder holds another run; a checkpoint is of another model or data; ranks
+            have different data; a rank has failed for good (RankError). The same on all ranks.
+    """
+    if grid.ranks != config.num_ranks:
+        raise ValueError(f"the grid {grid.shape} has {grid.ranks} ranks, not {config.num_ranks}")
+    job = _Job(config=config, grid=grid, folder=folder, init_from=init_from, quiet=quiet)
+    if is_a_rank() or grid.ranks == 1:
+        return _train_here(table, job, resume=resume)
+    if table.path is None:
+        raise ValueError("the table is in memory; several ranks open it from a folder")
+    # Before any rank is started: what is wrong with the folder is said at once.
+    with Run.create(folder, config.recipe(), resume=resume):
+        pass
+    try:
+        answers = launch(
+            _train_launched,
+            (table.path, job),
+            ranks=grid.ranks,
+            logs=folder / LOGS,
+            max_restarts=max_restarts,
+            again=lambda: f"epoch {last_epoch(folder / CHECKPOINTS)}",
+            tell=tell,
+        )
+    except LaunchStopped as stop:
+        return _stopped(table, job, stop.signal)
+    found: TrainedFullGraph = answers[0]
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What every rank is given."""
+
+    config: FullGraphConfig
+    grid: Grid
+    folder: Path
+    init_from: Path | None
+    quiet: bool
+
+    def join(self) -> AbstractContextManager[World]:
+        return join(self.grid, self.config)
+
+    def train(self, table: GraphTable, world: World, run: Run | None) -> TrainedFullGraph:
+        return train_shared(
+            table,
+            world,
+            self.config,
+            folder=self.folder,
+            run=run,
+            init_from=self.init_from,
+            quiet=self.quiet,
+        )
+
+
+def join(grid: Grid, config: FullGraphConfig) -> AbstractContextManager[World]:
+    """The ranks of `grid`, this process among them."""
+    replication = grid.layers if grid.replicated else None
+    name = "1.5d" if grid.replicated else grid.shape
+    return joined(name, replication, timeout=config.wait)
+
+
+def _train_launched(path: Path, job: _Job) -> TrainedFullGraph | None:
+    """One of the ranks that `launch` has started; the run's folder is there."""
+    with job.join() as world:
+        run = Run(job.folder, tensorboard=True) if world.rank == 0 else None
+        try:
+            trained = job.train(open_table(path), world, run)
+        finally:
+            if run is not None:
+                run.close()
+        return trained if world.rank == 0 else None
+
+
+def _train_here(table: GraphTable, job: _Job, *, resume: bool) -> TrainedFullGraph:
+    """This process is a rank, or does everything alone."""
+    opened: list[Run] = []
+
+    def open_run() -> None:
+        opened.append(Run.create(job.folder, job.config.recipe(), resume=resume))
+
+    with job.join() as world:
+        try:
+            rank0_says(open_run)
+            run = opened[0] if opened else None
+            return job.train(table, world, run)
+        finally:
+            for run in opened:
+                run.close()
+
+
+def _stopped(table: GraphTable, job: _Job, signal: str) -> TrainedFullGraph:
+    """What can be said of a run whose launcher was stopped."""
+    epoch = last_epoch(job.folder / CHECKPOINTS)
+    result = FitResult(
+        epochs=epoch,
+        steps=epoch,
+        stopped=f"interrupted by {signal}",
+        metrics={},
+        best_metrics={},
+        best_epoch=None,
+        seconds=0.0,
+        graphs_per_second=0.0,
+    )
+    return TrainedFullGraph(
+        result=result,
+        scores={},
+        grid=job.grid,
+        partition=table.metadata["partition"],
+        counts=table.metadata["counts"],
+        communication=None,
+    )

@@ -1,0 +1,325 @@
+"""Starts ranks of a function on this machine, and starts them again where one has been killed."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from weft.errors import DataError
+
+__all__ = ["LaunchStopped", "RankError", "is_a_rank", "launch", "lost_ranks_named", "note_signals"]
+
+LOGS = "logs"
+"""Folder, in that of a run, with what the ranks have written."""
+
+_START_SECONDS = 120
+_MONITOR_SECONDS = 0.1
+# How long a rank that only misses another one waits before it ends: the one at fault goes first.
+_ECHO_SECONDS = 2.0
+# What a rank may take to end by itself when the process that started it is gone.
+_ORPHAN_SECONDS = 20.0
+_ECHOES = ("closed by peer", "reset by peer", "broken pipe", "timed out", "timeout", "gloo")
+# What every rank would load sooner or later: once for all of them instead.
+_PRELOADED = ("weft.training.launch", "torch._dynamo", "torch.utils.tensorboard")
+_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing.spawn")
+# Where in torch's source an error was raised, before its text.
+_PLACE = re.compile(r"^\[[^\]]*\]\s*")
+
+
+class RankError(DataError):
+    """A rank has ended before its work was done; the message names it and says how."""
+
+
+class LaunchStopped(Exception):
+    """The launcher was asked to stop, and its ranks have stopped.
+
+    Attributes:
+        signal: name of the signal that came.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"interrupted by {name}")
+        self.signal = name
+
+
+class Mistake(Exception):
+    """A user's mistake that a rank has met: no restart would help."""
+
+
+class Echo(Exception):
+    """A rank could not go on since another one is gone or does not answer."""
+
+
+def is_a_rank() -> bool:
+    """Whether torchrun, or `launch`, has started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+
+
+def launch(
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...] = (),
+    *,
+    ranks: int,
+    logs: Path,
+    max_restarts: int = 0,
+    again: Callable[[], str] = lambda: "the beginning",
+    tell: Callable[[str], object] = lambda text: None,
+) -> list[Any]:
+    """Run `function(*arguments)` in `ranks` processes of this machine, joined by torch's elastic.
+
+    Each finds RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment, as under torchrun,
+    and has its share of the cores. What rank 0 prints goes where this process prints; what the
+    others print, and every traceback, to `logs`/rank-N.log. Where a rank ends too early, the
+    others are ended within half a minute, and all are started again, unless it was a user's
+    mistake (a ValueError) that would only happen again.
+
+    Args:
+        function: importable by name: it is called in new processes.
+        arguments: its arguments, to be pickled.
+        ranks: how many.
+        logs: folder for what they write; it is made.
+        max_restarts: how often to start them again at most.
+        again: says from where they will go on, such as `epoch 40`.
+        tell: takes a sentence for the user about each restart.
+
+    Returns:
+        What the function gave, by rank.
+
+    Raises:
+        DataError: a rank met a user's mistake; its words, and its number.
+        RankError: a rank failed for good; the sentence names the rank, its signal or exit code,
+            and its own words.
+        LaunchStopped: SIGINT or SIGTERM came; the ranks have ended.
+    """
+    if ranks < 1:
+        raise ValueError(f"ranks is {ranks}; it must be at least 1")
+    if max_restarts < 0:
+        raise ValueError(f"max_restarts is {max_restarts}; it must be at least 0")
+    logs.mkdir(parents=True, exist_ok=True)
+    for attempt in range(max_restarts + 1):
+        try:
+            return _attempt(function, arguments, ranks, logs)
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            what, hopeless = _words(rank, failure)
+        if hopeless:
+            raise DataError(what)
+        if attempt == max_restarts:
+            tried = f", also after {attempt} restarts" if attempt else ""
+            raise RankError(f"{what}{tried}; the ranks' logs are in {logs}")
+        tell(f"{what}; restarting from {again()} ({attempt + 1} of {max_restarts})")
+    raise AssertionError
+
+
+def _attempt(
+    function: Callable[..., Any], arguments: tuple[Any, ...], ranks: int, logs: Path
+) -> list[Any]:
+    start_method = "spawn"
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        # A rank is then a fork of a process that has torch loaded: milliseconds, not seconds.
+        start_method = "forkserver"
+        multiprocessing.get_context("forkserver").set_forkserver_preload(
+            [*_PRELOADED, function.__module__]
+        )
+    with TemporaryDirectory(prefix="weft-launch-") as errors:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=ranks,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="127.0.0.1:0",
+            rdzv_configs={"timeout": _START_SECONDS},
+            local_addr="127.0.0.1",
+            # Restarts are counted by `launch`, which knows when one is of no use.
+            max_restarts=0,
+            monitor_interval=_MONITOR_SECONDS,
+            start_method=start_method,
+            logs_specs=DefaultLogsSpecs(log_dir=errors),
+        )
+        threads = max(1, _cores() // ranks)
+        task = (function, arguments, str(logs), threads)
+        with _signals_kept(), _elastic_logged(logs / "launcher.log"):
+            try:
+                found = elastic_launch(config, run_rank)(*task)
+            except SignalException as stop:
+                raise LaunchStopped(stop.sigval.name) from None
+    return [found[rank] for rank in range(ranks)]
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _words(rank: int, failure: ProcessFailure) -> tuple[str, bool]:
+    """What happened to a rank, for people, and whether it would happen again."""
+    if failure.exitcode < 0:
+        name = failure.signal_name()
+        hint = " (the system does this when memory runs out)" if name == "SIGKILL" else ""
+        return f"rank {rank} was killed by {name}{hint}", False
+    message: Any = failure.message
+    if not isinstance(message, dict):
+        return f"rank {rank} ended with exit code {failure.exitcode}", False
+    kind, _, text = str(message.get("message", "")).partition(": ")
+    first = _first_line(text)
+    if kind == Mistake.__name__:
+        return f"rank {rank}: {text}", True
+    if kind == Echo.__name__:
+        return f"rank {rank} could not reach another rank: {first}", False
+    return f"rank {rank} failed with {kind}: {first}", False
+
+
+def _first_line(text: str) -> str:
+    return _PLACE.sub("", text.strip().split("\n")[0])
+
+
+def run_rank(
+    function: Callable[..., Any], arguments: tuple[Any, ...], logs: str, threads: int
+) -> Any:
+    """What a rank's process does: its own share of the cores, its own log, then the function."""
+    rank = int(os.environ["RANK"])
+    _in_background(_end_with_launcher)
+    torch.set_num_threads(threads)
+    if sys.platform == "linux" and any(name == "lo" for _, name in socket.if_nameindex()):
+        # By the machine's name gloo may find an address that leads nowhere.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    with Path(logs, f"rank-{rank}.log").open("a", buffering=1, encoding="utf-8") as log:
+        if rank > 0:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        try:
+            return function(*arguments)
+        except Exception as error:
+            traceback.print_exc(file=log)
+            if isinstance(error, ValueError):
+                raise Mistake(str(error)) from error
+            if _is_echo(error):
+                time.sleep(_ECHO_SECONDS)
+                raise Echo(str(error)) from error
+            raise
+        finally:
+            if _heard:
+                # The launcher that stops reads no answers any more, and torch would wait for that.
+                _in_background(_end_later, _ECHO_SECONDS)
+
+
+def _is_echo(error: Exception) -> bool:
+    if isinstance(error, dist.DistError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in text for words in _ECHOES)
+
+
+@contextmanager
+def lost_ranks_named() -> Iterator[None]:
+    """In a rank of torchrun, one sentence where another rank is gone or does not answer."""
+    try:
+        yield
+    except Exception as error:
+        if not (is_a_rank() and _is_echo(error)):
+            raise
+        raise RankError(
+            f"rank {os.environ['RANK']} could not reach another rank: {_first_line(str(error))}"
+        ) from error
+
+
+def _end_with_launcher() -> None:
+    """Ask this process to stop when the one that started it is gone, then end it."""
+    launcher = multiprocessing.parent_process()
+    if launcher is not None:
+        launcher.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+        _end_later(_ORPHAN_SECONDS)
+
+
+def _end_later(seconds: float) -> None:
+    time.sleep(seconds)
+    os._exit(1)
+
+
+def _in_background(function: Callable[..., None], *arguments: Any) -> None:
+    threading.Thread(target=function, args=arguments, daemon=True).start()
+
+
+_heard: list[str] = []
+
+
+@contextmanager
+def note_signals() -> Iterator[list[str]]:
+    """Note SIGINT and SIGTERM instead of ending; gives the names that have come so far.
+
+    However many come: of one Ctrl-C a rank hears from the terminal, and from its launcher too,
+    which ends it for good if it takes too long. Only the main thread can listen.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield []
+        return
+    _heard.clear()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        _heard.append(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield _heard
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Put the handlers back that the elastic agent replaces for good."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    names = [n for n in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, n)]
+    before = {name: signal.getsignal(getattr(signal, name)) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), signal.SIG_DFL if handler is None else handler)
+
+
+@contextmanager
+def _elastic_logged(path: Path) -> Iterator[None]:
+    """Send what the elastic agent reports to a file: the user gets one sentence instead."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    before = [logger.propagate for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.propagate = False
+    try:
+        yield
+    finally:
+        for logger, propagate in zip(loggers, before, strict=True):
+            logger.propagate = propagate
+            logger.removeHandler(handler)
+        handler.close()

@@ -1,0 +1,293 @@
+"""`weft train full-graph` and `weft predict` of such a run: alone, launched, and under torchrun."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from weft.sources import planted_partition
+from weft.training import read_metrics
+
+SECONDS = 120
+TRAIN = ("train", "full-graph", "--epochs", "6", "--checkpoint-every", "2", "--quiet")
+
+
+def losses(folder: Path) -> list[float]:
+    lines = read_metrics(folder)
+    assert [line["epoch"] for line in lines] == list(range(1, len(lines) + 1))
+    return [line["train_loss"] for line in lines]
+
+
+def read_csv(name: str) -> list[dict[str, str]]:
+    with Path(name).open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_trains_with_several_ranks_and_predicts(weft, tmp_path, small_cora):
+    said = weft(*TRAIN, "--ranks", "4", "--grid", "2d", "--partition", "random")
+    assert (said.code, said.err) == (0, "")
+    assert "300 nodes" in said.out
+    assert "grid: 2d, 2x2x1, 4 ranks: as asked" in said.out
+    assert "partition: random, 2 blocks, " in said.out
+    assert "cora: finished" in said.out
+    assert all(word in said.out for word in ("validation", "all_to_all", "in all", "MB of memory"))
+    run = Path("runs/full-graph-cora")
+    assert f"weft predict {run}" in said.out
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["grid"], summary["ranks"], summary["stopped"]) == ("2d", 4, "finished")
+    assert f"{summary['test_accuracy']:.1%}" in said.out
+    assert sorted(p.name for p in (run / "logs").iterdir()) == [
+        "launcher.log",
+        *(f"rank-{rank}.log" for rank in range(4)),
+    ]
+    alone = weft(*TRAIN, "--run-dir", "alone")
+    assert "grid: 1d, 1x1x1, 1 rank: the only one that fits" in alone.out
+    np.testing.assert_allclose(losses(run), losses(Path("alone")), rtol=1e-5)
+
+    again = weft(*TRAIN, "--resume", "--ranks", "2", "--epochs", "8")
+    assert again.code == 0
+    assert "8 epochs in " in again.out
+    assert len(losses(run)) == 8
+
+    said = weft("predict", run, "--ranks", "2", "--out", "two.csv")
+    assert said.code == 0, said.err
+    assert "... and 290 more. Written to two.csv." in said.out
+    assert weft("predict", run).code == 0
+    rows = read_csv("two.csv")
+    assert [int(row["node"]) for row in rows] == list(range(300))
+    one = read_csv("full-graph-cora-predicted.csv")
+    assert [row["class"] for row in one] == [row["class"] for row in rows]
+    assert all(1 / 3 <= float(row["probability"]) <= 1 for row in rows)
+    right = np.mean([int(row["class"]) for row in rows] == _classes())
+    whole = sum(summary[f"{part}_accuracy"] * count for part, count in summary["counts"].items())
+    assert abs(right - whole / 300) < 0.1
+    assert not [path for path in Path().iterdir() if path.name.startswith(".")]
+
+
+def _classes() -> np.ndarray:
+    return planted_partition(300, 3, mean_degree=6, homophily=0.9, num_features=24, seed=1).nodes[
+        "y"
+    ]
+
+
+@pytest.fixture
+def own_graph(tmp_path: Path) -> list[str]:
+    """The words that name a graph of the user's own."""
+    graph = planted_partition(60, 2, mean_degree=5, homophily=0.9, num_features=4, seed=3)
+    one_way = graph.senders < graph.receivers
+    pairs = np.stack([graph.senders, graph.receivers], 1)[one_way]
+    (tmp_path / "edges.txt").write_text("".join(f"{s} {r}\n" for s, r in pairs))
+    np.save(tmp_path / "x.npy", graph.nodes["x"])
+    np.save(tmp_path / "y.npy", graph.nodes["y"])
+    return ["--data", "edges.txt", "--features", "x.npy", "--labels", "y.npy"]
+
+
+def test_a_graph_of_the_users_own(weft, tmp_path, own_graph):
+    words = [*TRAIN, *own_graph, "--split", "0.6", "0.2", "0.2"]
+    said = weft(*words)
+    assert said.code == 0, said.err
+    assert "edges.txt: 60 nodes" in said.out
+    cached = list((tmp_path / "data").glob("full-graph-edges-*.weft"))
+    assert len(cached) == 1
+    assert weft(*words, "--run-dir", "second").code == 0
+    assert list((tmp_path / "data").glob("full-graph-edges-*.weft")) == cached
+    # Another graph, without classes, and another number of nodes.
+    Path("new.txt").write_text("0 1\n1 2\n")
+    np.save("new.npy", np.load("x.npy")[:5])
+    said = weft("predict", "runs/full-graph-edges", "new.txt", "--features", "new.npy")
+    assert said.code == 0, said.err
+    assert len(read_csv("new-predicted.csv")) == 5
+
+
+def test_mistakes_take_one_sentence(weft, mistake, tmp_path, own_graph, small_cora):
+    assert "the grid 2d needs q² ranks, not 6" in weft(
+        *TRAIN, "--grid", "2d", "--ranks", "6"
+    ).err.replace("\n", " ")
+    start = ("train", "full-graph")
+    assert "60 nodes for 61 ranks" in mistake(
+        *start, *own_graph, "--split", "0.6", "0.2", "0.2", "--ranks", "61"
+    )
+    assert "--split 0.6 0.2 0.2" in mistake(*start, *own_graph)
+    assert "needs --features FILE.npy" in mistake(*start, "--data", "edges.txt")
+    assert "neither a file or folder nor one of cora" in mistake(*start, "--data", "nothing")
+    assert "'qm9' is molecules" in mistake(*start, "--data", "qm9")
+    assert "has no node column 'x'" in mistake(*start, "--data", "rmat")
+    assert "--init-from nothing does not exist" in mistake(*start, "--init-from", "nothing")
+    np.save("y.npy", np.zeros(59, dtype=np.int64))
+    assert "y.npy has shape [59]; x.npy has 60 rows" in mistake(*start, *own_graph)
+    np.save("y.npy", np.array([{}] * 60), allow_pickle=True)
+    assert "y.npy is no .npy file of numbers" in mistake(*start, *own_graph)
+    np.save("y.npy", np.zeros(60, dtype=np.int64))
+    Path("edges.txt").write_text("0 60\n")
+    assert "edges.txt names node 60; x.npy has 60 rows" in mistake(*start, *own_graph)
+    assert not Path("runs").exists()
+    assert weft(*TRAIN, "--run-dir", "run").code == 0
+    assert "holds a run already" in mistake(*TRAIN, "--run-dir", "run", "--ranks", "2")
+    assert "--forces, --threshold" in mistake("predict", "run", "--forces")
+    assert "ends with .csv" in mistake("predict", "run", "--out", "p.txt")
+    assert "name the file to predict" in mistake("predict", "nowhere")
+    Path("new.txt").write_text("0 1\n")
+    np.save("new.npy", np.zeros((2, 3), dtype=np.float32))
+    assert "has 3 features a node, the network of run reads 24" in mistake(
+        "predict", "run", "new.txt", "--features", "new.npy"
+    )
+
+
+def test_print_config(weft, tmp_path):
+    said = weft("train", "full-graph", "--grid", "2d", "--ranks", "4", "--print-config")
+    printed = json.loads(said.out)
+    assert (printed["grid"], printed["ranks"]) == ("2d", 4)
+    assert printed["method"]["exchange"] == "rows"
+    assert list(tmp_path.iterdir()) == []
+
+
+def torchrun(*options: str) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", *options, "-m", "weft", *TRAIN]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK")
+    kept = {name: value for name, value in os.environ.items() if name not in names}
+    return {**kept, "WEFT_DATA_DIR": str(folder / "data"), "OMP_NUM_THREADS": "1"}
+
+
+def hosts(tmp_path: Path, small_cora: Path) -> list[Path]:
+    """Two folders as on two hosts that share no files: each has the data, one will have the run."""
+    found = [tmp_path / "first", tmp_path / "second"]
+    for folder in found:
+        shutil.copytree(small_cora, folder / "data" / small_cora.name)
+    return found
+
+
+def agents(commands: list[list[str]], folders: list[Path], names: list[str]) -> list[str]:
+    """What two agents of torchrun print, each in its folder."""
+    children = []
+    try:
+        for command, folder, name in zip(commands, folders, names, strict=True):
+            settings = {**environment(folder), "GLOO_SOCKET_IFNAME": name}
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            children.append(subprocess.Popen(command, cwd=folder, env=settings, **pipes))
+        said = [child.communicate(timeout=SECONDS)[0] for child in children]
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+            child.stdout.close()
+    assert [child.returncode for child in children] == [0, 0], said
+    return said
+
+
+def check_two_hosts(folders: list[Path], said: list[str], weft: object, tmp_path: Path) -> None:
+    assert weft(*TRAIN, "--run-dir", "alone").code == 0
+    assert sum("cora: finished" in text for text in said) == 1
+    ran = [folder for folder in folders if (folder / "runs").exists()]
+    assert len(ran) == 1
+    found = losses(ran[0] / "runs" / "full-graph-cora")
+    np.testing.assert_allclose(found, losses(tmp_path / "alone"), rtol=1e-5)
+
+
+def test_two_agents_of_torchrun(weft, tmp_path, small_cora):
+    folders = hosts(tmp_path, small_cora)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+    command = torchrun(
+        *("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "two"),
+        *("--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1"),
+    )
+    said = agents([command, command], folders, ["lo", "lo"])
+    check_two_hosts(folders, said, weft, tmp_path)
+
+
+@pytest.fixture
+def spaces() -> Iterator[list[str]]:
+    """Two network namespaces with a cable between them, 10.231.77.1 and .2."""
+    if shutil.which("ip") is None:
+        pytest.skip("network namespaces need the command ip")
+    names = [f"weft{os.getpid()}{end}" for end in "ab"]
+    steps = [
+        *(f"netns add {name}" for name in names),
+        f"link add {names[0]} netns {names[0]} type veth peer name {names[1]} netns {names[1]}",
+        *(
+            f"-n {name} {words}"
+            for number, name in enumerate(names, 1)
+            for words in (
+                f"addr add 10.231.77.{number}/24 dev {name}",
+                f"link set {name} up",
+                "link set lo up",
+            )
+        ),
+    ]
+    try:
+        for step in steps:
+            done = subprocess.run(["ip", *step.split()], capture_output=True, text=True, timeout=20)
+            if done.returncode:
+                pytest.skip(f"no network namespaces here: ip {step}: {done.stderr.strip()}")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20)
+
+
+def test_two_hosts_in_network_namespaces(weft, tmp_path, small_cora, spaces):
+    folders = hosts(tmp_path, small_cora)
+    commands = [
+        [
+            *("ip", "netns", "exec", name),
+            *torchrun(
+                *("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"),
+                *("--rdzv-endpoint", "10.231.77.1:29400", "--rdzv-id", "two"),
+                *("--local-addr", f"10.231.77.{number}"),
+                # By its name, which is the same in both, a host would not know that it is meant.
+                *("--rdzv-conf", f"is_host={int(number == 1)}"),
+            ),
+        ]
+        for number, name in enumerate(spaces, 1)
+    ]
+    said = agents(commands, folders, spaces)
+    check_two_hosts(folders, said, weft, tmp_path)
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path, small_cora):
+    words = ["train", "full-graph", "--epochs", "100000", "--ranks", "2", "--checkpoint-every", "5"]
+    command = [sys.executable, "-m", "weft", *words, "--run-dir", "run", "--quiet"]
+    child = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        end = time.monotonic() + SECONDS
+        while not (tmp_path / "run" / "checkpoints" / "epoch-000005").exists():
+            assert time.monotonic() < end
+            assert child.poll() is None, child.stderr.read()
+            time.sleep(0.05)
+        # As a terminal does it: to all of them at once.
+        os.killpg(child.pid, signal.SIGINT)
+        out, err = child.communicate(timeout=SECONDS)
+    finally:
+        child.kill()
+        child.wait()
+    assert child.returncode == 130, err
+    assert "interrupted by SIGINT after epoch " in out
+    assert "--resume" in out
+    assert "Traceback" not in out + err
+    kept = max(int(p.name[-6:]) for p in (tmp_path / "run" / "checkpoints").glob("epoch-*"))
+    assert f"after epoch {kept}," in out
+    assert len(losses(tmp_path / "run")) == kept
