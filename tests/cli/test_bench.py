@@ -8,6 +8,7 @@ import pytest
 
 from weft.cli.bench import COMMANDS
 from weft.graphs import open_table, write_table
+from weft.training.launch import LaunchStopped
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -55,3 +56,31 @@ def test_nothing_to_time(mistake, small_cora):
 def test_a_damaged_table(mistake, tmp_path):
     (tmp_path / "data" / "qm9.weft").mkdir(parents=True)
     assert "weft data get qm9 --rebuild" in mistake("bench", "assemble")
+
+
+def test_what_is_reached_by_formula(weft, tmp_path, monkeypatch):
+    words = ("bench", "communication", "--cases", "model", "--json", "out.json")
+    said = weft(*words)
+    assert said.code == 0
+    assert "1.5d(c=8): published" in said.out
+    (case,) = json.loads((tmp_path / "out.json").read_text())["cases"]
+    assert case["contenders"]["weft 2d: published"]["figures"]["expected"] == 9.0
+    monkeypatch.setattr("weft.bench.communication_model._MOST", 0.001)
+    said = weft("bench", "communication", "--cases", "model")
+    assert said.code == 1
+    assert "Missed: weft 2d: published is" in said.out
+
+
+def test_data_of_the_communication_bench_that_is_not_there(mistake):
+    said = mistake("bench", "communication", "--cases", "bytes", "--data", "nowhere")
+    assert "--data nowhere does not exist" in said
+    assert "there is no folder gone" in mistake("bench", "communication", "--scratch", "gone")
+
+
+def test_ctrl_c_while_ranks_run(weft, monkeypatch):
+    def interrupted(*_: object, **__: object) -> None:
+        raise LaunchStopped("SIGINT")
+
+    monkeypatch.setattr("weft.bench.communication_exact.launch", interrupted)
+    said = weft("bench", "communication", "--cases", "exact")
+    assert (said.code, said.err) == (130, "weft: interrupted\n")

@@ -2,6 +2,7 @@
 
 from weft.bench.assemble import AssembleBench, bench_assemble
 from weft.bench.citations import CitationsBench, bench_citations
+from weft.bench.communication import CommunicationBench, bench_communication
 from weft.bench.gcn import GCNBench, bench_gcn
 from weft.bench.molecules import MoleculesBench, bench_molecules
 from weft.bench.programs import ProgramsBench, bench_programs
@@ -12,12 +13,14 @@ __all__ = [
     "BenchResult",
     "CaseResult",
     "CitationsBench",
+    "CommunicationBench",
     "Contender",
     "GCNBench",
     "MoleculesBench",
     "ProgramsBench",
     "bench_assemble",
     "bench_citations",
+    "bench_communication",
     "bench_gcn",
     "bench_molecules",
     "bench_programs",

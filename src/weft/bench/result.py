@@ -38,6 +38,7 @@ class Contender:
         details: of each step, where samples are seconds per graph: its `seconds`, the `graphs` it
             trained on, the seconds of work on `batching` and, where a thread did some of that
             during the update, those of `waiting` for a batch.
+        figures: named values, shown instead of the median where a case has them.
     """
 
     samples: list[float] = field(default_factory=list)
@@ -46,6 +47,7 @@ class Contender:
     failed: bool = False
     against: list[str] = field(default_factory=list)
     details: list[dict[str, float]] = field(default_factory=list)
+    figures: dict[str, float] = field(default_factory=dict)
 
     @property
     def median(self) -> float | None:
@@ -72,21 +74,33 @@ class Contender:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, with median and mean; details and throughput where there are details."""
+        """All of it, with median and mean; details, throughput and figures where there are any."""
         fields = {**asdict(self), "median": self.median, "mean": self.mean}
-        if not self.details:
-            del fields["details"]
+        for name in ("details", "figures"):
+            if not fields[name]:
+                del fields[name]
         return {**fields, **self.throughput}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaseResult:
-    """All contenders over the same work; `weft` is ours."""
+    """All contenders over the same work; `weft` is ours.
+
+    Attributes:
+        case: its name.
+        what: was done.
+        unit: of the samples.
+        contenders: by name.
+        says: sentences below the table.
+        missed: sentences about what ought to be reached and was not.
+    """
 
     case: str
     what: str
     unit: str
     contenders: dict[str, Contender]
+    says: list[str] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
 
     def ratios(self, ours: str) -> dict[str, float]:
         """Peer median / median of `ours`, for each peer that ran the same work."""
@@ -137,6 +151,8 @@ class BenchResult:
                     "unit": case.unit,
                     "contenders": contenders,
                     "ratios": ratios,
+                    **({"says": case.says} if case.says else {}),
+                    **({"missed": case.missed} if case.missed else {}),
                 }
             )
         return {
@@ -169,6 +185,9 @@ def print_result(result: BenchResult, console: Console) -> None:
         scale, unit = (1e3, f"m{case.unit}") if timed else (1.0, case.unit)
         detailed = any(c.details for c in case.contenders.values())
         console.print(f"{result.name}: {case.case} ({case.what})", style="italic", soft_wrap=True)
+        if any(c.figures for c in case.contenders.values()):
+            _print_figures(case, console)
+            continue
         table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
         # Eighty columns are enough: with throughput names fold, and the file has the spread.
         width = 17 if detailed else 26
@@ -199,9 +218,36 @@ def print_result(result: BenchResult, console: Console) -> None:
                 *(multiples if peers else []),
             )
         console.print(table)
-        for name, contender in case.contenders.items():
-            if contender.absent:
-                console.print(f" {name}: {contender.absent}", soft_wrap=True)
+        _print_words(case, console)
+
+
+def _print_figures(case: CaseResult, console: Console) -> None:
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    # In the order in which contenders bring them up.
+    names = list(dict.fromkeys(name for c in case.contenders.values() for name in c.figures))
+    for name in names:
+        table.add_column(name, justify="right")
+    for name, contender in case.contenders.items():
+        # All are ours here.
+        own = name.removeprefix("weft").lstrip(", ")
+        if contender.figures:
+            cells = (contender.figures.get(each) for each in names)
+            table.add_row(own, *("" if cell is None else _short(cell) for cell in cells))
+        else:
+            table.add_row(own, "failed" if contender.failed else "absent")
+    console.print(table)
+    _print_words(case, console)
+
+
+def _print_words(case: CaseResult, console: Console) -> None:
+    for name, contender in case.contenders.items():
+        if contender.absent:
+            console.print(f" {name}: {contender.absent}", soft_wrap=True)
+    for sentence in case.says:
+        console.print(f" {sentence}", soft_wrap=True, highlight=False)
+    for sentence in case.missed:
+        console.print(f" Missed: {sentence}", soft_wrap=True, highlight=False)
 
 
 def _throughput(contender: Contender) -> tuple[str, str, str]:

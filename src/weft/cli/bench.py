@@ -15,11 +15,13 @@ from weft.bench import (
     AssembleBench,
     BenchResult,
     CitationsBench,
+    CommunicationBench,
     GCNBench,
     MoleculesBench,
     ProgramsBench,
     bench_assemble,
     bench_citations,
+    bench_communication,
     bench_gcn,
     bench_molecules,
     bench_programs,
@@ -28,7 +30,7 @@ from weft.bench import (
 from weft.cli.show import print_config
 from weft.errors import DataError
 
-__all__ = ["COMMANDS", "Assemble", "Citations", "Gcn", "Molecules", "Programs"]
+__all__ = ["COMMANDS", "Assemble", "Citations", "Communication", "Gcn", "Molecules", "Programs"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +63,7 @@ class _Bench:
         if self.json:
             result.save(self.json)
             console.print(f"written to {self.json}", soft_wrap=True)
-        return 1 if any(case.own_failures for case in result.cases) else 0
+        return 1 if any(case.own_failures or case.missed for case in result.cases) else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +125,24 @@ class Programs(_Bench):
         return self._go(console, self.config, bench_programs)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Communication(_Bench):
+    """One graph on many ranks: exactness, bytes received, the cost model, speed and scale."""
+
+    config: Annotated[CommunicationBench, tyro.conf.arg(name="")] = field(
+        default_factory=CommunicationBench
+    )
+
+    def __call__(self, console: Console) -> int:
+        """Run it."""
+        return self._go(console, self.config, bench_communication)
+
+
 COMMANDS = {
     "gcn": Gcn,
     "assemble": Assemble,
     "citations": Citations,
     "molecules": Molecules,
     "programs": Programs,
+    "communication": Communication,
 }

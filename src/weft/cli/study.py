@@ -12,6 +12,7 @@ from rich.console import Console
 
 from weft.bench.machine import machine
 from weft.cli.show import print_config
+from weft.cli.study_communication import Communication
 from weft.cli.study_dense import DenseHardware
 from weft.cli.study_output import check_folder, interrupted, show_study
 from weft.errors import DataError
@@ -97,4 +98,8 @@ class Batching:
         return data
 
 
-COMMANDS = {"batching": Batching, "dense-hardware": DenseHardware}
+COMMANDS = {
+    "batching": Batching,
+    "dense-hardware": DenseHardware,
+    "communication": Communication,
+}

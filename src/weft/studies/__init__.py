@@ -1,6 +1,11 @@
 """The papers' experiments, rerun on the machine at hand."""
 
 from weft.studies.batching import study_batching
+from weft.studies.communication import study_communication
+from weft.studies.communication_plots import plot_communication
+from weft.studies.communication_report import communication_report
+from weft.studies.communication_results import CommunicationResults
+from weft.studies.communication_settings import CommunicationStudy, quick_communication
 from weft.studies.dense_hardware import study_dense_hardware
 from weft.studies.dense_plots import plot_dense
 from weft.studies.dense_report import dense_report
@@ -18,6 +23,8 @@ from weft.studies.statistics import Comparison, Interval, compare, holm, mean_in
 __all__ = [
     "RESULTS",
     "BatchingStudy",
+    "CommunicationResults",
+    "CommunicationStudy",
     "Comparison",
     "DenseHardwareStudy",
     "DenseResults",
@@ -27,6 +34,7 @@ __all__ = [
     "StudyData",
     "StudyResults",
     "batching_report",
+    "communication_report",
     "compare",
     "count_shapes",
     "crystals",
@@ -34,12 +42,15 @@ __all__ = [
     "holm",
     "mean_interval",
     "molecules",
+    "plot_communication",
     "plot_dense",
     "plot_study",
     "print_report",
     "quick",
+    "quick_communication",
     "quick_dense",
     "study_batching",
+    "study_communication",
     "study_dense_hardware",
     "write_markdown",
 ]
