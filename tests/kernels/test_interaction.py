@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional
 
 from weft.graphs import Budget, Graph, assemble, table_from_graphs
-from weft.kernels.interaction import has_interaction, interaction
+from weft.kernels.interaction import interaction
+from weft.kernels.operator import is_fusable
 from weft.kernels.pairs import EdgePairs
 
 
@@ -40,29 +41,30 @@ def pairs_of(batch):
     return EdgePairs(*edges, batch.out_offsets, batch.out_order, *halves)
 
 
-def arguments(pairs, *, bias=True, one_scale=False, hidden=6, filters=5, dtype=torch.float64):
+def arguments(pairs, *, bias=True, hidden=6, filters=5, dtype=torch.float64):
     random = torch.Generator().manual_seed(0)
 
     def of(*shape):
         return torch.randn(*shape, generator=random, dtype=dtype).requires_grad_()
 
-    scale = torch.rand(1 if one_scale else pairs.nodes, 1, generator=random, dtype=dtype)
     layers = (of(filters, hidden), of(hidden, filters), of(hidden) if bias else None)
     layers = (*layers, of(hidden, hidden), of(hidden) if bias else None)
-    return of(pairs.nodes, hidden), of(pairs.count, filters), scale, *layers
+    return of(pairs.nodes, hidden), of(pairs.count, filters), *layers
 
 
-def plain(h, weight, scale, message, update, update_bias, out, out_bias, pairs):
+def plain(h, weight, message, update, update_bias, out, out_bias, pairs, mean=True):
     rows, columns, *_, of_edge = (t if t is None else t.long() for t in pairs.tensors)
     messages = functional.linear(h, message)[columns] * weight[of_edge]
     sums = messages.new_zeros(pairs.nodes, messages.shape[1]).index_add(0, rows, messages)
-    inner = functional.softplus(functional.linear(sums * scale, update, update_bias)) - math.log(2)
+    if mean:
+        sums = sums / torch.bincount(rows, minlength=pairs.nodes).clamp(min=1)[:, None]
+    inner = functional.softplus(functional.linear(sums, update, update_bias)) - math.log(2)
     return h + functional.linear(inner, out, out_bias)
 
 
-def assert_is_plain(given, pairs):
+def assert_is_plain(given, pairs, mean=True):
     learned = [t for t in given if t is not None and t.requires_grad]
-    found, expected = interaction(*given, pairs), plain(*given, pairs)
+    found, expected = interaction(*given, pairs, mean=mean), plain(*given, pairs, mean)
     torch.testing.assert_close(found, expected)
     grad = torch.randn_like(found)
     for one, other in zip(
@@ -74,14 +76,14 @@ def assert_is_plain(given, pairs):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("one_scale", [False, True])
+@pytest.mark.parametrize("mean", [False, True])
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
-def test_interaction_is_its_layers(bias, one_scale, symmetric, padded):
+def test_interaction_is_its_layers(bias, mean, symmetric, padded):
     batch = batch_of(symmetric=symmetric, padded=padded)
     assert bool(batch.pairs) == symmetric
     pairs = pairs_of(batch)
-    assert_is_plain(arguments(pairs, bias=bias, one_scale=one_scale), pairs)
+    assert_is_plain(arguments(pairs, bias=bias), pairs, mean)
 
 
 def test_more_nodes_than_blocks_in_a_chunk():
@@ -115,12 +117,11 @@ def test_views_that_are_not_contiguous():
         t if t is None or t.ndim == 1 else t.detach().t().contiguous().t().requires_grad_()
         for t in arguments(pairs)
     ]
-    turned[2] = turned[2].detach()
     assert not turned[0].is_contiguous()
     assert_is_plain(turned, pairs)
     # As the gradient of a sum is.
     expected = torch.autograd.grad(plain(*turned, pairs).sum(), turned[:2])
-    found = torch.autograd.grad(interaction(*turned, pairs).sum(), turned[:2])
+    found = torch.autograd.grad(interaction(*turned, pairs, mean=True).sum(), turned[:2])
     torch.testing.assert_close(found, expected)
 
 
@@ -138,7 +139,7 @@ def test_second_derivatives(bias):
 
     def of_learned(*learned):
         filled = dict(zip(places, learned, strict=True))
-        return interaction(*(filled.get(k, t) for k, t in enumerate(given)), pairs)
+        return interaction(*(filled.get(k, t) for k, t in enumerate(given)), pairs, mean=True)
 
     learned = [given[k] for k in places]
     assert torch.autograd.gradcheck(of_learned, learned)
@@ -150,10 +151,10 @@ def test_second_derivatives_where_one_argument_is_made_of_another():
     h, *others = arguments(pairs)
 
     def slope(function):
-        made = h * others[3].mean()
-        out = function(made, *others, pairs)
-        (first,) = torch.autograd.grad(out.square().mean(), others[3], create_graph=True)
-        return torch.autograd.grad(first.square().mean(), [h, others[3]])
+        made = h * others[2].mean()
+        out = function(made, *others, pairs, mean=True)
+        (first,) = torch.autograd.grad(out.square().mean(), others[2], create_graph=True)
+        return torch.autograd.grad(first.square().mean(), [h, others[2]])
 
     torch.testing.assert_close(slope(interaction), slope(plain), rtol=1e-5, atol=1e-7)
 
@@ -164,7 +165,7 @@ def test_threads_change_nothing():
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         given = arguments(pairs, hidden=32, filters=24, dtype=torch.float32)
-        out = interaction(*given, pairs)
+        out = interaction(*given, pairs, mean=True)
         learned = [t for t in given if t.requires_grad]
         grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
         found.append([out, *torch.autograd.grad(out, learned, grad)])
@@ -175,17 +176,14 @@ def test_threads_change_nothing():
 def test_wrong_shapes_are_refused():
     pairs = pairs_of(batch_of())
     given = list(arguments(pairs))
-    for place, message in enumerate(["needed"] * 5 + ["biases", "needed", "biases"]):
+    for place, message in enumerate(["needed"] * 4 + ["biases", "needed", "biases"]):
         wrong = list(given)
         wrong[place] = given[place][:-1]
         with pytest.raises(ValueError, match=message):
-            interaction(*wrong, pairs)
-    wrong = [*given[:2], given[2].clone().requires_grad_(), *given[3:]]
-    with pytest.raises(ValueError, match="the scale asks for a gradient"):
-        interaction(*wrong, pairs)
-    given[5] = None
+            interaction(*wrong, pairs, mean=True)
+    given[4] = None
     with pytest.raises(ValueError, match="both layers have a bias, or neither"):
-        interaction(*given, pairs)
+        interaction(*given, pairs, mean=True)
 
 
 def test_edges_that_do_not_fit_are_refused():
@@ -200,9 +198,9 @@ def test_edges_that_do_not_fit_are_refused():
 def test_what_the_operator_takes():
     pairs = pairs_of(batch_of())
     given = arguments(pairs)
-    assert has_interaction(*given)
-    assert not has_interaction(given[0].float(), *given[1:])
-    assert not has_interaction(*(t.to(torch.bfloat16) for t in given))
-    assert not has_interaction(*(t.to("meta") for t in given))
+    assert is_fusable(*given)
+    assert not is_fusable(given[0].float(), *given[1:])
+    assert not is_fusable(*(t.to(torch.bfloat16) for t in given))
+    assert not is_fusable(*(t.to("meta") for t in given))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert not has_interaction(*given)
+        assert not is_fusable(*given)

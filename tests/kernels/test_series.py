@@ -7,7 +7,7 @@ import torch
 
 from weft.kernels import radial_filters
 from weft.kernels.gaussians import reach
-from weft.kernels.series import TERMS, bin_width, nodes_of, series_at, series_gradients
+from weft.kernels.series import TERMS, bin_width, in_bins, nodes_of, series_at, series_gradients
 
 BASIS = {"spacing": 0.1, "sharpness": 10.0}
 WIDTH = bin_width(BASIS["sharpness"])
@@ -18,6 +18,13 @@ def filter_weights(scale=0.15, *, networks=2, width=6, centres=60):
     first = torch.randn(networks, width, centres) * scale
     second = torch.randn(networks, width, width) * 3 * scale
     return [first.requires_grad_(), None, second.requires_grad_(), None]
+
+
+def series_of(d, at_nodes):
+    """The values, and the distances in their bins."""
+    binned = in_bins(d, WIDTH, len(at_nodes[0]) // TERMS)
+    arrays = [part.detach().contiguous().numpy() for part in at_nodes]
+    return series_at(binned, arrays, WIDTH), binned
 
 
 def exact_filters(d, weights):
@@ -57,7 +64,8 @@ def test_a_network_too_sharp_for_the_series_is_computed_row_by_row():
     d = torch.rand(3000).sort().values * 9 + 0.5
     weights = filter_weights(scale=6.0)
     nodes = nodes_of(67, WIDTH)
-    assert series_at(d, radial_filters(nodes, *weights, **BASIS, activate=True), WIDTH) is None
+    at_nodes = radial_filters(nodes, *weights, **BASIS, activate=True)
+    assert series_of(d, at_nodes)[0] is None
     exact, _ = exact_filters(d, weights)
     for one, other in zip(radial_filters(d, *weights, **BASIS, activate=True), exact, strict=True):
         assert (one - other).abs().max() < 1e-5 * other.abs().max()
@@ -81,7 +89,7 @@ def test_a_series_is_its_polynomial():
     assert nodes.shape == (3 * TERMS,)
     values = torch.stack([nodes**3 - nodes, torch.ones_like(nodes), nodes, nodes**2], 1)
     d = torch.linspace(0, 3 * WIDTH, 50)
-    first, second = series_at(d, [values[:, :2], values[:, 2:]], WIDTH)
+    (first, second), _ = series_of(d, [values[:, :2], values[:, 2:]])
     torch.testing.assert_close(first, torch.stack([d**3 - d, torch.ones_like(d)], 1))
     torch.testing.assert_close(second, torch.stack([d, d**2], 1))
 
@@ -91,9 +99,9 @@ def test_the_gradient_of_a_series_is_its_transpose():
     at_nodes = [torch.stack([nodes**k, 1 - nodes**k], 1) for k in (1, 2, 3)]
     # An empty bin between full ones, and rows out of order.
     d = torch.cat([torch.rand(40) * WIDTH, 3 * WIDTH + torch.rand(40) * WIDTH])[torch.randperm(80)]
-    outs = series_at(d, at_nodes, WIDTH)
+    outs, binned = series_of(d, at_nodes)
     slopes = [torch.randn_like(out) for out in outs]
-    found = series_gradients(d, slopes, 4, WIDTH)
+    found = map(torch.from_numpy, series_gradients(binned, slopes, WIDTH))
     for values, out, slope, grad in zip(at_nodes, outs, slopes, found, strict=True):
         along = (out * slope).sum()
         torch.testing.assert_close((grad * values).sum(), along, rtol=1e-4, atol=1e-3)
@@ -103,9 +111,9 @@ def test_the_gradient_of_a_series_is_its_transpose():
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_series_of_what_is_not_finite_does_not_converge(value):
     values = torch.ones(2 * TERMS, 3)
-    assert series_at(torch.rand(5) * WIDTH, [values], WIDTH) is not None
+    assert series_of(torch.rand(5) * WIDTH, [values])[0] is not None
     values[TERMS + 1, 1] = value
-    assert series_at(torch.rand(5) * WIDTH, [values], WIDTH) is None
+    assert series_of(torch.rand(5) * WIDTH, [values])[0] is None
 
 
 def test_filters_by_series_refuse_second_derivatives():
@@ -117,8 +125,8 @@ def test_filters_by_series_refuse_second_derivatives():
 
 
 def test_values_of_another_shape_are_refused():
-    with pytest.raises(ValueError, match=r"values \[8 B, F\] needed"):
-        series_at(torch.rand(3), [torch.randn(4 * TERMS + 1, 5)], WIDTH)
+    with pytest.raises(ValueError, match=r"values \[8 B, F\] of 4 bins needed"):
+        series_of(torch.rand(3), [torch.randn(4 * TERMS + 1, 5)])
 
 
 def test_training_after_an_inference_and_in_bfloat16():

@@ -373,6 +373,9 @@ def test_a_layer_with_a_hook_or_another_one_in_its_place_is_called(atoms_batch):
     torch.testing.assert_close(model(batch), expected)
     assert seen == [1]
     handle.remove()
+    with model.readout[1].register_forward_hook(lambda *_: seen.append(2)):
+        torch.testing.assert_close(model(batch), expected)
+    assert seen.pop() == 2
     changed = model.interactions[1]
     changed.out = torch.nn.Sequential(changed.out, torch.nn.Identity())
     torch.testing.assert_close(model(batch), expected)

@@ -9,7 +9,7 @@ from weft.parallel.partition import PARTITIONS, partition_nodes
 from weft.parallel.prepare import prepare
 from weft.parallel.shards import rows_received
 from weft.parallel.splits import with_split
-from weft.sources import shchur
+from weft.sources import rmat, shchur
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
@@ -125,3 +125,12 @@ def physics():
             nodes=nodes,
         )
     )
+
+
+def test_a_random_order_does_not_undo_the_shuffling_of_a_generated_graph():
+    # The nodes that R-MAT favours come first before it shuffles them.
+    graph = rmat(4096, 60_000, seed=0)
+    parts = partition_nodes(graph, 4, "random", seed=0)
+    degrees = np.bincount(graph.receivers, minlength=4096)[parts.order]
+    blocks = degrees.reshape(4, -1).sum(1)
+    assert blocks.max() < 1.2 * blocks.mean()

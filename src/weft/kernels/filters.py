@@ -9,20 +9,25 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from weft.compiled import compiled
 from weft.kernels import filter_loops as loops
 from weft.kernels.blas import gemm_address
 from weft.kernels.gaussians import chunks_of, gaussian_basis, reach
+from weft.kernels.interaction_loops import sum_chunks
 from weft.kernels.operator import array_of, has_loop, operator, require
-from weft.kernels.series import TERMS, bin_width, nodes_of, series_at, series_gradients
+from weft.kernels.series import TERMS, bin_width, in_bins, nodes_of, series_at, series_gradients
 from weft.kernels.softplus import shifted_softplus
 from weft.kernels.team import openmp, threads_for
 
 __all__ = ["radial_filters"]
+
+_compiled = compiled(error_model="numpy")
 
 # From this many pairs a node of the series, they pay.
 _PAIRS_A_NODE = 1.5
@@ -134,32 +139,72 @@ class _Series:
     """
 
     def __init__(self, d: Tensor, layers: _Layers, settings: _Settings, bins: int) -> None:
-        self.d, self.settings, self.bins = d, settings, bins
+        self.settings, self.bias = settings, bool(layers.first_bias)
         self.width = bin_width(settings.sharpness)
-        self.nodes = nodes_of(bins, self.width)
-        self.bias = bool(layers.first_bias)
-        with torch.no_grad():
-            first, first_bias, second, second_bias = _together(layers)
-            weights = (first, first_bias, second, second_bias)
-            *self.at_nodes, self.inner = _filters(self.nodes, *weights, *settings)
-        self.centres, self.second = first.shape[1], second
-        self.values = series_at(d, self.at_nodes, self.width)
+        self.nodes = nodes_of(bins, self.width).numpy()
+        first, second = tuple(map(array_of, layers.first)), tuple(map(array_of, layers.second))
+        features, self.centres = first[0].shape
+        table = np.empty((self.centres, len(first) * features), dtype=np.float32)
+        self.second = np.empty((len(second), features, features), dtype=np.float32)
+        _pack(first, second, table, self.second)
+        biases: list[Any] = [None, None]
+        if self.bias:
+            of_first, of_second = layers.first_bias, layers.second_bias
+            biases = [
+                np.concatenate([array_of(t) for t in of_first]),
+                np.stack([array_of(t) for t in of_second]),
+            ]
+        rows = len(self.nodes)
+        self.inner = np.empty((rows, table.shape[1]), dtype=np.float32)
+        self.at_nodes = tuple(np.empty((rows, features), dtype=np.float32) for _ in first)
+        weights = (table, biases[0], self.second, biases[1])
+        _run(self.nodes, *weights, settings, self.inner, self.at_nodes)
+        self.binned = in_bins(d, self.width, bins)
+        self.values = series_at(self.binned, self.at_nodes, self.width)
 
     def gradients(self, grads: Sequence[Tensor]) -> _Layers:
-        slopes = series_gradients(self.d, grads, self.bins, self.width)
-        first, first_bias, second, second_bias = _filters_backward(
-            self.nodes,
-            self.second,
-            self.inner,
-            self.at_nodes,
-            slopes,
-            self.centres,
-            *self.settings,
-            self.bias,
+        slopes = series_gradients(self.binned, grads, self.width)
+        arguments = (self.nodes, self.second, self.inner, self.at_nodes, slopes, self.centres)
+        first, first_bias, second, second_bias = _run_back(*arguments, self.settings, self.bias)
+        networks, features, _ = self.second.shape
+        firsts, seconds = (
+            tuple(torch.empty(features, size, dtype=torch.float32) for _ in range(networks))
+            for size in (self.centres, features)
         )
-        width = self.second.shape[1]
-        biases = (first_bias.split(width), second_bias.unbind()) if self.bias else ((), ())
-        return _Layers(first.split(width), biases[0], second.unbind(), biases[1])
+        _unpack(first, second, *(tuple(t.numpy() for t in ts) for ts in (firsts, seconds)))
+        if not self.bias:
+            return _Layers(firsts, (), seconds, ())
+        of_first = torch.from_numpy(first_bias.sum(0)).view(networks, features)
+        of_second = torch.from_numpy(second_bias.sum(0))
+        return _Layers(firsts, of_first.unbind(), seconds, of_second.unbind())
+
+
+@_compiled
+def _pack(first: Any, second: Any, table: Any, stacked: Any) -> None:
+    """table [K, L · F] and stacked [L, F, F] of the weights first [F, K] and second [F, F]."""
+    features = stacked.shape[1]
+    for number in range(len(first)):
+        weight, own = first[number], table[:, number * features : (number + 1) * features]
+        for k in range(weight.shape[1]):
+            for j in range(features):
+                own[k, j] = weight[j, k]
+        stacked[number] = second[number]
+
+
+@_compiled
+def _unpack(table: Any, stacked: Any, first: Any, second: Any) -> None:
+    """Sums over chunks of table [C, K, L · F] and stacked [C, L, F, F], as `_pack` takes them."""
+    features = stacked.shape[2]
+    for chunk in range(1, table.shape[0]):
+        for k in range(table.shape[1]):
+            for j in range(table.shape[2]):
+                table[0, k, j] += table[chunk, k, j]
+    for number in range(len(first)):
+        weight, own = first[number], table[0, :, number * features : (number + 1) * features]
+        for j in range(features):
+            for k in range(weight.shape[1]):
+                weight[j, k] = own[k, j]
+        sum_chunks(stacked[:, number], second[number])
 
 
 class _BySeries(torch.autograd.Function):
@@ -194,26 +239,34 @@ def _filters(
     pairs, width = d.shape[0], second.shape[1]
     inner = first.new_empty(pairs, first.shape[0])
     outs = [first.new_empty(pairs, width) for _ in second]
-    chunk, chunks = chunks_of(pairs)
-    arguments = (
-        gemm_address(first.dtype),
-        array_of(d),
-        # The weights of a band of centres are then rows.
-        array_of(first.t()),
-        array_of(first_bias),
-        array_of(second),
-        array_of(second_bias),
-        spacing,
-        sharpness,
-        reach(sharpness),
-        activate,
-        chunk,
-        inner.numpy(),
-        tuple(out.numpy() for out in outs),
-    )
-    threads = threads_for(inner.numel() * width)
-    loops.share_filter_chunks(openmp(), threads, arguments, None, chunks)
+    # The weights of a band of centres are then rows.
+    weights = tuple(map(array_of, (first.t(), first_bias, second, second_bias)))
+    settings = _Settings(spacing, sharpness, activate)
+    made = (inner.numpy(), tuple(out.numpy() for out in outs))
+    given: Any = (array_of(d), *weights, settings, *made)
+    _run(*given)
     return [*outs, inner]
+
+
+def _run(
+    d: Any,
+    table: Any,
+    first_bias: Any,
+    second: Any,
+    second_bias: Any,
+    settings: _Settings,
+    inner: Any,
+    outs: Any,
+) -> None:
+    """Fill the activations inner [P, L · F] and the filters; arrays, as `filter_chunks` takes."""
+    chunk, chunks = chunks_of(len(d))
+    dtype = torch.float32 if inner.dtype == np.float32 else torch.float64
+    spacing, sharpness, activate = settings
+    basis = (spacing, sharpness, reach(sharpness), activate, chunk)
+    weights = (table, first_bias, second, second_bias)
+    arguments = (gemm_address(dtype), d, *weights, *basis, inner, outs)
+    threads = threads_for(inner.size * second.shape[1])
+    loops.share_filter_chunks(openmp(), threads, arguments, None, chunks)
 
 
 @_filters.register_fake
@@ -262,36 +315,39 @@ def _filters_backward(
     bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients in the weights and biases of both layers."""
-    chunk, chunks = chunks_of(d.shape[0])
-    first_grad = inner.new_zeros(chunks, centres, inner.shape[1])
-    second_grad = inner.new_zeros(chunks, *second.shape)
-    first_bias = inner.new_zeros(chunks, inner.shape[1])
-    second_bias = inner.new_zeros(chunks, *second.shape[:2])
-    arguments = (
-        gemm_address(inner.dtype),
-        array_of(d),
-        array_of(second),
-        array_of(inner),
-        tuple(array_of(out) for out in outs),
-        tuple(array_of(grad) for grad in grads),
-        spacing,
-        sharpness,
-        reach(sharpness),
-        activate,
-        bias,
-        chunk,
-        first_grad.numpy(),
-        first_bias.numpy(),
-        second_grad.numpy(),
-        second_bias.numpy(),
+    settings = _Settings(spacing, sharpness, activate)
+    arrays = (tuple(map(array_of, outs)), tuple(map(array_of, grads)))
+    given = (array_of(d), array_of(second), array_of(inner), *arrays, centres)
+    made = (torch.from_numpy(array) for array in _run_back(*given, settings, bias))
+    first_grad, first_bias, second_grad, second_bias = (part.sum(0) for part in made)
+    return first_grad.t().contiguous(), first_bias, second_grad, second_bias
+
+
+def _run_back(
+    d: Any,
+    second: Any,
+    inner: Any,
+    outs: Any,
+    grads: Any,
+    centres: int,
+    settings: _Settings,
+    bias: bool,
+) -> tuple[Any, Any, Any, Any]:
+    """Gradients [C, ...] by chunk; arrays, as `gradient_chunks` has them."""
+    chunk, chunks = chunks_of(len(d))
+    dtype = torch.float32 if inner.dtype == np.float32 else torch.float64
+    made = (
+        np.zeros((chunks, centres, inner.shape[1]), dtype=inner.dtype),
+        np.zeros((chunks, inner.shape[1]), dtype=inner.dtype),
+        np.zeros((chunks, *second.shape), dtype=inner.dtype),
+        np.zeros((chunks, *second.shape[:2]), dtype=inner.dtype),
     )
-    threads = threads_for(inner.numel() * second.shape[1])
+    spacing, sharpness, activate = settings
+    basis = (spacing, sharpness, reach(sharpness), activate, bias, chunk)
+    arguments = (gemm_address(dtype), d, second, inner, outs, grads, *basis, *made)
+    threads = threads_for(inner.size * second.shape[1])
     loops.share_gradient_chunks(openmp(), threads, arguments, None, chunks)
-    if bias:
-        biases = first_bias.sum(0), second_bias.sum(0)
-    else:
-        biases = inner.new_zeros(inner.shape[1]), inner.new_zeros(second.shape[:2])
-    return first_grad.sum(0).t().contiguous(), biases[0], second_grad.sum(0), biases[1]
+    return made
 
 
 @_filters_backward.register_fake

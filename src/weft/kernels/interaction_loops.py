@@ -19,7 +19,7 @@ from weft.kernels.filter_loops import add_and_activate, turn_by_slope
 from weft.kernels.pairs import spmm_rows
 from weft.kernels.team import share
 
-__all__ = ["BLOCK_ROWS", "backward", "forward"]
+__all__ = ["BLOCK_ROWS", "backward", "chunk_of", "forward", "sum_chunks"]
 
 _here = sys.modules[__name__]
 _compiled = compiled(fastmath={"contract"}, error_model="numpy")
@@ -28,11 +28,22 @@ _compiled = compiled(fastmath={"contract"}, error_model="numpy")
 BLOCK_ROWS = 64
 
 
+# A chunk sums the gradients of the weights for itself: enough of them to share, not to fill memory.
+_CHUNKS = 16
+_CHUNK_ROWS = 32
+
+
+def chunk_of(nodes: int) -> int:
+    """Rows of a chunk."""
+    return max(_CHUNK_ROWS, -(-nodes // _CHUNKS))
+
+
 @_compiled
-def _times_scale(x: Any, scale: Any, start: int) -> None:
-    """x[i] becomes scale[start + i] · x[i]; scale [N, 1] or [1, 1]."""
+def _over_edges(x: Any, offsets: Any, start: int) -> None:
+    """x[i] becomes x[i] / (edges of row start + i), where there are any."""
     for i in range(x.shape[0]):
-        factor = scale[0, 0] if scale.shape[0] == 1 else scale[start + i, 0]
+        edges = max(offsets[start + i + 1] - offsets[start + i], 1)
+        factor = x.dtype.type(1) / x.dtype.type(edges)
         for j in range(x.shape[1]):
             x[i, j] *= factor
 
@@ -61,7 +72,7 @@ def update_chunks(
     columns: Any,
     offsets: Any,
     order: Any,
-    scale: Any,
+    mean: bool,
     update: Any,
     update_bias: Any,
     out: Any,
@@ -73,7 +84,7 @@ def update_chunks(
     first: int,
     stop: int,
 ) -> None:
-    """Chunks first:stop of the scaled sums [N, F], the activations inner [N, H] and the result."""
+    """Chunks first:stop of the sums or means [N, F], the activations and the result [N, H]."""
     width, filters = h.shape[1], weight.shape[1]
     for number in range(first, stop):
         end = min((number + 1) * chunk, h.shape[0])
@@ -82,7 +93,8 @@ def update_chunks(
             rows = last - start
             spmm_rows(messages, weight, of_edge, columns, offsets, order, sums, start, last)
             own, active, new = sums[start:last], inner[start:last], result[start:last]
-            _times_scale(own, scale, start)
+            if mean:
+                _over_edges(own, offsets, start)
             gemm(address, False, True, rows, width, filters, own, update, active, False)
             add_and_activate(active, update_bias, True)
             new[:] = h[start:last]
@@ -98,7 +110,7 @@ def forward(
     h: Any,
     weight: Any,
     topology: Any,
-    scale: Any,
+    mean: bool,
     message: Any,
     update: Any,
     update_bias: Any,
@@ -116,7 +128,7 @@ def forward(
     arguments = (address, h, message, chunk, messages)
     share(openmp, threads, _here.message_chunks, arguments, None, chunks)
     edges = (of_edge, columns, offsets, order)
-    layers = (scale, update, update_bias, out, out_bias)
+    layers = (mean, update, update_bias, out, out_bias)
     others = (address, h, messages, weight, *edges, *layers, chunk, sums, inner, result)
     share(openmp, threads, _here.update_chunks, others, None, chunks)
 
@@ -127,7 +139,8 @@ def slope_chunks(
     grad: Any,
     inner: Any,
     sums: Any,
-    scale: Any,
+    offsets: Any,
+    mean: bool,
     update: Any,
     out: Any,
     chunk: int,
@@ -138,7 +151,7 @@ def slope_chunks(
     first: int,
     stop: int,
 ) -> None:
-    """Chunks first:stop of the gradient slopes [N, F] in the unscaled sums, and of the weights'.
+    """Chunks first:stop of the gradient slopes [N, F] in the sums, and of the weights'.
 
     The weights' are [C, ...], a row a chunk; so are biases [2, C, H], or None.
     """
@@ -157,7 +170,8 @@ def slope_chunks(
             gemm(address, False, False, rows, width, width, given, out, before, False)
             turn_by_slope(active, before)
             gemm(address, False, False, rows, filters, width, before, update, slope, False)
-            _times_scale(slope, scale, start)
+            if mean:
+                _over_edges(slope, offsets, start)
             more = start > begin
             of_out, of_update = out_grad[number], update_grad[number]
             gemm(address, True, False, width, width, rows, given, active, of_out, more)
@@ -203,7 +217,7 @@ def sender_chunks(
 
 
 @_compiled
-def _sum_chunks(parts: Any, sums: Any) -> None:
+def sum_chunks(parts: Any, sums: Any) -> None:
     """sums = Σ parts[c], in the order of the chunks."""
     sums[:] = 0
     for number in range(parts.shape[0]):
@@ -222,7 +236,7 @@ def backward(
     h: Any,
     weight: Any,
     topology: Any,
-    scale: Any,
+    mean: bool,
     message: Any,
     update: Any,
     out: Any,
@@ -237,11 +251,11 @@ def backward(
 ) -> None:
     """All gradients.
 
-    `saved` are messages [N, F], scaled sums [N, F] and activations [N, H] of the forward pass.
+    `saved` are messages [N, F], sums or means [N, F] and activations [N, H] of the forward pass.
     grad_weight [P, F] is None if it is not wanted; biases [2, C, H], the gradients by chunk in
     those of `update` and `out`, are None without.
     """
-    rows, columns, _, _, offsets, order, one_way, other_way, of_edge = topology
+    rows, columns, in_offsets, _, offsets, order, one_way, other_way, of_edge = topology
     messages, sums, inner = saved
     nodes, width = h.shape
     filters = weight.shape[1]
@@ -251,7 +265,7 @@ def backward(
     of_message = np.empty((chunks, filters, width), dtype=h.dtype)
     of_update = np.empty((chunks, width, filters), dtype=h.dtype)
     of_out = np.empty((chunks, width, width), dtype=h.dtype)
-    given = (address, grad, inner, sums, scale, update, out, chunk)
+    given = (address, grad, inner, sums, in_offsets, mean, update, out, chunk)
     arguments = (*given, slopes, of_update, of_out, biases)
     share(openmp, threads, _here.slope_chunks, arguments, None, chunks)
     edges = (of_edge, rows, offsets, order)
@@ -261,6 +275,6 @@ def backward(
     if grad_weight is not None:
         ends = (slopes, messages, rows, columns, one_way, other_way, grad_weight)
         share(openmp, threads, pairs.product_rows, ends, None, grad_weight.shape[0])
-    _sum_chunks(of_message, grad_message)
-    _sum_chunks(of_update, grad_update)
-    _sum_chunks(of_out, grad_out)
+    sum_chunks(of_message, grad_message)
+    sum_chunks(of_update, grad_update)
+    sum_chunks(of_out, grad_out)

@@ -7,13 +7,25 @@ straight to the implementation through an autograd Function made of the same par
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Operator", "array_of", "has_loop", "is_plain", "operator", "require", "require_csr"]
+from weft.kernels.blas import gemm_address
+
+__all__ = [
+    "Operator",
+    "array_of",
+    "has_loop",
+    "is_fusable",
+    "is_plain",
+    "operator",
+    "require",
+    "require_csr",
+    "slopes_to_learn_from",
+]
 
 _PLAIN = (Tensor, nn.Parameter)
 
@@ -95,6 +107,41 @@ def has_loop(*tensors: Tensor | None) -> bool:
         t is None or (t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64))
         for t in tensors
     )
+
+
+def is_fusable(*tensors: Tensor | None) -> bool:
+    """Whether operators of several layers, such as `interaction`, take these tensors here and now.
+
+    They are of one dtype that has a loop, and nothing records what is computed but autograd.
+    """
+    first = tensors[0]
+    assert first is not None
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        return False
+    dtype = first.dtype
+    if not (has_loop(first) and gemm_address(dtype)):
+        return False
+    return all(t is None or (is_plain(t) and t.dtype == dtype and t.is_cpu) for t in tensors)
+
+
+def slopes_to_learn_from(
+    ctx: Any, function: Callable[..., Tensor], given: Sequence[Tensor | None], grad: Tensor
+) -> list[Tensor | None]:
+    """The gradients of function(*given) as functions of all that they depend on.
+
+    For the backward of an autograd Function whose first arguments are `given`: its loops have no
+    derivatives, but `function`, which computes the same, has.
+    """
+    # Views, so that a tensor made from another one is no way to that one.
+    views: list[Any] = [None if t is None else t.view_as(t) for t in given]
+    wanted = [k for k in range(len(views)) if ctx.needs_input_grad[k]]
+    found: list[Tensor | None] = [None] * len(views)
+    slopes = torch.autograd.grad(
+        function(*views), [views[k] for k in wanted], grad, create_graph=True
+    )
+    for k, slope in zip(wanted, slopes, strict=True):
+        found[k] = slope
+    return found
 
 
 def array_of(tensor: Tensor | None) -> Any:

@@ -14,7 +14,7 @@ import functools
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,15 @@ from weft.kernels.blas import gemm, gemm_address
 from weft.kernels.operator import array_of, require
 from weft.kernels.team import openmp, share, threads_for
 
-__all__ = ["TERMS", "bin_width", "nodes_of", "series_at", "series_gradients"]
+__all__ = [
+    "TERMS",
+    "Binned",
+    "bin_width",
+    "in_bins",
+    "nodes_of",
+    "series_at",
+    "series_gradients",
+]
 
 _here = sys.modules[__name__]
 _compiled = compiled(fastmath={"contract"}, error_model="numpy")
@@ -207,27 +215,52 @@ def share_gradient_bins(openmp: int, threads: int, arguments: Any, offsets: Any,
     share(openmp, threads, _here.gradient_bins, arguments, offsets, bins)
 
 
-def series_at(d: Tensor, at_nodes: Sequence[Tensor], width: float) -> list[Tensor] | None:
-    """Values [P, F] of several functions at distances d [P]; None if the series do not converge.
+class Binned(NamedTuple):
+    """Distances by bin.
+
+    Attributes:
+        starts: int64 [B + 1], the first row of each bin.
+        order: int64 [P], the rows' order, or None if they were by bin already.
+        distances: float32 [P], in that order.
+    """
+
+    starts: Any
+    order: Tensor | None
+    distances: Any
+
+
+def in_bins(d: Tensor, width: float, bins: int) -> Binned:
+    """Distances d [P], float32 in Å, in bins of `width` Å; beyond all is in the last."""
+    require(d.ndim == 1 and bins > 0, "d [P] and at least a bin needed", d)
+    given = array_of(d)
+    starts = np.empty(bins + 1, dtype=np.int64)
+    if _bin_starts(given, width, starts):
+        return Binned(starts, None, given)
+    order = np.argsort(_bins(given, width, bins), kind="stable")
+    given = given[order]
+    assert _bin_starts(given, width, starts)
+    return Binned(starts, torch.from_numpy(order), given)
+
+
+def series_at(binned: Binned, at_nodes: Sequence[Any], width: float) -> list[Tensor] | None:
+    """Values [P, F] of several functions at distances; None if the series do not converge.
 
     Nothing is recorded for autograd.
 
     Args:
-        d: float32, Å; beyond the last bin counts as its end.
-        at_nodes: float32 [B · M, F], each function's values at `nodes_of` the bins.
+        binned: the distances.
+        at_nodes: float32 arrays [B · M, F], each function's values at `nodes_of` the bins.
         width: of a bin, Å.
     """
-    rows, features = at_nodes[0].shape
-    right = d.ndim == 1 and rows > 0 and rows % TERMS == 0
-    right = right and all(values.shape == (rows, features) for values in at_nodes)
-    require(right, f"d [P] and values [{TERMS} B, F] needed", d, *at_nodes)
-    bins = rows // TERMS
-    starts, order, sorted_d = _in_bins(d, width, bins)
-    outs = [d.new_empty(d.shape[0], features) for _ in at_nodes]
+    starts, order, d = binned
+    bins, features = len(starts) - 1, at_nodes[0].shape[1]
+    right = all(values.shape == (bins * TERMS, features) for values in at_nodes)
+    require(right, f"values [{TERMS} B, F] of {bins} bins needed", *at_nodes)
+    outs = [torch.empty(len(d), features, dtype=torch.float32) for _ in at_nodes]
     sizes = np.empty((bins, 2), dtype=np.float32)
-    given = (gemm_address(d.dtype), sorted_d, width, starts, _transform())
-    arguments = (*given, tuple(map(array_of, at_nodes)), sizes, tuple(out.numpy() for out in outs))
-    threads = threads_for(TERMS * d.shape[0] * features * len(outs))
+    given = (gemm_address(torch.float32), d, width, starts, _transform())
+    arguments = (*given, tuple(at_nodes), sizes, tuple(out.numpy() for out in outs))
+    threads = threads_for(TERMS * len(d) * features * len(outs))
     share_value_bins(openmp(), threads, arguments, starts, bins)
     largest, last = sizes.max(axis=0)
     if not (last <= _TAIL * largest < math.inf):
@@ -235,25 +268,14 @@ def series_at(d: Tensor, at_nodes: Sequence[Tensor], width: float) -> list[Tenso
     return outs if order is None else [torch.empty_like(o).index_copy_(0, order, o) for o in outs]
 
 
-def series_gradients(d: Tensor, grads: Sequence[Tensor], bins: int, width: float) -> list[Tensor]:
-    """Gradients [B · M, F] in the values at the nodes, of those [P, F] in the results."""
-    starts, order, sorted_d = _in_bins(d, width, bins)
+def series_gradients(binned: Binned, grads: Sequence[Tensor], width: float) -> tuple[Any, ...]:
+    """Gradients, arrays [B · M, F], in the values at the nodes, of those [P, F] in the results."""
+    starts, order, d = binned
+    bins = len(starts) - 1
     slopes = grads if order is None else [grad[order] for grad in grads]
-    outs = [d.new_empty(bins * TERMS, grad.shape[1]) for grad in grads]
-    given = (gemm_address(d.dtype), sorted_d, width, starts, _transform())
-    arguments = (*given, tuple(map(array_of, slopes)), tuple(out.numpy() for out in outs))
+    outs = tuple(np.empty((bins * TERMS, grad.shape[1]), dtype=np.float32) for grad in grads)
+    given = (gemm_address(torch.float32), d, width, starts, _transform())
+    arguments = (*given, tuple(map(array_of, slopes)), outs)
     threads = threads_for(TERMS * sum(grad.numel() for grad in grads))
     share_gradient_bins(openmp(), threads, arguments, starts, bins)
     return outs
-
-
-def _in_bins(d: Tensor, width: float, bins: int) -> tuple[Any, Tensor | None, Any]:
-    """First row of each bin, the rows' order if they are not by bin already, d in that order."""
-    given = array_of(d)
-    starts = np.empty(bins + 1, dtype=np.int64)
-    if _bin_starts(given, width, starts):
-        return starts, None, given
-    order = np.argsort(_bins(given, width, bins), kind="stable")
-    given = given[order]
-    assert _bin_starts(given, width, starts)
-    return starts, torch.from_numpy(order), given

@@ -25,6 +25,7 @@ __all__ = [
     "energy_and_forces",
     "glorot",
     "is_only_linear",
+    "learns_from_places",
     "lengths",
     "neighbours_of",
     "pool",
@@ -155,13 +156,19 @@ def neighbours_of(batch: GraphBatch, *, step: float, dtype: torch.dtype) -> Neig
     edges = (batch.senders, batch.receivers)
     places = (pos.detach(), None if shift is None else shift.detach())
     distance, forward, backward, of_edge = sorted_pairs(*places, *edges, *_pairs(batch), step)
-    # A shift learns where the cell does: its slope is the stress.
-    if pos.requires_grad or (shift is not None and shift.requires_grad):
+    if learns_from_places(batch):
         distance = lengths(edge_vectors(batch, forward))
     distance = distance.to(dtype)
     return Neighbours(
         batch=batch, distance=distance, forward=forward, backward=backward, of_edge=of_edge
     )
+
+
+def learns_from_places(batch: GraphBatch) -> bool:
+    """Whether gradients in the atoms' places are asked for, as forces are."""
+    shift = batch.edges.get("shift")
+    # A shift learns where the cell does: its slope is the stress.
+    return batch.nodes["pos"].requires_grad or (shift is not None and shift.requires_grad)
 
 
 def _pairs(batch: GraphBatch) -> tuple[Tensor, Tensor, Tensor]:

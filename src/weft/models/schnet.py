@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from weft.graphs import GraphBatch
 from weft.kernels import radial_filters, shifted_softplus
-from weft.kernels.interaction import has_interaction, interaction
+from weft.kernels.interaction import interaction
+from weft.kernels.operator import is_fusable
+from weft.kernels.readout import readout
 from weft.kernels.series import bin_width
 from weft.models.atoms import (
     Elements,
@@ -21,6 +23,7 @@ from weft.models.atoms import (
     check_settings,
     glorot,
     is_only_linear,
+    learns_from_places,
     neighbours_of,
     pool,
 )
@@ -79,17 +82,19 @@ class Interaction(nn.Module):
         self.message = nn.Linear(config.hidden, config.filters, bias=False)
         self.update = nn.Linear(config.filters, config.hidden, bias=config.bias)
         self.out = nn.Linear(config.hidden, config.hidden, bias=config.bias)
+        self.aggregation = config.aggregation
 
-    def forward(self, near: Neighbours, h: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-        """New features [N, H] of h [N, H]; weight [P, F] a pair, scale [N, 1] of the sums."""
+    def forward(self, near: Neighbours, h: Tensor, weight: Tensor) -> Tensor:
+        """New features [N, H] of h [N, H]; weight [P, F] a pair."""
         weights = self._weights()
         # Forces are second derivatives, which the operator has no loops for.
         if (
             weights is not None
-            and not near.distance.requires_grad
-            and has_interaction(h, weight, scale, *weights)
+            and not learns_from_places(near.batch)
+            and is_fusable(h, weight, *weights)
         ):
-            return interaction(h, weight, scale, *weights, near.pairs)
+            return interaction(h, weight, *weights, near.pairs, mean=self.aggregation == "mean")
+        scale = aggregation_scale(near.batch, self.aggregation, h)
         messages = near.spmm(self.message(h), weight) * scale
         changed: Tensor = h + self.out(shifted_softplus(self.update(messages)))
         return changed
@@ -123,18 +128,22 @@ class SchNet(nn.Module):
 
     def forward(self, batch: GraphBatch) -> Tensor:
         """Values [G]; padding graphs' mean nothing."""
-        config = self.config
         h = self.features(batch)
-        first, second = self.readout
-        return pool(batch, second(shifted_softplus(first(h))), config.readout)
+        layers: Any = self.readout
+        first, second = layers
+        if is_only_linear(first) and is_only_linear(second) and not learns_from_places(batch):
+            weights = (first.weight, first.bias, second.weight, second.bias)
+            if is_fusable(h, *weights):
+                mean = self.config.readout == "mean"
+                return readout(h, *weights, batch.node_offsets, mean=mean)
+        return pool(batch, second(shifted_softplus(first(h))), self.config.readout)
 
     def features(self, batch: GraphBatch) -> Tensor:
         """Features of the atoms after the last interaction, [N, H]."""
         h: Tensor = self.elements(batch.nodes["z"])
         near = neighbours_of(batch, step=bin_width(self.config.sharpness), dtype=h.dtype)
-        scale = aggregation_scale(batch, self.config.aggregation, h)
         for layer, weight in zip(self.interactions, self._filters(near.distance), strict=True):
-            h = layer(near, h, weight, scale)
+            h = layer(near, h, weight)
         return h
 
     def _filters(self, d: Tensor) -> list[Tensor]:

@@ -20,6 +20,9 @@ blocks; rcm: reverse Cuthill-McKee, neighbours close together, for any number of
 _CUTS = 8
 _CUTS_EDGES = 5_000_000
 
+# Of the random numbers of this module.
+_STREAM = 5
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Partition:
@@ -65,7 +68,8 @@ def partition_nodes(graph: Graph, blocks: int, how: str, seed: int = 0) -> Parti
             order=np.argsort(part, kind="stable"), offsets=np.append(0, np.cumsum(sizes))
         )
     if how == "random":
-        order = np.random.default_rng(seed).permutation(graph.num_nodes)
+        # A stream of its own: with the seed of a generated graph it would undo that one's shuffling.
+        order = np.random.default_rng((seed, _STREAM)).permutation(graph.num_nodes)
     elif how == "rcm":
         order = ORDERS["rcm"](graph.num_nodes, graph.senders, graph.receivers)
     else:
