@@ -39,9 +39,11 @@ peers: .venv-peers/.done ## an environment of their own for the libraries in the
 .venv-peers/.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip install $(PIP_FLAGS) '.[peers]'
-	.venv-peers/bin/python -m pip install $(PIP_FLAGS) --no-deps schnetpack ptgnn
+	.venv-peers/bin/python -m pip install $(PIP_FLAGS) --no-deps schnetpack ptgnn rigl-torch
 	@echo "Compiling torch-scatter for ptgnn (about seven minutes) ..."
 	.venv-peers/bin/python -m pip install $(PIP_FLAGS) --no-build-isolation --no-deps torch-scatter
+	@echo "Compiling sparseprop (about a minute) ..."
+	.venv-peers/bin/python -m pip install $(PIP_FLAGS) --no-build-isolation --no-deps sparseprop
 	@touch $@
 
 clean: ## remove the environments and caches

@@ -1,4 +1,5 @@
 import gzip
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -234,6 +235,21 @@ def test_malformed_line_in_a_million(tmp_path):
     path.write_text("12 34 56\n" * 900_000 + "12 34 fifty\n" + "12 34 56\n" * 99_999)
     with pytest.raises(DataError, match=r"million\.txt, line 900001: .*'12 34 fifty'"):
         read_edge_list(path)
+
+
+def test_memory_is_that_of_the_result_and_the_ids(tmp_path, monkeypatch):
+    monkeypatch.setattr(edge_lists, "_BLOCK_BYTES", 2**16)
+    path, lines = tmp_path / "edges.txt", 100_000
+    # Wide lines: a file read whole would be four times the limit below.
+    path.write_text("".join(f"{i % 999}{' ' * 200}{i % 7} {i}\n" for i in range(lines)))
+    read_edge_list(write(tmp_path / "first.txt", "1 2 3\n"))
+    tracemalloc.start()
+    found = read_edge_list(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.num_edges == lines
+    # Two ids and a time of 8 bytes for each line as it was read, then the result beside them.
+    assert peak < lines * (24 + 16) + 2**20
 
 
 def test_long_malformed_line_is_shown_in_part(tmp_path):

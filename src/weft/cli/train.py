@@ -12,6 +12,8 @@ from rich.table import Table
 
 from weft.cli.show import interrupted, print_config
 from weft.cli.train_full_graph import FullGraph
+from weft.cli.train_links import Links
+from weft.cli.train_nodes import Nodes
 from weft.cli.train_programs import Programs
 from weft.errors import DataError
 from weft.sources import load
@@ -255,4 +257,6 @@ COMMANDS = {
     "programs": Programs,
     "citations": Citations,
     "full-graph": FullGraph,
+    "links": Links,
+    "nodes": Nodes,
 }

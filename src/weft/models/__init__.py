@@ -1,6 +1,7 @@
-"""Networks: GCN, GraphSAGE; GGNN for typed edges; SchNet, MPEU, PaiNN for atoms."""
+"""Networks: FNN; GCN, GraphSAGE; GGNN for typed edges; SchNet, MPEU, PaiNN for atoms."""
 
 from weft.models.atoms import energy_and_forces
+from weft.models.fnn import FNN, FNNConfig
 from weft.models.gcn import GCN, GCNConfig, GCNLayer, with_first_product
 from weft.models.ggnn import (
     GGNN,
@@ -17,9 +18,11 @@ from weft.models.scaling import Standardised, TargetScale, learn_scale
 from weft.models.schnet import SchNet, SchNetConfig, schnet_from_torch_geometric
 
 __all__ = [
+    "FNN",
     "GCN",
     "GGNN",
     "MPEU",
+    "FNNConfig",
     "GCNConfig",
     "GCNLayer",
     "GGNNConfig",

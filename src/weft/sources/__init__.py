@@ -16,6 +16,12 @@ from weft.sources.crystals import crystals_table
 from weft.sources.download import fetch
 from weft.sources.edge_lists import EdgeList, edge_list_graph, read_edge_list
 from weft.sources.great_files import read_great
+from weft.sources.labelled import (
+    NodeLabels,
+    labelled_graph,
+    pubmed_temporal,
+    read_node_labels,
+)
 from weft.sources.matrix_market import read_matrix_market
 from weft.sources.neighbours import Cutoff, FullyConnected, Nearest, Neighbours, with_neighbours
 from weft.sources.programs import program_table, split_by_file
@@ -37,6 +43,7 @@ __all__ = [
     "FullyConnected",
     "Nearest",
     "Neighbours",
+    "NodeLabels",
     "Sample",
     "Source",
     "Use",
@@ -50,16 +57,19 @@ __all__ = [
     "edge_list_graph",
     "fetch",
     "fetch_aflow",
+    "labelled_graph",
     "load",
     "planetoid",
     "planted_partition",
     "program_table",
+    "pubmed_temporal",
     "qm9_from_archive",
     "qm9_from_csv",
     "random_split",
     "read_edge_list",
     "read_great",
     "read_matrix_market",
+    "read_node_labels",
     "read_varmisuse",
     "rmat",
     "row_normalise",

@@ -30,6 +30,7 @@ from weft.sources.crystals import crystals_table
 from weft.sources.download import fetch
 from weft.sources.edge_lists import EdgeColumn, edge_list_graph, read_edge_list
 from weft.sources.great_files import read_great
+from weft.sources.labelled import labelled_graph, pubmed_temporal
 from weft.sources.matrix_market import read_matrix_market
 from weft.sources.programs import program_table
 from weft.sources.qm9_csv import qm9_from_csv
@@ -284,6 +285,27 @@ def _edges(request: Request, file: Path, columns: Sequence[EdgeColumn]) -> Graph
     return _one_graph(request, edge_list_graph(edges))
 
 
+def _labelled(request: Request) -> GraphTable:
+    if request.name == "patent" and len(request.files) == 1:
+        edges, labels = (request.files[0] / name for name in _PATENT_FILES)
+    elif len(request.files) == 2:
+        edges, labels = request.files
+    else:
+        raise DataError(f"'{request.name}' reads an edge list and labels: name both with --files")
+    return _one_graph(request, labelled_graph(edges, labels))
+
+
+def _pubmed_temporal(request: Request) -> GraphTable:
+    if len(request.files) not in (1, 2):
+        raise DataError(f"'{request.name}' reads the folder with edge_time.npy: name it in --files")
+    papers = (
+        request.files[1]
+        if len(request.files) == 2
+        else fetch_planetoid("pubmed", request.downloads / "planetoid", progress=request.progress)
+    )
+    return _one_graph(request, pubmed_temporal(papers, request.files[0]))
+
+
 def _atoms(request: Request) -> GraphTable:
     if not request.files:
         raise DataError("'atoms' needs the files to read: name them with --files")
@@ -376,6 +398,7 @@ _SHCHUR = {
     "coauthor-cs": "Coauthor CS",
     "coauthor-physics": "Coauthor Physics",
 }
+_PATENT_FILES = ("patent.txt.gz", "node2label.txt.gz")
 _SNAP = {
     "CollegeMsg": (
         "CollegeMsg: private messages",
@@ -385,9 +408,17 @@ _SNAP = {
         "e-mail of a European institution",
         "f6cc93249978e59d1aba111b55ea10ec553917419a3be1210012b5db3580efa6",
     ),
+    "email-Eu-core-temporal-Dept3": (
+        "e-mail of one department of it",
+        "b1f92288e855044bbc74bacac39d42b12e59ec2a0130ad8df419786eb46a7bff",
+    ),
     "sx-mathoverflow": (
         "Math Overflow: answers and comments",
         "cdc635fda76dab06ab02ca242563fa333bb83d096571342ef0326d85ff0c04da",
+    ),
+    "sx-mathoverflow-a2q": (
+        "Math Overflow: answers to questions",
+        "1e160dcd3e685f7467f4869451899bae0299016080ae994895a900b57812ca78",
     ),
 }
 
@@ -468,6 +499,20 @@ CATALOGUE: dict[str, Source] = {
         )
         for name, (title, _) in _SNAP.items()
     },
+    "patent": Source(
+        title="patent: citations with times, 6 classes (Liu et al. 2024)",
+        kind="temporal graph",
+        origin="data/patent of Deep-Temporal-Graph-Clustering: --files FOLDER",
+        licence="not stated",
+        build=_labelled,
+    ),
+    "pubmed-temporal": Source(
+        title="pubmed with the year of each citation (Passos et al. 2024)",
+        kind="temporal graph",
+        origin="pubmed-temporal's .npy files: --files FOLDER [PLANETOID FOLDER]",
+        licence="MIT",
+        build=_pubmed_temporal,
+    ),
     "mp-matminer": Source(
         title="7,116 crystals of the Materials Project with formation energies, gaps, moduli",
         kind="crystals",
@@ -547,6 +592,9 @@ CATALOGUE: dict[str, Source] = {
     "edge-list": _own("your edge list: src dst", "one graph", _edge_list),
     "temporal-edge-list": _own(
         "your edge list: src dst time", "temporal graph", _temporal_edge_list
+    ),
+    "labelled-edge-list": _own(
+        "your edge list: src dst time, and labels: node label", "temporal graph", _labelled
     ),
     "matrix-market": _own("your MatrixMarket file", "one graph", _matrix_market),
 }

@@ -1,0 +1,118 @@
+"""`weft train links`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from weft.cli.show import interrupted, print_config
+from weft.errors import DataError
+from weft.training import Run, prepare_process
+from weft.training.link_data import temporal_edges
+from weft.training.links import LinksConfig, TrainedLinks, prepare_links, train_links
+from weft.training.structure_data import file_name_of
+
+__all__ = ["Links", "weights_sentence"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """Train a network to tell which nodes of a temporal graph are joined next.
+
+    Reads embeddings of temporal walks. Edges are split by time, and embeddings are made of the
+    training edges alone. Examples:
+      weft train links --data CollegeMsg
+      weft train links --data my_edges.txt --sparsify rigl --sparsity 0.906
+      weft train links --data my_edges.txt --keep 0.262   (sparse embeddings)
+
+    Attributes:
+        run_dir: folder for metrics, checkpoints and weights; by default runs/links-DATA.
+        resume: go on with the run in that folder, where and as it stopped.
+        init_from: start from the weights of this run folder or file, nothing else of it.
+        files: files to build a data set of the catalogue from, instead of downloaded ones.
+        data_dir: the data folder; by default $WEFT_DATA_DIR or the user's cache folder.
+        quiet: no progress.
+        print_config: print the settings as JSON and stop.
+    """
+
+    config: Annotated[LinksConfig, tyro.conf.arg(name="")] = field(default_factory=LinksConfig)
+    run_dir: Path | None = None
+    resume: bool = False
+    init_from: Path | None = None
+    files: tuple[Path, ...] = ()
+    data_dir: Path | None = None
+    quiet: bool = False
+    print_config: bool = False
+
+    def __call__(self, console: Console) -> int:
+        """Train, then print what came out and where it is."""
+        config = self.config
+        if self.print_config:
+            return print_config(config, console)
+        if self.init_from and not self.init_from.exists():
+            raise DataError(f"--init-from {self.init_from} does not exist")
+        prepare_process()
+        edges = temporal_edges(
+            config.data, files=self.files, data_dir=self.data_dir, progress=not self.quiet
+        )
+        prepared = prepare_links(edges, config)
+        folder = self.run_dir or Path("runs") / f"links-{file_name_of(config.data)}"
+        with Run.create(folder, config, resume=self.resume) as run:
+            if self.resume and not run.resumed:
+                console.print(f"There is no run in {folder} to resume; a new one starts.")
+            trained = train_links(prepared, run=run, init_from=self.init_from, quiet=self.quiet)
+            if trained.result.stopped.startswith("interrupted"):
+                return interrupted(trained.result, folder, console)
+            run.summarise(
+                test={name: asdict(score) for name, score in trained.scores.items()},
+                counts=trained.counts,
+                repeated=trained.repeated,
+                embedding_seconds=prepared.seconds,
+            )
+        _show(trained, config, folder, console)
+        return 0
+
+
+def weights_sentence(counts: dict[str, int], how: str) -> str:
+    """How many weights there are, and how many of them are left."""
+    size, nonzero = counts["weights"], counts["nonzero"]
+    if how == "none":
+        return f"{size:,} weights, dense."
+    return f"{nonzero:,} of {size:,} weights are not 0 ({1 - nonzero / size:.1%} sparse, by {how})."
+
+
+def _show(trained: TrainedLinks, config: LinksConfig, folder: Path, console: Console) -> None:
+    result, counts = trained.result, trained.counts
+    summary = Table(title=f"{config.data}: {result.stopped}", title_justify="left")
+    for heading in ("part", "edges", "AUC", "average precision"):
+        summary.add_column(heading, justify="left" if heading == "part" else "right")
+    summary.add_row(
+        "validation",
+        f"{counts['validation']:,}",
+        f"{result.best_metrics['validation_auc']:.4f}",
+        f"{result.best_metrics['validation_ap']:.4f}",
+    )
+    summary.add_row(
+        "test", f"{counts['test']:,}", str(trained.scores["auc"]), str(trained.scores["ap"])
+    )
+    console.print(summary)
+    if config.compat:
+        console.print(
+            "With --compat the embeddings have seen the test's edges: these scores are too good, "
+            "and to be compared with the paper's only.",
+            soft_wrap=True,
+        )
+    console.print(
+        f"Intervals are of 95%, over the choice of test pairs; {trained.repeated:.1%} of the "
+        "test's edges join two nodes that an edge of training joins too.\n"
+        f"{weights_sentence(counts, config.sparsify)}\n"
+        f"{counts['train']:,} edges for training, {result.epochs} epochs in {result.seconds:.1f} "
+        f"s; the weights are those of epoch {result.best_epoch}, the best on the validation "
+        f"edges.\nEverything is in {folder} (tensorboard --logdir {folder}).",
+        soft_wrap=True,
+    )

@@ -1,0 +1,114 @@
+"""`weft train nodes`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from weft.cli.show import interrupted, print_config
+from weft.cli.train_links import weights_sentence
+from weft.errors import DataError
+from weft.graphs import Graph
+from weft.sources import CATALOGUE, labelled_graph, load
+from weft.training import Run, prepare_process
+from weft.training.nodes import NodesConfig, TrainedNodes, prepare_nodes, train_nodes
+from weft.training.structure_data import file_name_of
+
+__all__ = ["Nodes"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """Train a network to tell the class of a node.
+
+    A GCN on features, or a feed-forward network on embeddings of walks. Examples:
+      weft train nodes --data cora --sparsify rigl --sparsity 0.9
+      weft train nodes --data patent --files FOLDER --model fnn
+      weft train nodes --data my_edges.txt --labels my_labels.txt --model fnn
+
+    Attributes:
+        labels: for an edge list of your own: a file with the lines node label.
+        run_dir: folder for metrics, checkpoints and weights; by default runs/nodes-DATA.
+        resume: go on with the run in that folder, where and as it stopped.
+        init_from: start from the weights of this run folder or file, nothing else of it.
+        files: files or folders to build the data set from, instead of downloaded ones.
+        data_dir: the data folder; by default $WEFT_DATA_DIR or the user's cache folder.
+        quiet: no progress.
+        print_config: print the settings as JSON and stop.
+    """
+
+    config: Annotated[NodesConfig, tyro.conf.arg(name="")] = field(default_factory=NodesConfig)
+    labels: Path | None = None
+    run_dir: Path | None = None
+    resume: bool = False
+    init_from: Path | None = None
+    files: tuple[Path, ...] = ()
+    data_dir: Path | None = None
+    quiet: bool = False
+    print_config: bool = False
+
+    def __call__(self, console: Console) -> int:
+        """Train, then print what came out and where it is."""
+        config = self.config
+        if self.print_config:
+            return print_config(config.settled(), console)
+        if self.init_from and not self.init_from.exists():
+            raise DataError(f"--init-from {self.init_from} does not exist")
+        prepare_process()
+        prepared = prepare_nodes(self._graph(), config)
+        folder = self.run_dir or Path("runs") / f"nodes-{file_name_of(config.data)}"
+        with Run.create(folder, prepared.config, resume=self.resume) as run:
+            if self.resume and not run.resumed:
+                console.print(f"There is no run in {folder} to resume; a new one starts.")
+            trained = train_nodes(prepared, run=run, init_from=self.init_from, quiet=self.quiet)
+            if trained.result.stopped.startswith("interrupted"):
+                return interrupted(trained.result, folder, console)
+            run.summarise(
+                accuracy={name: asdict(score) for name, score in trained.scores.items()},
+                counts=trained.counts,
+                embedding_seconds=prepared.seconds,
+            )
+        _show(trained, prepared.config, folder, console)
+        return 0
+
+    def _graph(self) -> Graph:
+        data = self.config.data
+        if data in CATALOGUE:
+            if self.labels is not None:
+                raise DataError(f"'{data}' has classes of its own: leave out --labels")
+            table = load(data, files=self.files, data_dir=self.data_dir, progress=not self.quiet)
+            if len(table) != 1:
+                raise DataError(f"'{data}' holds {len(table):,} graphs; one is wanted")
+            return table[0]
+        if not Path(data).exists():
+            raise DataError(
+                f"{data!r} is neither a file nor a data set: give an edge list with the lines src "
+                "dst time, or a name that `weft data list` shows"
+            )
+        if self.labels is None:
+            raise DataError(f"{data} says nothing of classes: name a file of node label: --labels")
+        return labelled_graph(data, self.labels)
+
+
+def _show(trained: TrainedNodes, config: NodesConfig, folder: Path, console: Console) -> None:
+    result, counts = trained.result, trained.counts
+    summary = Table(title=f"{config.data}: {result.stopped}", title_justify="left")
+    for heading in ("part", "nodes", "accuracy"):
+        summary.add_column(heading, justify="left" if heading == "part" else "right")
+    for part, score in trained.scores.items():
+        shown = f"{score.value:.1%} ({score.low:.1%} to {score.high:.1%})"
+        summary.add_row(part, f"{counts[part]:,}", shown)
+    console.print(summary)
+    console.print(
+        "Intervals are of 95%, over the choice of nodes.\n"
+        f"{weights_sentence(counts, config.sparsify)}\n"
+        f"{counts['classes']} classes, {result.epochs} epochs in {result.seconds:.1f} s; the "
+        f"weights are those of epoch {result.best_epoch}, the best on the validation nodes.\n"
+        f"Everything is in {folder} (tensorboard --logdir {folder}).",
+        soft_wrap=True,
+    )

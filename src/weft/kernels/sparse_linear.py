@@ -1,0 +1,263 @@
+"""A linear layer whose weight is mostly zeros: only the weights that are there are multiplied.
+
+B samples, I inputs, O outputs, K weights. Outputs and gradients are stored feature by feature
+(strides (1, B)), as the next such layer reads them; elementwise functions keep that order.
+"""
+
+# No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from weft.kernels import sparse_linear_loops as loops
+from weft.kernels.operator import array_of, has_loop, operator, require
+from weft.kernels.team import openmp, threads_for
+
+__all__ = [
+    "Pattern",
+    "check_shapes",
+    "dense_weight",
+    "has_fast_loop",
+    "parts_of",
+    "pattern_of",
+    "sparse_linear",
+    "sum_of_chunks",
+]
+
+# A chunk of samples sums the gradient of the weights for itself: enough of them to share, not to
+# fill memory. Their number depends on the shapes alone, so that of threads changes no bit.
+_CHUNKS = 8
+
+
+class Pattern(NamedTuple):
+    """Where the weights of a matrix [O, I] are, by rows and by columns.
+
+    Attributes:
+        columns: int32 [K], by rows, ascending within each.
+        offsets: int32 [O + 1], where the rows begin.
+        rows: int32 [K], by columns.
+        column_offsets: int32 [I + 1], where the columns begin.
+        order: int32 [K], position by rows of each weight by columns.
+    """
+
+    columns: Tensor
+    offsets: Tensor
+    rows: Tensor
+    column_offsets: Tensor
+    order: Tensor
+
+    @property
+    def positions(self) -> Tensor:
+        """int64 [K], the position of each weight in the flattened matrix, ascending."""
+        counts = self.offsets.diff().long()
+        rows = torch.repeat_interleave(counts, output_size=self.columns.shape[0])
+        return rows * (self.column_offsets.shape[0] - 1) + self.columns
+
+
+def pattern_of(index: Tensor, outputs: int, inputs: int) -> Tensor:
+    """The parts of `Pattern` one after the other, int32: one tensor costs a call less than five.
+
+    Args:
+        index: int64 [K], positions in the flattened matrix [outputs, inputs], ascending.
+        outputs: O.
+        inputs: I.
+    """
+    right = index.ndim == 1 and bool((index.diff() > 0).all())
+    if index.numel():
+        right = right and int(index[0]) >= 0 and int(index[-1]) < outputs * inputs
+    require(
+        right and max(outputs, inputs, index.numel()) < 2**31,
+        f"positions must ascend from 0 to below {outputs} x {inputs}",
+        index,
+    )
+    rows = torch.div(index, max(1, inputs), rounding_mode="floor")
+    columns = index - rows * inputs
+    order = torch.argsort(columns, stable=True)
+
+    def starts(ascending: Tensor, count: int) -> Tensor:
+        edges = torch.arange(count + 1, device=index.device)
+        return torch.searchsorted(ascending, edges)
+
+    by_rows = (columns, starts(rows, outputs))
+    by_columns = (rows[order], starts(columns[order], inputs), order)
+    return torch.cat([*by_rows, *by_columns]).int()
+
+
+def parts_of(pattern: Tensor, outputs: int, inputs: int) -> Pattern:
+    """Views of the parts of what `pattern_of` made."""
+    count = (pattern.shape[0] - outputs - inputs - 2) // 3
+    sizes = [count, outputs + 1, count, inputs + 1, count]
+    return Pattern(*torch.split_with_sizes(pattern, sizes))
+
+
+def dense_weight(values: Tensor, pattern: Tensor, outputs: int, inputs: int) -> Tensor:
+    """The matrix [O, I] with zeros where there is no weight."""
+    flat = values.new_zeros(outputs * inputs)
+    index = parts_of(pattern, outputs, inputs).positions
+    return flat.index_put((index,), values).view(outputs, inputs)
+
+
+def sparse_linear(
+    x: Tensor,
+    values: Tensor,
+    bias: Tensor | None,
+    pattern: Tensor,
+    outputs: int,
+    relu: bool = False,
+) -> Tensor:
+    """x Wᵀ + bias [B, O], with strides (1, B) on the CPU.
+
+    Args:
+        x: [B, I]; read fastest with strides (1, B).
+        values: [K], the weights by rows.
+        bias: [O], or None.
+        pattern: where they are, as `pattern_of` made it: the loops trust it.
+        outputs: O.
+        relu: give 0 for what is below 0.
+    """
+    check_shapes(x, values, bias, pattern, outputs)
+    if not has_fast_loop(x, values, bias):
+        sums = functional.linear(x, dense_weight(values, pattern, outputs, x.shape[1]), bias)
+        return sums.relu() if relu else sums
+    out: Tensor = _sparse_linear(x, values, bias, pattern, outputs, relu)
+    return out
+
+
+def check_shapes(
+    x: Tensor, values: Tensor, bias: Tensor | None, pattern: Tensor, outputs: int
+) -> None:
+    """Refuse what does not fit together."""
+    right = x.ndim == 2 and values.ndim == 1
+    right = right and pattern.shape == (3 * values.shape[0] + outputs + x.shape[1] + 2,)
+    right = right and (bias is None or bias.shape == (outputs,))
+    needed = f"x [B, I], values [K], bias [{outputs}] and a pattern of them needed"
+    require(right, needed, x, values, bias, pattern)
+
+
+def has_fast_loop(x: Tensor, values: Tensor, bias: Tensor | None) -> bool:
+    """Whether the compiled loops take these tensors, here and now."""
+    same = x.dtype == values.dtype and x.device == values.device
+    same = same and (bias is None or (bias.dtype == x.dtype and bias.device == x.device))
+    # What is exported runs elsewhere, where these loops are not.
+    return same and has_loop(values) and not torch.compiler.is_exporting()
+
+
+def _laid_out(x: Tensor) -> tuple[Any, bool]:
+    """The array of x [B, F], transposed if it is stored feature by feature, and whether it is."""
+    by_feature = x.t().is_contiguous()
+    return array_of(x.t() if by_feature else x), by_feature
+
+
+def _blocks_of(samples: int, values: Tensor) -> tuple[int, int, int]:
+    """Blocks of samples, blocks in a chunk, chunks."""
+    size = loops.BYTES // values.element_size()
+    blocks = -(-samples // size)
+    chunk = max(1, -(-blocks // _CHUNKS))
+    return blocks, chunk, -(-blocks // chunk)
+
+
+@operator("weft::sparse_linear")
+def _sparse_linear(
+    x: Tensor, values: Tensor, bias: Tensor | None, pattern: Tensor, outputs: int, relu: bool
+) -> Tensor:
+    samples = x.shape[0]
+    out = x.new_empty(outputs, samples)
+    given = (array_of(values), pattern.numpy(), array_of(bias))
+    arguments = (*_laid_out(x), *given, relu, out.numpy())
+    blocks, _, _ = _blocks_of(samples, values)
+    threads = threads_for(values.shape[0] * samples)
+    loops.share_forward_blocks(openmp(), threads, arguments, None, blocks)
+    return out.t()
+
+
+@_sparse_linear.register_fake
+def _(
+    x: Tensor, values: Tensor, bias: Tensor | None, pattern: Tensor, outputs: int, relu: bool
+) -> Tensor:
+    return x.new_empty(outputs, x.shape[0]).t()
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, values, bias, pattern, _, relu = inputs
+    ctx.save_for_backward(x, values, pattern, output if relu else None)
+    ctx.has_bias = bias is not None
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, values, pattern, made = ctx.saved_tensors
+    wanted = ctx.needs_input_grad[0]
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        # The gradient is itself to be differentiated.
+        if made is not None:
+            grad = grad.masked_fill(made <= 0, 0)
+        size = (grad.shape[1], x.shape[1])
+        grad_x = grad @ dense_weight(values, pattern, *size)
+        grad_values = (grad.t() @ x).flatten()[parts_of(pattern, *size).positions]
+        grad_bias = grad.sum(0)
+    else:
+        grad_x, grad_values, grad_bias = _sparse_linear_backward(
+            grad, x, values, pattern, made, wanted
+        )
+    bias = grad_bias if ctx.has_bias else None
+    return grad_x if wanted else None, grad_values, bias, None, None, None
+
+
+_sparse_linear.register_autograd(_backward, setup_context=_setup)
+
+
+@operator("weft::sparse_linear_backward")
+def _sparse_linear_backward(
+    grad: Tensor, x: Tensor, values: Tensor, pattern: Tensor, made: Tensor | None, wanted: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients in x (empty unless `wanted`: the first layer of many has none), values and bias."""
+    samples, inputs = x.shape
+    count, outputs = values.shape[0], grad.shape[1]
+    _, chunk, chunks = _blocks_of(samples, values)
+    grad_x = x.new_empty(inputs if wanted else 0, samples)
+    # In the order of columns, and at least one chunk so that there is a sum.
+    parts = x.new_empty(max(1, chunks), count + outputs)
+    by_columns = pattern[count + outputs + 1 :].numpy()
+    order = pattern[pattern.shape[0] - count :]
+    arguments = (
+        *_laid_out(x),
+        *_laid_out(grad),
+        None if made is None else made.t().numpy(),
+        values.detach().index_select(0, order).numpy(),
+        by_columns,
+        wanted,
+        chunk,
+        grad_x.numpy(),
+        parts.numpy(),
+    )
+    threads = threads_for(2 * count * samples)
+    loops.share_backward_chunks(openmp(), threads, arguments, None, chunks)
+    grad_values, grad_bias = sum_of_chunks(parts, order, chunks)
+    return grad_x.t(), grad_values, grad_bias
+
+
+@_sparse_linear_backward.register_fake
+def _(
+    grad: Tensor, x: Tensor, values: Tensor, pattern: Tensor, made: Tensor | None, wanted: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    grad_x = x.new_empty(x.shape[1] if wanted else 0, x.shape[0]).t()
+    return grad_x, torch.empty_like(values), x.new_empty(grad.shape[1])
+
+
+def sum_of_chunks(parts: Tensor, order: Tensor, chunks: int) -> tuple[Tensor, Tensor]:
+    """The gradients in the weights [K] by rows and in the bias [O].
+
+    Args:
+        parts: [C, K + O], of each chunk: in the weights by columns, then in the bias.
+        order: int32 [K], as in `Pattern`.
+        chunks: how many there are; if none, the gradients are 0.
+    """
+    count = order.shape[0]
+    values, bias = parts.new_empty(count), parts.new_empty(parts.shape[1] - count)
+    if chunks:
+        arguments = (parts.numpy(), order.numpy(), values.numpy(), bias.numpy())
+        threads = threads_for(parts.numel())
+        loops.share_sum_chunks(openmp(), threads, arguments, None, parts.shape[1])
+        return values, bias
+    return values.zero_(), bias.zero_()

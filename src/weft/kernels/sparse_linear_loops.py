@@ -1,0 +1,326 @@
+"""The compiled loops of `sparse_linear`: a matrix of few weights times a block of samples.
+
+A block of samples is copied into the cache feature by feature, so that the weight of one input
+meets a whole vector of samples. B samples, I inputs, O outputs, K weights in CSR order; `order`
+maps a position in CSC order to one in CSR order.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from weft.compiled import compiled
+from weft.kernels.sparse_vectors import (
+    BYTES,
+    SQUARE,
+    dot,
+    drop_negative,
+    load,
+    multiply_add,
+    spread,
+    store,
+    turn,
+)
+from weft.kernels.team import share
+
+__all__ = [
+    "BYTES",
+    "share_backward_chunks",
+    "share_few_inputs",
+    "share_few_inputs_backward",
+    "share_forward_blocks",
+    "share_sum_chunks",
+]
+
+_here = sys.modules[__name__]
+_compiled = compiled(fastmath={"contract"}, error_model="numpy")
+
+# Gradients summed at a time.
+_RUN = 1024
+
+
+@_compiled
+def _fill(x: Any, by_feature: bool, start: int, block: Any) -> None:
+    """block [F, S] = the S samples of x from `start`; zeros where there are no more.
+
+    x is [F, B] if `by_feature`, else [B, F].
+    """
+    features, size = block.shape
+    if by_feature:
+        count = min(size, x.shape[1] - start)
+        if count == size:
+            for f in range(features):
+                store(block, f, 0, load(x, f, start))
+        else:
+            for f in range(features):
+                for s in range(count):
+                    block[f, s] = x[f, start + s]
+    else:
+        count = min(size, x.shape[0] - start)
+        whole, high = count - count % SQUARE, features - features % SQUARE
+        for f in range(0, high, SQUARE):
+            for s in range(0, whole, SQUARE):
+                turn(x, start + s, f, block, f, s)
+        for s in range(count):
+            done = 0
+            if s < whole:
+                done = high
+            for f in range(done, features):
+                block[f, s] = x[start + s, f]
+    if count < size:
+        for f in range(features):
+            for s in range(count, size):
+                block[f, s] = 0
+
+
+@_compiled
+def forward_blocks(
+    x: Any,
+    by_feature: bool,
+    values: Any,
+    pattern: Any,
+    bias: Any,
+    relu: bool,
+    out: Any,
+    first: int,
+    stop: int,
+) -> None:
+    """Blocks first:stop of samples of out [O, B] = W x + bias; `pattern` as in `pattern_of`.
+
+    With `relu` what is below 0 becomes 0.
+    """
+    size = BYTES // values.itemsize
+    inputs = x.shape[1]
+    if by_feature:
+        inputs = x.shape[0]
+    columns = pattern[: values.shape[0]]
+    offsets = pattern[values.shape[0] :]
+    block = np.empty((inputs, size), dtype=values.dtype)
+    line = np.empty((1, size), dtype=values.dtype)
+    for number in range(first, stop):
+        start = number * size
+        count = min(size, out.shape[1] - start)
+        # To copy pays if an input is read more than a few times.
+        copied = not by_feature or count < size or values.shape[0] > 3 * inputs
+        if copied:
+            _fill(x, by_feature, start, block)
+        for row in range(out.shape[0]):
+            own = values.dtype.type(0)
+            if bias is not None:
+                own = bias[row]
+            sums = spread(own)
+            begin, end = np.uintp(offsets[row]), np.uintp(offsets[row + 1])
+            if copied:
+                for k in range(begin, end):
+                    sums = multiply_add(sums, values[k], load(block, np.intp(columns[k]), 0))
+            else:
+                for k in range(begin, end):
+                    sums = multiply_add(sums, values[k], load(x, np.intp(columns[k]), start))
+            if relu:
+                sums = drop_negative(sums, sums)
+            if count == size:
+                store(out, row, start, sums)
+            else:
+                store(line, 0, 0, sums)
+                for s in range(count):
+                    out[row, start + s] = line[0, s]
+
+
+@_compiled
+def share_forward_blocks(
+    openmp: int, threads: int, arguments: Any, offsets: Any, rows: int
+) -> None:
+    """forward_blocks on a team of threads, see `share`."""
+    share(openmp, threads, _here.forward_blocks, arguments, offsets, rows)
+
+
+@_compiled
+def _keep_active(made: Any, start: int, count: int, block: Any) -> None:
+    """block [O, S] becomes 0 where made [O, B] is 0 or below."""
+    size = block.shape[1]
+    if count == size:
+        for row in range(block.shape[0]):
+            store(block, row, 0, drop_negative(load(block, row, 0), load(made, row, start)))
+    else:
+        for row in range(block.shape[0]):
+            for s in range(count):
+                if made[row, start + s] <= 0:
+                    block[row, s] = 0
+
+
+@_compiled
+def backward_chunks(
+    x: Any,
+    x_by_feature: bool,
+    grad: Any,
+    grad_by_feature: bool,
+    made: Any,
+    values: Any,
+    by_columns: Any,
+    wanted: bool,
+    chunk: int,
+    grad_x: Any,
+    parts: Any,
+    first: int,
+    stop: int,
+) -> None:
+    """Chunks first:stop, of `chunk` blocks each, of the three gradients.
+
+    made [O, B] is the output if what was below 0 was made 0 there, else None.
+    `values` are in CSC order; by_columns is the second half of the pattern; grad_x [I, B] is
+    written if `wanted`; parts [C, K + O] are the gradients in the weights, in CSC order, and in
+    the bias.
+    """
+    size = BYTES // values.itemsize
+    kept = values.shape[0]
+    inputs, outputs = by_columns.shape[0] - 2 * kept - 1, parts.shape[1] - kept
+    rows, column_offsets = by_columns[:kept], by_columns[kept:]
+    inside = np.empty((inputs, size), dtype=values.dtype)
+    above = np.empty((outputs, size), dtype=values.dtype)
+    line = np.empty((1, size), dtype=values.dtype)
+    ones = spread(values.dtype.type(1))
+    samples = grad_x.shape[1]
+    for number in range(first, stop):
+        for k in range(parts.shape[1]):
+            parts[number, k] = 0
+        last = min((number + 1) * chunk * size, samples)
+        for start in range(number * chunk * size, last, size):
+            count = min(size, samples - start)
+            # The inputs are read one after the other: to copy them saves nothing.
+            copied = not x_by_feature or count < size
+            if copied:
+                _fill(x, x_by_feature, start, inside)
+            _fill(grad, grad_by_feature, start, above)
+            if made is not None:
+                _keep_active(made, start, count, above)
+            for row in range(outputs):
+                parts[number, kept + row] += dot(load(above, row, 0), ones)
+            for column in range(inputs):
+                # Unsigned: a negative index would be counted from the end, at a cost.
+                begin = np.uintp(column_offsets[column])
+                end = np.uintp(column_offsets[column + 1])
+                own = load(inside, column, 0)
+                if not copied:
+                    own = load(x, column, start)
+                if wanted:
+                    sums = spread(values.dtype.type(0))
+                    for k in range(begin, end):
+                        given = load(above, np.intp(rows[k]), 0)
+                        sums = multiply_add(sums, values[k], given)
+                        parts[number, k] += dot(own, given)
+                    if count == size:
+                        store(grad_x, column, start, sums)
+                    else:
+                        store(line, 0, 0, sums)
+                        for s in range(count):
+                            grad_x[column, start + s] = line[0, s]
+                else:
+                    for k in range(begin, end):
+                        given = load(above, np.intp(rows[k]), 0)
+                        parts[number, k] += dot(own, given)
+
+
+@_compiled
+def share_backward_chunks(
+    openmp: int, threads: int, arguments: Any, offsets: Any, rows: int
+) -> None:
+    """backward_chunks on a team of threads, see `share`."""
+    share(openmp, threads, _here.backward_chunks, arguments, offsets, rows)
+
+
+@_compiled
+def sum_chunks(parts: Any, order: Any, values: Any, bias: Any, first: int, stop: int) -> None:
+    """Σ parts[:, k] for k in first:stop, into values[order[k]] or after these into `bias`."""
+    kept = order.shape[0]
+    sums = np.zeros(_RUN, dtype=parts.dtype)
+    for start in range(first, stop, _RUN):
+        count = min(_RUN, stop - start)
+        # By chunks and not by weights: the sums are then vectors.
+        for s in range(count):
+            sums[s] = parts[0, start + s]
+        for number in range(1, parts.shape[0]):
+            for s in range(count):
+                sums[s] += parts[number, start + s]
+        for s in range(count):
+            k = start + s
+            if k < kept:
+                values[order[k]] = sums[s]
+            else:
+                bias[k - kept] = sums[s]
+
+
+@_compiled
+def share_sum_chunks(openmp: int, threads: int, arguments: Any, offsets: Any, rows: int) -> None:
+    """sum_chunks on a team of threads, see `share`."""
+    share(openmp, threads, _here.sum_chunks, arguments, offsets, rows)
+
+
+@_compiled
+def few_inputs(
+    x_values: Any,
+    x_columns: Any,
+    x_offsets: Any,
+    values: Any,
+    by_columns: Any,
+    bias: Any,
+    out: Any,
+    first: int,
+    stop: int,
+) -> None:
+    """Samples first:stop of out [B, O] = W x + bias, x as CSR [B, I]; `values` in CSC order."""
+    rows, column_offsets = by_columns[: values.shape[0]], by_columns[values.shape[0] :]
+    for sample in range(first, stop):
+        for row in range(out.shape[1]):
+            if bias is None:
+                out[sample, row] = 0
+            else:
+                out[sample, row] = bias[row]
+        for place in range(x_offsets[sample], x_offsets[sample + 1]):
+            given, column = x_values[place], np.uintp(x_columns[place])
+            for k in range(np.uintp(column_offsets[column]), np.uintp(column_offsets[column + 1])):
+                out[sample, np.uintp(rows[k])] += given * values[k]
+
+
+@_compiled
+def share_few_inputs(openmp: int, threads: int, arguments: Any, offsets: Any, rows: int) -> None:
+    """few_inputs on a team of threads, see `share`."""
+    share(openmp, threads, _here.few_inputs, arguments, offsets, rows)
+
+
+@_compiled
+def few_inputs_backward(
+    x_values: Any,
+    x_columns: Any,
+    x_offsets: Any,
+    grad: Any,
+    by_columns: Any,
+    chunk: int,
+    parts: Any,
+    first: int,
+    stop: int,
+) -> None:
+    """Chunks first:stop, of `chunk` samples each, of `parts` as in `backward_chunks`."""
+    kept = parts.shape[1] - grad.shape[1]
+    rows, column_offsets = by_columns[:kept], by_columns[kept:]
+    for number in range(first, stop):
+        for k in range(parts.shape[1]):
+            parts[number, k] = 0
+        for sample in range(number * chunk, min((number + 1) * chunk, grad.shape[0])):
+            for row in range(grad.shape[1]):
+                parts[number, kept + row] += grad[sample, row]
+            for place in range(x_offsets[sample], x_offsets[sample + 1]):
+                given, column = x_values[place], np.uintp(x_columns[place])
+                begin, end = column_offsets[column], column_offsets[column + 1]
+                for k in range(np.uintp(begin), np.uintp(end)):
+                    parts[number, k] += given * grad[sample, np.uintp(rows[k])]
+
+
+@_compiled
+def share_few_inputs_backward(
+    openmp: int, threads: int, arguments: Any, offsets: Any, rows: int
+) -> None:
+    """few_inputs_backward on a team of threads, see `share`."""
+    share(openmp, threads, _here.few_inputs_backward, arguments, offsets, rows)

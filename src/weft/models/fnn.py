@@ -1,0 +1,69 @@
+"""Feed-forward network: what tells links and classes from embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+__all__ = ["FNN", "FNNConfig"]
+
+Activation = Literal["relu", "gelu", "tanh", "sigmoid"]
+
+_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "tanh": functional.tanh,
+    "sigmoid": functional.sigmoid,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FNNConfig:
+    """What lies between the layers of an FNN.
+
+    Attributes:
+        dropout: probability of dropping a hidden activation in training.
+        activation: of every hidden layer.
+    """
+
+    dropout: float = 0.0
+    activation: Activation = "relu"
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout is {self.dropout}; it must be in [0, 1)")
+        if self.activation not in get_args(Activation):
+            raise ValueError(
+                f"activation is {self.activation!r}; choose from {', '.join(get_args(Activation))}"
+            )
+
+
+class FNN(nn.Module):
+    """Linear layers with an activation, and dropout, after all but the last.
+
+    Args:
+        widths: of the input, the hidden layers and the output, such as (64, 256, 128, 10).
+        config: what lies between the layers.
+    """
+
+    def __init__(self, widths: Sequence[int], config: FNNConfig | None = None) -> None:
+        super().__init__()
+        if len(widths) < 2 or not all(width > 0 for width in widths):
+            raise ValueError(
+                f"widths are {tuple(widths)}; an input and an output of at least 1 are needed"
+            )
+        self.config = config or FNNConfig()
+        self.layers = nn.ModuleList(map(nn.Linear, widths[:-1], widths[1:]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Output [..., widths[-1]] for x [..., widths[0]]; no activation after the last layer."""
+        activation = _ACTIVATIONS[self.config.activation]
+        *hidden, last = self.layers
+        for layer in hidden:
+            x = functional.dropout(activation(layer(x)), self.config.dropout, self.training)
+        output: Tensor = last(x)
+        return output

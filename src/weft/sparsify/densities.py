@@ -1,0 +1,122 @@
+"""How many weights each layer keeps: the same share everywhere, or Erdős-Rényi-kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from weft.sparsify.matrices import matching
+
+__all__ = ["erk", "kept_shares", "layer_nnz", "nnz_of", "uniform"]
+
+Shapes = Mapping[str, Sequence[int]]
+
+
+def nnz_of(density: float, size: int) -> int:
+    """Weights that a layer of `size` keeps at a density from 0 to 1."""
+    return round(density * size)
+
+
+def uniform(
+    shapes: Shapes, density: float, overrides: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """The same density for every layer.
+
+    Args:
+        shapes: of the layers' weights, by name.
+        density: share of weights to keep, of the layers without an override.
+        overrides: densities by name or pattern; an exact name goes before a pattern, the first
+            pattern before others.
+
+    Raises:
+        ValueError: a density is not from 0 to 1, or an override matches nothing.
+    """
+    fixed = _fixed(shapes, density, overrides)
+    return {name: fixed.get(name, float(density)) for name in shapes}
+
+
+def erk(
+    shapes: Shapes, density: float, overrides: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """Erdős-Rényi-kernel densities (Evci et al. 2020): ε · (sum of dimensions) / (their product).
+
+    Narrow layers keep a larger share. Layers that would be above 1 are dense, and ε is solved
+    again for the others, so that `density` is that of all layers together. Arguments and errors
+    are those of `uniform`.
+    """
+    fixed = _fixed(shapes, density, overrides)
+    sizes = {name: math.prod(shape) for name, shape in shapes.items() if name not in fixed}
+    raw = {name: sum(shapes[name]) / sizes[name] for name in sizes}
+    wanted, dense = density * sum(sizes.values()), set[str]()
+    while True:
+        free = [name for name in sizes if name not in dense]
+        left = wanted - sum(sizes[name] for name in dense)
+        epsilon = left / sum(raw[name] * sizes[name] for name in free) if free else 0.0
+        full = {name for name in free if epsilon * raw[name] > 1}
+        if not full:
+            break
+        dense |= full
+    found = {name: 1.0 if name in dense else epsilon * raw[name] for name in sizes}
+    return {name: fixed[name] if name in fixed else found[name] for name in shapes}
+
+
+def kept_shares(
+    sparsity: float, overrides: Mapping[str, float] | None
+) -> tuple[float, dict[str, float]]:
+    """Densities of sparsities.
+
+    Raises:
+        ValueError: one is not from 0 to 1.
+    """
+    for whose, value in {"sparsity": sparsity, **(overrides or {})}.items():
+        if not 0 <= value <= 1:
+            what = "sparsity" if whose == "sparsity" else f"the sparsity of {whose}"
+            raise ValueError(f"{what} is {value}; it must be from 0 (dense) to below 1")
+    return 1 - sparsity, {name: 1 - value for name, value in (overrides or {}).items()}
+
+
+def layer_nnz(
+    shapes: Shapes, densities: Mapping[str, float], *, keep_one: bool = False
+) -> dict[str, int]:
+    """Weights that each layer keeps.
+
+    Args:
+        shapes: of the layers' weights, by name.
+        densities: shares to keep, by name.
+        keep_one: keep one weight of a layer that would have none.
+
+    Raises:
+        ValueError: a layer would keep none and `keep_one` is false.
+    """
+    counts = {}
+    for name, shape in shapes.items():
+        size = math.prod(shape)
+        count = nnz_of(densities[name], size)
+        if count == 0 and not keep_one:
+            raise ValueError(
+                f"sparsity {1 - densities[name]:.6g} leaves none of the {size:,} weights of {name}:"
+                " the network would be cut there; lower it (overrides), or keep one weight with "
+                "keep_one=True"
+            )
+        counts[name] = max(count, 1)
+    return counts
+
+
+def _fixed(
+    shapes: Shapes, density: float, overrides: Mapping[str, float] | None
+) -> dict[str, float]:
+    """Densities that are given for a layer by itself, by its name."""
+    overrides = overrides or {}
+    matching(list(overrides), list(shapes), "override")
+    for whose, value in {"density": density, **overrides}.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"the density of {whose} is {value}; it must be from 0 to 1")
+    fixed = {}
+    for name in shapes:
+        patterns = [name, *overrides] if name in overrides else list(overrides)
+        for pattern in patterns:
+            if name == pattern or fnmatchcase(name, pattern):
+                fixed[name] = float(overrides[pattern])
+                break
+    return fixed

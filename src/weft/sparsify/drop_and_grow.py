@@ -1,0 +1,252 @@
+"""Sparse training: every so often the smallest weights are dropped and as many others grown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from weft.sparsify.densities import erk, kept_shares, layer_nnz, uniform
+from weft.sparsify.masks import Masks, table
+from weft.sparsify.ranking import mask_of, random_order, top
+from weft.sparsify.schedules import DropSchedule, Shape
+from weft.sparsify.sparse_layers import SparseLayers
+
+__all__ = ["DropAndGrow", "Growth", "dropped_and_grown"]
+
+Growth = Literal["rigl", "set", "snfs"]
+_DENSITIES = {"erk": erk, "uniform": uniform}
+
+
+class DropAndGrow:
+    """Keeps a model sparse while it trains, by hooks of its optimizer; the loop stays as it is.
+
+    Starts from random masks. After every `every`-th step of the optimizer the ceil(d · active)
+    smallest weights of each layer are dropped and as many are grown where the layer is inactive,
+    those just dropped among the candidates: one that is dropped and grown at once stays as it is,
+    as in RigL's own code. New weights start at 0, and the optimizer knows nothing of them. The
+    number of active weights of a layer never changes.
+
+    The gradient that RigL and SNFS grow by is the one that the optimizer steps with: of all
+    micro-batches where gradients are accumulated, of all ranks under DistributedDataParallel.
+    Masks are the same on every rank. A norm that is clipped is that of active weights alone, but
+    for the steps before which dense gradients are needed: RigL's updates, all of SNFS's.
+
+    `SparseLinear` layers of the model are driven too; they keep the number of weights they have,
+    and under torch.distributed their dense gradients are averaged over all ranks.
+
+    Args:
+        model: any module; see `Masks` for which of its weights are masked.
+        optimizer: of the model.
+        total_steps: optimizer steps of the whole training.
+        sparsity: share of the weights that is 0, from 0 to below 1.
+        growth: by the largest gradients (`rigl`, Evci et al. 2020), at random (`set`, Mocanu et
+            al. 2018), or by the largest exponential averages of dense gradients (`snfs`,
+            Dettmers and Zettlemoyer 2019), kept here, as an optimizer's own averages hold
+            nothing of inactive weights.
+        densities: of the layers: Erdős-Rényi-kernel or the same for all.
+        every: steps between updates, ΔT.
+        death: share of active weights dropped at the first updates, d.
+        schedule: how d falls.
+        stop: share of the training after which masks stay as they are.
+        overrides: sparsities of single layers, by name or pattern; `sparsity` is that of the
+            others.
+        exclude: names or patterns of weights to leave dense.
+        keep_one: keep one weight of a layer that would have none, rather than refuse.
+        momentum: of SNFS's averages.
+        seed: of the first masks and of random growth.
+
+    Raises:
+        ValueError: a setting is out of its range, a layer would be empty, a name or pattern
+            matches nothing, or the optimizer does not have one of the weights.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        total_steps: int,
+        sparsity: float = 0.9,
+        growth: Growth = "rigl",
+        densities: Literal["erk", "uniform"] = "erk",
+        every: int = 100,
+        death: float = 0.5,
+        schedule: Shape = "cosine",
+        stop: float = 0.75,
+        overrides: Mapping[str, float] | None = None,
+        exclude: Sequence[str] = (),
+        keep_one: bool = False,
+        momentum: float = 0.9,
+        seed: int = 0,
+    ) -> None:
+        if growth not in get_args(Growth):
+            raise ValueError(f"growth {growth!r} is not one of {', '.join(get_args(Growth))}")
+        if densities not in _DENSITIES:
+            raise ValueError(f"densities {densities!r} is not one of {', '.join(_DENSITIES)}")
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum is {momentum}; it must be from 0 to below 1")
+        self.schedule = DropSchedule(
+            total_steps=total_steps, every=every, death=death, shape=schedule, stop=stop
+        )
+        self.growth, self.momentum, self.seed, self.step = growth, momentum, seed, 0
+        self._layers = SparseLayers(model, optimizer, exclude)
+        self.masks = Masks(model, exclude=exclude, required=not self._layers)
+        shapes = self.masks.shapes
+        shares = _DENSITIES[densities](shapes, *kept_shares(sparsity, overrides))
+        counts = layer_nnz(shapes, shares, keep_one=keep_one)
+        self.schedule.warn_if_idle()
+        for number, (name, count) in enumerate(counts.items()):
+            chosen = random_order(self.masks.size(name), seed, 0, number)[:count]
+            self.masks.set(name, mask_of(chosen, self.masks[name]))
+        self._explored = {name: part[name].clone() for part, name in self._weights()}
+        self._gradients: dict[str, Tensor] = {}
+        # Should a state be loaded now, weights that these random masks zero may be active in it.
+        self._untouched = {name: self.masks.weight(name).detach().clone() for name in self.masks}
+        self.masks.attach(optimizer, before=self._before, after=self._after)
+        self._expect()
+
+    @property
+    def itop(self) -> float:
+        """Share of the weights that were active at some time (in-time over-parameterisation)."""
+        size = sum(mask.numel() for mask in self._explored.values())
+        return sum(int(mask.sum()) for mask in self._explored.values()) / size
+
+    def _weights(self) -> list[tuple[Masks | SparseLayers, str]]:
+        """What is dropped from and grown in: names, and where they are to be looked up."""
+        return [(part, name) for part in (self.masks, self._layers) for name in part]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What training goes on from, beside the model's and the optimizer's states."""
+        return {
+            "step": self.step,
+            "growth": self.growth,
+            "masks": self.masks.state_dict(),
+            "explored": {name: mask.clone() for name, mask in self._explored.items()},
+            "averages": {name: mean.clone() for name, mean in self._gradients.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state; the model's and optimizer's are loaded before or after.
+
+        Raises:
+            ValueError: it is of other weights or of another growth.
+        """
+        if state["growth"] != self.growth:
+            raise ValueError(f"the state is of growth {state['growth']!r}, this is {self.growth!r}")
+        if set(state["explored"]) != set(self._explored):
+            odd = sorted(set(state["explored"]) ^ set(self._explored))
+            raise ValueError(f"{', '.join(odd)} is in the state or in this model, not in both")
+        unchanged = {
+            name: weights
+            for name, weights in self._untouched.items()
+            if torch.equal(self.masks.weight(name), weights * self.masks[name])
+        }
+        self.masks.load_state_dict(state["masks"])
+        with torch.no_grad():
+            # Nobody has loaded weights since the masks of the start zeroed some of them.
+            for name, weights in unchanged.items():
+                self.masks.weight(name).copy_(weights)
+        self.masks.apply_()
+        self._untouched = {}
+        self.step = int(state["step"])
+        for key, mine in (("explored", self._explored), ("averages", self._gradients)):
+            mine.clear()
+            for part, name in self._weights():
+                if name in state[key]:
+                    mine[name] = state[key][name].to(part[name].device, copy=True)
+        self._expect()
+
+    def __repr__(self) -> str:
+        plan, rows, active = self.schedule, [], 0
+        for part, name in self._weights():
+            mask = part[name]
+            shape, count = " × ".join(map(str, mask.shape)), int(mask.sum())
+            shares = (1 - count / mask.numel(), int(self._explored[name].sum()) / mask.numel())
+            rows.append((name, shape, f"{count:,}", *(f"{share:.4f}" for share in shares)))
+            active += count
+        size = sum(mask.numel() for mask in self._explored.values())
+        return (
+            f"DropAndGrow: {self.growth}, step {self.step} of {plan.total_steps}, "
+            f"{plan.updates} updates every {plan.every} steps before step {plan.end:g}, "
+            f"death {plan.death:g} {plan.shape}\n{active:,} of {size:,} weights active, "
+            f"sparsity {1 - active / size:.4f}, ever active {self.itop:.4f}\n"
+            + table(("weight", "shape", "active", "sparsity", "ever active"), rows)
+        )
+
+    def _expect(self) -> None:
+        """Say whether the next step needs dense gradients."""
+        wanted = self.growth == "snfs" and not self.schedule.is_over(self.step)
+        wanted |= self.growth == "rigl" and self.schedule.updates_at(self.step + 1)
+        self.masks.keep_dense = wanted
+        self._layers.want_gradients(wanted)
+
+    @torch.no_grad()
+    def _before(self) -> None:
+        if not self.masks.keep_dense:
+            return
+        for part, name in self._weights():
+            gradient = part.gradient(name)
+            if gradient is None:
+                continue
+            if self.growth == "rigl":
+                self._gradients[name] = gradient.clone()
+            elif name in self._gradients:
+                self._gradients[name].lerp_(gradient, 1 - self.momentum)
+            else:
+                self._gradients[name] = gradient * (1 - self.momentum)
+
+    @torch.no_grad()
+    def _after(self) -> None:
+        self._untouched = {}
+        self.step += 1
+        if self.schedule.updates_at(self.step):
+            self._update(self.schedule.rate(self.step))
+        if self.growth == "rigl" or self.schedule.is_over(self.step):
+            self._gradients.clear()
+        self._expect()
+
+    def _update(self, rate: float) -> None:
+        for number, (part, name) in enumerate(self._weights()):
+            active = part[name]
+            if self.growth == "set":
+                order = random_order(active.numel(), self.seed, self.step, number)
+                scores = order.to(active.device).view(active.shape)
+            elif name in self._gradients:
+                scores = self._gradients[name].abs()
+            else:
+                continue  # No loss has reached this layer.
+            count = drop_count(rate, int(active.sum()))
+            mask = dropped_and_grown(part.weight(name), active, scores, count)
+            part.set(name, mask)
+            self._explored[name] = self._explored[name].to(mask.device) | mask
+        self.masks.apply_()
+
+
+def drop_count(rate: float, active: int) -> int:
+    """ceil(rate · active), where 0.1 · 30 is 3 and not the next float above it."""
+    return min(math.ceil(rate * active * (1 - 1e-12)), active)
+
+
+def dropped_and_grown(weight: Tensor, active: Tensor, scores: Tensor, count: int) -> Tensor:
+    """The mask after `count` of the smallest weights are dropped and as many are grown.
+
+    Args:
+        weight: of any shape.
+        active: bool in that shape.
+        scores: in that shape; the largest of those that are inactive after the drop are grown.
+        count: how many, at most those active.
+
+    Returns:
+        bool in that shape, with as many active. The first index goes first among equals.
+    """
+    mask = active.flatten().clone()
+    candidates = mask.nonzero().flatten()
+    mask[candidates[top(-weight.detach().flatten()[candidates].abs(), count)]] = False
+    candidates = (~mask).nonzero().flatten()
+    mask[candidates[top(scores.flatten()[candidates], count)]] = True
+    return mask.view(active.shape)

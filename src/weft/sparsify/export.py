@@ -1,0 +1,132 @@
+"""Sparse models for other programs: few bytes on disk, or a small dense model to run anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from weft.errors import DataError
+from weft.files import write_atomically
+from weft.sparsify.compaction import compact
+from weft.sparsify.layers import to_dense
+from weft.sparsify.masks import Masks
+
+__all__ = ["export_program", "load_csr", "save_csr", "save_onnx"]
+
+# The entry of the file's header that gives the shapes of the matrices stored as CSR.
+_SHAPES = "weft_csr_shapes"
+
+
+def save_csr(model: nn.Module, path: Path | str) -> None:
+    """Write the model's parameters and buffers as safetensors, matrices of many zeros as CSR.
+
+    A matrix `name` becomes `name.values` [K], `name.columns` int32 [K] and `name.offsets`
+    int32 [rows + 1], if these are smaller; the header's "weft_csr_shapes" gives its shape. A
+    `SparseLinear` is stored as the weight of a linear layer.
+    """
+    tensors: dict[str, Tensor] = {}
+    shapes: dict[str, list[int]] = {}
+    for name, tensor in to_dense(model).state_dict().items():
+        tensor = tensor.detach().cpu()
+        stored = _csr_of(tensor)
+        if stored is None:
+            # Shared weights are stored once for each name.
+            tensors[name] = tensor.clone().contiguous()
+        else:
+            shapes[name] = list(tensor.shape)
+            tensors |= {f"{name}.{part}": value for part, value in stored.items()}
+    content = save(tensors, {_SHAPES: json.dumps(shapes)})
+    write_atomically(Path(path), lambda file: file.write(content))
+
+
+def _csr_of(tensor: Tensor) -> dict[str, Tensor] | None:
+    """The parts of the matrix; None if it is none, or they would be larger."""
+    if tensor.ndim != 2 or not tensor.is_floating_point() or tensor.numel() >= 2**31:
+        return None
+    rows, columns = tensor.nonzero(as_tuple=True)
+    size = columns.numel() * (4 + tensor.element_size()) + 4 * (tensor.shape[0] + 1)
+    if size >= tensor.numel() * tensor.element_size():
+        return None
+    edges = torch.arange(tensor.shape[0] + 1)
+    return {
+        "values": tensor[rows, columns],
+        "columns": columns.int(),
+        "offsets": torch.searchsorted(rows, edges).int(),
+    }
+
+
+def load_csr(path: Path | str) -> dict[str, Tensor]:
+    """The dense state of what `save_csr` wrote, for `load_state_dict` of the dense model.
+
+    Raises:
+        DataError: the file is not there, or not such a file.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            shapes = json.loads((file.metadata() or {}).get(_SHAPES, "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as safetensors: {error}") from error
+    for name, shape in shapes.items():
+        try:
+            parts = [tensors.pop(f"{name}.{part}") for part in ("values", "columns", "offsets")]
+            tensors[name] = _dense_of(*parts, *shape)
+        except (KeyError, ValueError, TypeError, RuntimeError) as error:
+            raise DataError(f"{path}: the matrix {name} is damaged: {error}") from error
+    return tensors
+
+
+def _dense_of(values: Tensor, columns: Tensor, offsets: Tensor, rows: int, width: int) -> Tensor:
+    counts = offsets.diff().long()
+    right = offsets.shape == (rows + 1,) and values.shape == columns.shape
+    right = right and bool((counts >= 0).all()) and int(counts.sum()) == columns.numel()
+    if not (right and bool(((columns >= 0) & (columns < width)).all())):
+        raise ValueError(f"its parts are not those of a matrix {rows} x {width}")
+    out = values.new_zeros(rows, width)
+    out[torch.repeat_interleave(counts), columns.long()] = values
+    return out
+
+
+def export_program(
+    model: nn.Module, example: Any, masks: Masks | Mapping[str, Tensor] | None = None
+) -> ExportedProgram:
+    """The compacted dense model as a program for `torch.export.save`; the batch size may vary.
+
+    Args:
+        model: see `compact`.
+        example: a batch of at least two; a tuple holds several arguments.
+        masks: see `compact`.
+    """
+    arguments = example if isinstance(example, tuple) else (example,)
+    small, _ = compact(model, masks)
+    sizes = tuple({0: Dim.AUTO} if isinstance(a, Tensor) and a.ndim else None for a in arguments)
+    with torch.no_grad():
+        return torch.export.export(small, arguments, dynamic_shapes=sizes)
+
+
+def save_onnx(
+    model: nn.Module,
+    example: Any,
+    path: Path | str,
+    masks: Masks | Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write the compacted dense model as ONNX; see `export_program`.
+
+    Raises:
+        ImportError: onnxscript is not installed.
+    """
+    if find_spec("onnxscript") is None:
+        raise ImportError("ONNX needs onnxscript: pip install 'weft[export]'")
+    program = torch.onnx.export(export_program(model, example, masks), dynamo=True, verbose=False)
+    assert program is not None
+    content = program.model_proto.SerializeToString()
+    write_atomically(Path(path), lambda file: file.write(content))

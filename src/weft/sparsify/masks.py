@@ -1,0 +1,320 @@
+"""Boolean masks on the weight matrices of any module, kept by an optimizer's hooks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from weft.sparsify.matrices import weight_matrices
+
+__all__ = ["Masks", "check_same_model", "table"]
+
+
+class Masks:
+    """Which weights of a model are active; all of them at first.
+
+    Weight matrices are the parameters of two and more dimensions of linear, convolution and
+    recurrent layers, and of layers of a stranger's own (a parameter of three and more dimensions
+    only where none of them is 1, as in attention vectors); never biases, norms and embeddings.
+    A shared weight appears once, by its first name. Frozen parameters are left out.
+
+    Args:
+        model: any module.
+        include: names, or patterns as of `fnmatch`, of the parameters to mask; None: all weight
+            matrices. An exact name may be any parameter of two and more dimensions.
+        exclude: names or patterns of weight matrices to leave as they are.
+        required: refuse a model with nothing to mask.
+
+    Raises:
+        ValueError: a name or pattern is nothing of this model's; a parameter that was named is
+            frozen; there is nothing to mask.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        include: Sequence[str] | None = None,
+        exclude: Sequence[str] = (),
+        required: bool = True,
+    ) -> None:
+        self.model = model
+        self._weights = weight_matrices(model, include, exclude, required)
+        self._active = {
+            name: torch.ones_like(weight, dtype=torch.bool)
+            for name, weight in self._weights.items()
+        }
+        self._inactive = {name: ~mask for name, mask in self._active.items()}
+        self._start_unattached()
+
+    def _start_unattached(self) -> None:
+        self.optimizer: Optimizer | None = None
+        self.keep_dense = False
+        self._before: Callable[[], None] | None = None
+        self._after: Callable[[], None] | None = None
+        self._gradients_come_later = False
+        self._handles: list[Any] = []
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the masked parameters, as `model.named_parameters()` gives them."""
+        return list(self._weights)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the masked parameters."""
+        return {name: tuple(weight.shape) for name, weight in self._weights.items()}
+
+    def weight(self, name: str) -> nn.Parameter:
+        """The masked parameter itself."""
+        return self._weights[self._known(name)]
+
+    def gradient(self, name: str) -> Tensor | None:
+        """The gradient of the masked parameter, if there is one."""
+        return self.weight(name).grad
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The mask of a parameter, bool in its shape: True is active. Change it by `set` only."""
+        self._known(name)
+        self._follow(name)
+        return self._active[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def set(self, name: str, mask: Tensor) -> None:
+        """Take a copy of `mask` (bool, in the weight's shape); `apply_` makes the weights follow.
+
+        The attached optimizer forgets what it knows of weights that changed sides: its momenta
+        and moments there become 0.
+        """
+        old = self[name]
+        if mask.dtype != torch.bool or mask.shape != old.shape:
+            raise ValueError(
+                f"the mask of {name} is {mask.dtype} {list(mask.shape)}; "
+                f"it must be torch.bool {list(old.shape)}"
+            )
+        mask = mask.detach().to(old.device, copy=True)
+        if self.optimizer is not None:
+            changed = mask ^ old
+            weight = self._weights[name]
+            for slot in self.optimizer.state.get(weight, {}).values():
+                if isinstance(slot, Tensor) and slot.shape == weight.shape:
+                    slot.masked_fill_(changed, 0)
+        self._active[name], self._inactive[name] = mask, ~mask
+
+    @torch.no_grad()
+    def apply_(self) -> None:
+        """Make inactive weights exactly 0, in place."""
+        for name, weight in self._weights.items():
+            self._follow(name)
+            weight.masked_fill_(self._inactive[name], 0)
+
+    def nnz(self, name: str | None = None) -> int:
+        """Active weights of one parameter, or of all."""
+        return sum(int(self[each].sum()) for each in ([name] if name else self.names))
+
+    def size(self, name: str | None = None) -> int:
+        """Weights of one parameter, or of all, active or not."""
+        return sum(self.weight(each).numel() for each in ([name] if name else self.names))
+
+    @property
+    def sparsity(self) -> float:
+        """Share of the masked parameters' weights that is inactive."""
+        return 1 - self.nnz() / self.size() if len(self) else 0.0
+
+    def attach(
+        self,
+        optimizer: Optimizer,
+        *,
+        before: Callable[[], None] | None = None,
+        after: Callable[[], None] | None = None,
+    ) -> None:
+        """Let the optimizer's steps leave inactive weights at exactly 0, and apply the masks now.
+
+        Gradients of inactive weights become 0 as soon as they are there, so that a clipped norm
+        is that of the sparse model. While `keep_dense` is true they are kept until the step.
+
+        Args:
+            optimizer: of the model; any of torch's that takes gradients from `p.grad`.
+            before: called when a step's gradients are there and still as they were found.
+            after: called after each step, when inactive weights are 0 again.
+
+        Raises:
+            ValueError: the optimizer does not have one of the weights; the masks are attached
+                already.
+        """
+        if self.optimizer is not None:
+            raise ValueError("these masks are attached to an optimizer already; detach() them")
+        known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        missing = [name for name, weight in self._weights.items() if id(weight) not in known]
+        if missing:
+            raise ValueError(
+                f"the optimizer does not have {', '.join(missing)}; give it these parameters, or "
+                "exclude them"
+            )
+        self.optimizer, self._before, self._after = optimizer, before, after
+        self._register()
+        self.apply_()
+
+    def detach(self) -> None:
+        """Take the hooks off the optimizer and the weights; masks and weights stay."""
+        for handle in self._handles:
+            handle.remove()
+        self._start_unattached()
+
+    def to_model(self, model: nn.Module) -> Masks:
+        """The same masks, as a copy, on another model of the same shape; not attached.
+
+        Raises:
+            ValueError: the model has no such parameter, or one of another shape.
+        """
+        theirs = dict(model.named_parameters(remove_duplicate=False))
+        for name, shape in self.shapes.items():
+            if name not in theirs or tuple(theirs[name].shape) != shape:
+                found = list(theirs[name].shape) if name in theirs else "nothing"
+                raise ValueError(
+                    f"the other model has {found} as {name} where these masks have {list(shape)}"
+                )
+        other = copy.copy(self)
+        other._start_unattached()
+        other.model = model
+        other._weights = {name: theirs[name] for name in self.names}
+        other._active = {name: mask.clone() for name, mask in self._active.items()}
+        other._inactive = {name: mask.clone() for name, mask in self._inactive.items()}
+        return other
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies of the masks by name."""
+        return {name: self[name].clone() for name in self.names}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take masks as `state_dict` gave them; weights and the optimizer are left as they are.
+
+        Raises:
+            ValueError: names or shapes are not those of this model.
+        """
+        if set(state) != set(self.names):
+            odd = sorted(set(state) ^ set(self.names))
+            raise ValueError(
+                f"the state and the model do not mask the same parameters: {', '.join(odd)} is in "
+                "one of them only; choose the same include and exclude"
+            )
+        optimizer, self.optimizer = self.optimizer, None
+        try:
+            for name, mask in state.items():
+                self.set(name, mask)
+        finally:
+            self.optimizer = optimizer
+
+    def summary(self) -> str:
+        """All parameters in one line."""
+        return f"{self.nnz():,} of {self.size():,} weights active, sparsity {self.sparsity:.4f}"
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """Name, shape, active weights and sparsity of each parameter, as text."""
+        rows = []
+        for name, shape in self.shapes.items():
+            active = self.nnz(name)
+            sparsity = f"{1 - active / self.size(name):.4f}"
+            rows.append((name, " × ".join(map(str, shape)), f"{active:,}", sparsity))
+        return rows
+
+    def __repr__(self) -> str:
+        heads = ("weight", "shape", "active", "sparsity")
+        return f"Masks: {self.summary()}\n{table(heads, self.rows())}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_handles": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # A copy's optimizer and weights come without hooks.
+        self.__dict__.update(state)
+        if self.optimizer is not None:
+            self._register()
+
+    def _register(self) -> None:
+        assert self.optimizer is not None
+        self._handles = [
+            self.optimizer.register_step_pre_hook(self._before_step),
+            self.optimizer.register_step_post_hook(self._after_step),
+        ]
+        weights: dict[str, Any] = dict(self._weights)
+        for name, weight in weights.items():
+            hook = self._gradient_hook(name)
+            self._handles.append(weight.register_post_accumulate_grad_hook(hook))
+
+    def _gradient_hook(self, name: str) -> Callable[[Tensor], None]:
+        def hook(weight: Tensor) -> None:
+            if not self.keep_dense:
+                self._mask_gradient(name)
+
+        return hook
+
+    @torch.no_grad()
+    def _mask_gradient(self, name: str) -> None:
+        gradient = self._weights[name].grad
+        if gradient is not None:
+            self._follow(name)
+            gradient.masked_fill_(self._inactive[name], 0)
+
+    def _before_step(self, _: Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        # The first argument is the optimizer. A closure finds the gradients within the step.
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        self._gradients_come_later = closure is not None
+        if not self._gradients_come_later:
+            self._take_gradients()
+
+    def _after_step(self, *_: object) -> None:
+        if self._gradients_come_later:
+            self._take_gradients()
+        self.apply_()
+        if self._after is not None:
+            self._after()
+
+    def _take_gradients(self) -> None:
+        if self._before is not None:
+            self._before()
+        for name in self._weights:
+            self._mask_gradient(name)
+
+    def _follow(self, name: str) -> None:
+        """Bring a mask to where `model.to(device)` has brought the weight."""
+        device = self._weights[name].device
+        if self._active[name].device != device:
+            self._active[name] = self._active[name].to(device)
+            self._inactive[name] = self._inactive[name].to(device)
+
+    def _known(self, name: str) -> str:
+        if name not in self._weights:
+            raise ValueError(f"{name!r} is not masked; there are {', '.join(self._weights)}")
+        return name
+
+
+def check_same_model(model: nn.Module, masks: Masks) -> None:
+    """Raise ValueError where the masks are those of another model, or of a copy's original."""
+    ours = {id(parameter) for parameter in model.parameters()}
+    if not all(id(masks.weight(name)) in ours for name in masks):
+        raise ValueError(
+            "the masks are of another model's weights; make them with Masks(model) or "
+            "masks.to_model(model)"
+        )
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns side by side; the first is text, the others end at the right."""
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    lines = []
+    for row in (heads, *rows):
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  " + "  ".join(cells))
+    return "\n".join(lines)

@@ -1,0 +1,376 @@
+"""Recipe: the class of a node, from an embedding of walks (FNN) or from its neighbours (GCN)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from weft.errors import DataError
+from weft.graphs import Array, Graph, GraphBatch, symmetrised, table_from_graphs
+from weft.models import FNN, GCN, FNNConfig, GCNConfig
+from weft.training.checkpoint import load_weights
+from weft.training.citations import citation_batch
+from weft.training.config import FitResult
+from weft.training.link_data import scaled
+from weft.training.randomness import seed_everything
+from weft.training.rows import RowBatches
+from weft.training.run import Run
+from weft.training.schedules import ScheduleConfig, make_scheduler
+from weft.training.scores import Score, accuracy_score
+from weft.training.sparse_fit import fit_sparse, weight_counts
+from weft.training.sparsifiers import SparsityConfig
+from weft.walks import skip_gram, sparse_embedding, temporal_walks, uniform_walks
+
+__all__ = [
+    "NodesConfig",
+    "PreparedNodes",
+    "TrainedNodes",
+    "node_split",
+    "prepare_nodes",
+    "train_nodes",
+]
+
+ModelName = Literal["fnn", "gcn"]
+SplitName = Literal["random", "public"]
+_PARTS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodesConfig(SparsityConfig):
+    """A network that tells the class of a node.
+
+    Attributes:
+        data: a data set of `weft data list` whose nodes have classes, or an edge list of your own
+            (src dst time) with a file of labels.
+        model: fnn: a network on embeddings of walks, in order of time where edges have times;
+            gcn: a graph convolutional network on features `x`.
+        split: random: 60% of the nodes with a class to learn from, 20% to choose the best weights
+            by, 20% to test on; public: that of the data set.
+        walks: fnn: walks from each node.
+        length: fnn: nodes of a walk.
+        dim: fnn: width of an embedding.
+        keep: fnn: fraction of the embeddings' values that stay, the largest; 1 for dense ones.
+        hidden: widths of the hidden layers; by default 256 and 128 (fnn), 16 (gcn).
+        dropout: of hidden activations; by default 0 (fnn), 0.5, of features too (gcn).
+        batch_size: fnn: nodes in a step; a gcn takes all of them.
+        learning_rate: of SGD (fnn) or Adam (gcn).
+        schedule: how the learning rate moves.
+        weight_decay: gcn: on the first layer's weights; by default 5e-5 for the random split,
+            5e-4 for the public one.
+        epochs: passes over the training nodes; by default 40 (fnn), 200 (gcn).
+        checkpoint_every: steps from one checkpoint to the next; 0 for every 30 seconds.
+        seed: of the split, walks, embeddings, weights, batches and dropout.
+    """
+
+    data: str = "cora"
+    model: ModelName = "gcn"
+    split: SplitName = "random"
+    walks: int = 10
+    length: int = 5
+    dim: int = 64
+    keep: float = 1.0
+    hidden: tuple[int, ...] | None = None
+    dropout: float | None = None
+    batch_size: int = 512
+    learning_rate: float = 0.1
+    schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(shape="cosine"))
+    weight_decay: float | None = None
+    epochs: int | None = None
+    checkpoint_every: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, known in (("model", ModelName), ("split", SplitName)):
+            if getattr(self, name) not in get_args(known):
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}; choose from {', '.join(get_args(known))}"
+                )
+        for name, low in (
+            ("walks", 1),
+            ("length", 2),
+            ("dim", 1),
+            ("batch_size", 1),
+            ("learning_rate", 0),
+            ("weight_decay", 0),
+            ("epochs", 1),
+            ("checkpoint_every", 0),
+            ("seed", 0),
+        ):
+            value = getattr(self, name)
+            if value is not None and not value >= low:
+                raise ValueError(f"{name} is {value}; it must be at least {low}")
+        if self.hidden is not None and not all(width > 0 for width in self.hidden):
+            raise ValueError(f"hidden widths are {self.hidden}; each must be at least 1")
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is {self.dropout}; it must be in [0, 1)")
+        if not 0 < self.keep <= 1:
+            raise ValueError(f"keep is {self.keep}; it is a fraction above 0, up to 1")
+        if self.keep < 1 and self.model == "gcn":
+            raise ValueError("keep is for the embeddings of model = fnn; a gcn reads features")
+
+    def settled(self) -> NodesConfig:
+        """The same with the model's own defaults where nothing is given."""
+        fnn = self.model == "fnn"
+        own: dict[str, Any] = {
+            "hidden": (256, 128) if fnn else (16,),
+            "dropout": 0.0 if fnn else 0.5,
+            "weight_decay": 5e-4 if self.split == "public" else 5e-5,
+            "epochs": 40 if fnn else 200,
+        }
+        return replace(self, **{k: v for k, v in own.items() if getattr(self, k) is None})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PreparedNodes:
+    """A graph made ready for a recipe.
+
+    Attributes:
+        config: the recipe, settled.
+        y: int64 [n], classes; -1 for none.
+        classes: how many there are.
+        parts: node numbers for training, validation and test.
+        inputs: embeddings float32 [n, dim], or the batch that a GCN reads.
+        seconds: that walks and embeddings took.
+    """
+
+    config: NodesConfig
+    y: Tensor
+    classes: int
+    parts: dict[str, Tensor]
+    inputs: Tensor | GraphBatch
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainedNodes:
+    """What `train_nodes` gives.
+
+    Attributes:
+        model: gives logits [n, classes].
+        result: how the training went.
+        scores: the accuracy on each part, with an interval.
+        counts: nodes in each part, classes, weights and those that are not 0.
+    """
+
+    model: nn.Module
+    result: FitResult
+    scores: dict[str, Score]
+    counts: dict[str, int]
+
+
+def node_split(y: Array, *, seed: int = 0) -> dict[str, Array]:
+    """Random 60/20/20 of the nodes that have a class: numbers int64, by part.
+
+    Raises:
+        DataError: too few nodes have a class.
+    """
+    order = np.random.default_rng(seed).permutation(np.flatnonzero(y >= 0))
+    first, second = round(0.6 * len(order)), round(0.8 * len(order))
+    parts = {"train": order[:first], "validation": order[first:second], "test": order[second:]}
+    if not all(len(part) for part in parts.values()):
+        raise DataError(f"{len(order)} nodes have a class, too few for three parts")
+    return parts
+
+
+def prepare_nodes(graph: Graph, config: NodesConfig) -> PreparedNodes:
+    """Split the nodes and make what the network reads.
+
+    Edges count either way. Embeddings are made of all of them, as the edges of test nodes are
+    known: only their classes are not.
+
+    Args:
+        graph: with the node column `y`, int [n] (-1 for no class); `x` for a GCN; masks `train`,
+            `validation` and `test` for the public split; the edge column `time`, if there is one,
+            for walks in its order.
+        config: the recipe.
+
+    Raises:
+        DataError: a column is missing or wrong, there are too few nodes with a class, or gensim
+            is missing.
+    """
+    config = config.settled()
+    y = _labels(graph)
+    if config.split == "public":
+        parts = {name: np.flatnonzero(_column(graph, name)) for name in _PARTS}
+        for name, nodes in parts.items():
+            if not len(nodes) or (y[nodes] < 0).any():
+                raise DataError(f"the public split's part '{name}' is empty or has no classes")
+    else:
+        parts = node_split(y, seed=config.seed)
+    began = time.perf_counter()
+    inputs: Tensor | GraphBatch
+    if config.model == "gcn":
+        masks = {name: np.isin(np.arange(graph.num_nodes), parts[name]) for name in _PARTS}
+        plain = Graph(
+            num_nodes=graph.num_nodes,
+            senders=graph.senders,
+            receivers=graph.receivers,
+            nodes={"x": _column(graph, "x"), "y": y, **masks},
+        )
+        inputs = citation_batch(table_from_graphs([symmetrised(plain)]))
+    else:
+        walk = temporal_walks if "time" in graph.edges else uniform_walks
+        paths = walk(_either_way(graph), walks=config.walks, length=config.length, seed=config.seed)
+        embedding = skip_gram(paths, graph.num_nodes, dim=config.dim, seed=config.seed)
+        inputs = torch.from_numpy(scaled(sparse_embedding(embedding, config.keep)))
+    return PreparedNodes(
+        config=config,
+        y=torch.from_numpy(y),
+        classes=int(y.max()) + 1,
+        parts={name: torch.from_numpy(np.sort(nodes)) for name, nodes in parts.items()},
+        inputs=inputs,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _either_way(graph: Graph) -> Graph:
+    """The graph with each edge there and back, so that whoever has an edge has an embedding."""
+    ends = np.stack([graph.senders, graph.receivers])
+    time = {"time": np.tile(graph.edges["time"], 2)} if "time" in graph.edges else {}
+    return Graph(
+        num_nodes=graph.num_nodes,
+        senders=ends.reshape(-1),
+        receivers=ends[::-1].reshape(-1),
+        edges=time,
+    )
+
+
+def _column(graph: Graph, name: str) -> Array:
+    if name not in graph.nodes:
+        raise DataError(
+            f"the graph has no node column '{name}'; it has {', '.join(graph.nodes) or 'none'}"
+        )
+    return graph.nodes[name]
+
+
+def _labels(graph: Graph) -> Array:
+    y = _column(graph, "y")
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise DataError(f"y is {y.dtype}{list(y.shape)}; a class is one whole number a node")
+    y = y.astype(np.int64)
+    if len(np.unique(y[y >= 0])) < 2:
+        raise DataError("all nodes with a class have the same; there is nothing to tell apart")
+    return y
+
+
+def train_nodes(
+    prepared: PreparedNodes,
+    *,
+    run: Run | None = None,
+    init_from: Path | None = None,
+    quiet: bool = False,
+) -> TrainedNodes:
+    """Train; the model ends with the weights of the best validation accuracy.
+
+    Args:
+        prepared: the graph and the recipe.
+        run: folder to log to and to resume from.
+        init_from: a run folder or file whose weights to start from.
+        quiet: no progress.
+    """
+    config, y, parts = prepared.config, prepared.y, prepared.parts
+    epochs = config.epochs
+    assert epochs is not None
+    seed_everything(config.seed)
+    model, logits = _network(prepared)
+    if init_from is not None:
+        load_weights(model, init_from)
+    batches: Iterable[Any]
+    if config.model == "fnn":
+        rows = RowBatches(parts["train"], batch_size=config.batch_size, seed=config.seed)
+        batches, count = rows, len(rows)
+    else:
+        batches, count = [(parts["train"],)], 1
+    steps = epochs * count
+
+    def optimizer_for(model: nn.Module) -> tuple[Optimizer, LRScheduler]:
+        optimizer = _optimizer(model, config)
+        return optimizer, make_scheduler(optimizer, config.schedule, steps)
+
+    def loss(model: nn.Module, batch: tuple[Tensor]) -> Tensor:
+        (nodes,) = batch
+        return functional.cross_entropy(logits(model, nodes), y[nodes])
+
+    @torch.no_grad()
+    def right(model: nn.Module, part: str) -> int:
+        nodes = parts[part]
+        return int((logits(model, nodes).argmax(1) == y[nodes]).sum())
+
+    def ones() -> Tensor:
+        if isinstance(prepared.inputs, Tensor):
+            output: Tensor = model(torch.ones(1, config.dim))
+        else:
+            batch = prepared.inputs
+            x = torch.ones_like(batch.nodes["x"])
+            output = model(batch.replace(nodes={**batch.nodes, "x": x}))
+        return output
+
+    result = fit_sparse(
+        model,
+        optimizer_for,
+        batches,
+        loss,
+        config=config,
+        epochs=epochs,
+        steps=steps,
+        sample=(parts["train"],),
+        ones=ones,
+        evaluate=lambda model: {
+            "validation_accuracy": right(model, "validation") / len(parts["validation"])
+        },
+        score="validation_accuracy",
+        checkpoint_every=config.checkpoint_every,
+        run=run,
+        quiet=quiet,
+        seed=config.seed,
+    )
+    model.eval()
+    return TrainedNodes(
+        model=model,
+        result=result,
+        scores={name: accuracy_score(right(model, name), len(parts[name])) for name in _PARTS},
+        counts={
+            "nodes": len(y),
+            "classes": prepared.classes,
+            **{name: len(nodes) for name, nodes in parts.items()},
+            **weight_counts(model),
+        },
+    )
+
+
+def _network(
+    prepared: PreparedNodes,
+) -> tuple[nn.Module, Callable[[nn.Module, Tensor], Tensor]]:
+    """The network, and the function from it and some nodes [b] to their logits [b, classes]."""
+    config, inputs = prepared.config, prepared.inputs
+    hidden, dropout = config.hidden, config.dropout
+    assert hidden is not None
+    assert dropout is not None
+    if isinstance(inputs, Tensor):
+        widths = (config.dim, *hidden, prepared.classes)
+        return FNN(widths, FNNConfig(dropout=dropout)), lambda model, nodes: model(inputs[nodes])
+    shape = GCNConfig(hidden=hidden, dropout=dropout, input_dropout=dropout)
+    model = GCN(inputs.nodes["x"].shape[1], prepared.classes, shape)
+    return model, lambda model, nodes: model(inputs)[nodes]
+
+
+def _optimizer(model: nn.Module, config: NodesConfig) -> Optimizer:
+    if not isinstance(model, GCN):
+        return torch.optim.SGD(model.parameters(), lr=config.learning_rate)
+    first, *others = model.layers
+    groups: list[dict[str, Any]] = [
+        {"params": list(first.parameters()), "weight_decay": config.weight_decay},
+        {"params": [p for layer in others for p in layer.parameters()]},
+    ]
+    return torch.optim.Adam([group for group in groups if group["params"]], lr=config.learning_rate)

@@ -1,0 +1,133 @@
+"""`fit` for a model that is, or becomes, sparse."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from weft.sparsify import Masks
+from weft.training.config import FitConfig, FitResult
+from weft.training.loop import fit
+from weft.training.run import Run
+from weft.training.sparsifiers import SparsityConfig, sparsifier_for
+
+__all__ = ["SELECTION", "fit_sparse", "weight_counts"]
+
+SELECTION = "selection"
+"""The metric that decides which weights are best."""
+
+
+def fit_sparse(
+    model: nn.Module,
+    optimizer_for: Callable[[nn.Module], tuple[Optimizer, LRScheduler]],
+    batches: Iterable[Any],
+    loss: Callable[[Any, Any], Tensor],
+    *,
+    config: SparsityConfig,
+    epochs: int,
+    steps: int,
+    sample: Any,
+    ones: Callable[[], Tensor],
+    evaluate: Callable[[Any], Mapping[str, float]],
+    score: str,
+    checkpoint_every: int = 0,
+    run: Run | None = None,
+    quiet: bool = False,
+    seed: int = 0,
+) -> FitResult:
+    """Train a model in the way of sparsity that `config` names; it ends with its best weights.
+
+    The best are those of the largest `score` on the validation data among the epochs in which the
+    model is as sparse as asked: while it is not yet, `selection` is the score less 1.
+
+    Args:
+        model: to be trained.
+        optimizer_for: makes the optimizer and the schedule of its rate.
+        batches: of training, as `fit` takes them.
+        loss: of a model and a batch.
+        config: which way, how sparse.
+        epochs: of the training.
+        steps: of the training.
+        sample: a fixed batch of training data for what needs a loss outside the training steps.
+        ones: the model's output for inputs of ones.
+        evaluate: metrics on the validation data.
+        score: the one of them, from 0 to 1, that should be large.
+        checkpoint_every: steps from one checkpoint to the next; 0 goes by time.
+        run: folder to log to and to resume from.
+        quiet: no progress.
+        seed: of random masks.
+    """
+    fit_config = FitConfig(
+        epochs=epochs,
+        monitor=SELECTION,
+        mode="max",
+        checkpoint_every=checkpoint_every,
+        log_every=50,
+        quiet=quiet,
+    )
+
+    def train(model: nn.Module, masks: Masks) -> None:
+        optimizer, scheduler = optimizer_for(model)
+        masks.attach(optimizer)
+        once = dataclasses.replace(fit_config, monitor=None, mode="min")
+        result = fit(model, optimizer, batches, loss, config=once, scheduler=scheduler)
+        if result.stopped.startswith("interrupted"):
+            # Nothing is written yet that a resume could go on from.
+            raise KeyboardInterrupt
+
+    optimizer, scheduler = optimizer_for(model)
+    sparsifier = sparsifier_for(
+        config,
+        model,
+        optimizer,
+        epochs=epochs,
+        steps=steps,
+        loss=lambda: loss(model, sample),
+        ones=ones,
+        train=train,
+        resumed=run is not None and run.checkpoint.exists(),
+        seed=seed,
+    )
+
+    def whole_loss(model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+        value = loss(model, batch)
+        if sparsifier.penalty is None:
+            return value
+        penalty = sparsifier.penalty()
+        return value + penalty, {"penalty": penalty.detach()}
+
+    @torch.no_grad()
+    def objective() -> Tensor:
+        return loss(model, sample)
+
+    def measure(model: nn.Module) -> dict[str, float]:
+        sparsifier.end_epoch(objective)
+        values = dict(evaluate(model))
+        if sparsifier.masks is not None:
+            values["sparsity"] = sparsifier.masks.sparsity
+        return {**values, SELECTION: values[score] - (not sparsifier.finished())}
+
+    return fit(
+        model,
+        optimizer,
+        batches,
+        whole_loss,
+        config=fit_config,
+        evaluate=measure,
+        scheduler=scheduler,
+        run=run,
+        extras=sparsifier.extras,
+    )
+
+
+def weight_counts(model: nn.Module) -> dict[str, int]:
+    """The weights of the matrices that may be sparse, and how many of them are not 0."""
+    masks = Masks(model)
+    nonzero = sum(int(torch.count_nonzero(masks.weight(name))) for name in masks)
+    return {"weights": masks.size(), "nonzero": nonzero}

@@ -1,0 +1,276 @@
+"""The compiled loops of this room.
+
+Random numbers are a function of (seed, node, walk, step), never of the thread or of what was drawn
+before: any number of threads, and any way of cutting the nodes into parts, gives the same walks.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from weft.compiled import compiled
+from weft.kernels.team import share
+
+__all__ = ["exponential_sums", "share_node2vec", "share_temporal", "share_uniform"]
+
+# numba caches code that names a function by its module, not code that holds the function itself.
+_here = sys.modules[__name__]
+
+_WEYL = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_UNIT = 2.0**-53
+# Rejections in a row after which the draw is made over all neighbours instead; still exact.
+_PATIENCE = 32
+
+
+@compiled(inline="always")
+def _word(key: Any, number: int) -> Any:
+    """Random 64 bits number `number` of the stream `key` (splitmix64)."""
+    word = key + (np.uint64(number) + np.uint64(1)) * _WEYL
+    word = (word ^ (word >> np.uint64(30))) * _MIX_1
+    word = (word ^ (word >> np.uint64(27))) * _MIX_2
+    return word ^ (word >> np.uint64(31))
+
+
+@compiled(inline="always")
+def _fraction(word: Any) -> float:
+    """A number of [0, 1) of 53 random bits."""
+    return float(word >> np.uint64(11)) * _UNIT
+
+
+@compiled(inline="always")
+def _below(word: Any, count: int) -> int:
+    """A whole number of 0..count-1, count below 2^31, of 53 random bits."""
+    return min(int(_fraction(word) * count), count - 1)
+
+
+@compiled()
+def exponential_sums(time: Any, offsets: Any, sums: Any) -> None:
+    """Running sums, anew for each node, of exp((t - t_last) / Δ) over its edges in order of time.
+
+    Δ is the range of the node's times; the exponents are from -1 to 0, so nothing overflows and
+    no term is lost in the sum. Where Δ is 0 every edge counts 1.
+
+    Args:
+        time: float64 [e], ascending within each node.
+        offsets: int64 [n + 1].
+        sums: float64 [e], written.
+    """
+    for node in range(offsets.shape[0] - 1):
+        first, stop = offsets[node], offsets[node + 1]
+        if first == stop:
+            continue
+        last = time[stop - 1]
+        # Halves: the range of two large times of opposite sign may overflow, half of it cannot.
+        half = 0.5 * last - 0.5 * time[first]
+        total = 0.0
+        for edge in range(first, stop):
+            if half > 0:
+                total += np.exp((0.5 * time[edge] - 0.5 * last) / half)
+            else:
+                total += 1.0
+            sums[edge] = total
+
+
+@compiled()
+def _temporal(
+    offsets: Any,
+    receivers: Any,
+    time: Any,
+    sums: Any,
+    walks: int,
+    seed: Any,
+    out: Any,
+    first_node: int,
+    stop_node: int,
+) -> None:
+    length = out.shape[1]
+    for start in range(first_node, stop_node):
+        of_node = _word(seed, start)
+        for walk in range(walks):
+            key = _word(of_node, walk)
+            row = out[start * walks + walk]
+            row[0] = start
+            node = start
+            now = -np.inf
+            step = 1
+            while step < length:
+                low, stop = np.int64(offsets[node]), np.int64(offsets[node + 1])
+                begin = low
+                high = stop if step > 1 else low
+                while low < high:
+                    middle = (low + high) >> 1
+                    if time[middle] > now:
+                        high = middle
+                    else:
+                        low = middle + 1
+                if low == stop:
+                    break
+                before = sums[low - 1] if low > begin else 0.0
+                goal = before + _fraction(_word(key, step)) * (sums[stop - 1] - before)
+                # The last one where rounding has carried the goal to the very end.
+                high = stop - 1
+                while low < high:
+                    middle = (low + high) >> 1
+                    if sums[middle] > goal:
+                        high = middle
+                    else:
+                        low = middle + 1
+                node = np.int64(receivers[low])
+                now = time[low]
+                row[step] = node
+                step += 1
+            row[step:] = -1
+
+
+@compiled()
+def _uniform(
+    offsets: Any,
+    receivers: Any,
+    walks: int,
+    seed: Any,
+    out: Any,
+    first_node: int,
+    stop_node: int,
+) -> None:
+    length = out.shape[1]
+    for start in range(first_node, stop_node):
+        of_node = _word(seed, start)
+        for walk in range(walks):
+            key = _word(of_node, walk)
+            row = out[start * walks + walk]
+            row[0] = start
+            node = start
+            step = 1
+            while step < length:
+                first = np.int64(offsets[node])
+                degree = np.int64(offsets[node + 1]) - first
+                if degree == 0:
+                    break
+                node = np.int64(receivers[first + _below(_word(key, step), degree)])
+                row[step] = node
+                step += 1
+            row[step:] = -1
+
+
+@compiled()
+def _first_at_least(receivers: Any, low: int, high: int, node: int) -> int:
+    """The first place of low..high whose receiver, ascending there, is not below `node`."""
+    while low < high:
+        middle = (low + high) >> 1
+        if receivers[middle] < node:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@compiled()
+def _is_edge(offsets: Any, receivers: Any, sender: int, receiver: int) -> bool:
+    stop = np.int64(offsets[sender + 1])
+    place = _first_at_least(receivers, np.int64(offsets[sender]), stop, receiver)
+    return bool(place < stop and receivers[place] == receiver)
+
+
+@compiled()
+def _next_of_pair(
+    offsets: Any, receivers: Any, before: int, node: int, p: float, q: float, key: Any
+) -> Any:
+    """The edge of `node` that a walk takes which came from `before`."""
+    first, stop = np.int64(offsets[node]), np.int64(offsets[node + 1])
+    # Edges back to `before` lie side by side. They are drawn apart from the others, or a small p
+    # would have nearly all draws of the others rejected.
+    back = _first_at_least(receivers, first, stop, before)
+    ahead = _first_at_least(receivers, back, stop, before + 1)
+    others = (stop - first) - (ahead - back)
+    largest = max(1.0, 1.0 / q)
+    weight_back = (ahead - back) / p
+    share_back = weight_back / (weight_back + others * largest)
+    for attempt in range(_PATIENCE):
+        if _fraction(_word(key, 3 * attempt)) < share_back:
+            return back + _below(_word(key, 3 * attempt + 1), ahead - back)
+        if others == 0:
+            return back
+        edge = first + _below(_word(key, 3 * attempt + 1), others)
+        if edge >= back:
+            edge += ahead - back
+        limit = 1.0 if _is_edge(offsets, receivers, before, receivers[edge]) else 1.0 / q
+        if _fraction(_word(key, 3 * attempt + 2)) * largest < limit:
+            return edge
+    total = 0.0
+    for edge in range(first, stop):
+        total += _weight(offsets, receivers, before, receivers[edge], p, q)
+    goal = _fraction(_word(key, 3 * _PATIENCE)) * total
+    total = 0.0
+    for edge in range(first, stop):
+        total += _weight(offsets, receivers, before, receivers[edge], p, q)
+        if total > goal:
+            return edge
+    return stop - 1
+
+
+@compiled()
+def _weight(offsets: Any, receivers: Any, before: int, node: int, p: float, q: float) -> float:
+    if node == before:
+        return 1.0 / p
+    return 1.0 if _is_edge(offsets, receivers, before, node) else 1.0 / q
+
+
+@compiled()
+def _node2vec(
+    offsets: Any,
+    receivers: Any,
+    p: float,
+    q: float,
+    walks: int,
+    seed: Any,
+    out: Any,
+    first_node: int,
+    stop_node: int,
+) -> None:
+    length = out.shape[1]
+    for start in range(first_node, stop_node):
+        of_node = _word(seed, start)
+        for walk in range(walks):
+            key = _word(of_node, walk)
+            row = out[start * walks + walk]
+            row[0] = start
+            node = start
+            before = -1
+            step = 1
+            while step < length:
+                first, stop = np.int64(offsets[node]), np.int64(offsets[node + 1])
+                if first == stop:
+                    break
+                word = _word(key, step)
+                if before < 0:
+                    edge = first + _below(word, stop - first)
+                else:
+                    edge = _next_of_pair(offsets, receivers, before, node, p, q, word)
+                before = node
+                node = np.int64(receivers[edge])
+                row[step] = node
+                step += 1
+            row[step:] = -1
+
+
+@compiled()
+def share_temporal(openmp: int, threads: int, arguments: Any, nodes: int) -> None:
+    """Temporal walks from every node; `arguments` as `_temporal` has them."""
+    share(openmp, threads, _here._temporal, arguments, None, nodes)
+
+
+@compiled()
+def share_uniform(openmp: int, threads: int, arguments: Any, nodes: int) -> None:
+    """Uniform walks from every node; `arguments` as `_uniform` has them."""
+    share(openmp, threads, _here._uniform, arguments, None, nodes)
+
+
+@compiled()
+def share_node2vec(openmp: int, threads: int, arguments: Any, nodes: int) -> None:
+    """Biased walks from every node; `arguments` as `_node2vec` has them."""
+    share(openmp, threads, _here._node2vec, arguments, None, nodes)

@@ -1,0 +1,114 @@
+"""`weft train links` and `weft train nodes` from a file to a table with intervals."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+SHORT = ("--epochs", 2, "--quiet")
+
+
+@pytest.fixture
+def messages(tmp_path: Path) -> Path:
+    """An edge list: 30 people, mostly writing within three groups."""
+    rng = np.random.default_rng(0)
+    senders = rng.integers(30, size=600)
+    receivers = rng.integers(10, size=600) * 3 + senders % 3
+    path = tmp_path / "messages.txt"
+    path.write_text(
+        "".join(f"u{a} u{b} {t}\n" for t, (a, b) in enumerate(zip(senders, receivers, strict=True)))
+    )
+    return path
+
+
+@pytest.fixture
+def groups(tmp_path: Path) -> Path:
+    path = tmp_path / "groups.txt"
+    path.write_text("".join(f"u{node} group{node % 3}\n" for node in range(30)))
+    return path
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return found
+
+
+def test_links_of_an_edge_list(weft: Callable[..., Any], messages: Path, tmp_path: Path) -> None:
+    said = weft("train", "links", "--data", messages, "--sparsify", "rigl", *SHORT)
+    assert said.code == 0, said.err
+    assert re.search(r"test +│ +120 │ 0\.\d{4} \(0\.\d{4} to 0\.\d{4}\)", said.out)
+    assert re.search(r"of 2,176 weights are not 0 \(9\d\.\d% sparse, by rigl\)", said.out)
+    assert "--compat" not in said.out
+    found = summary(tmp_path / "runs" / "links-messages")
+    assert found["counts"]["train"] == 420
+    assert (
+        found["test"]["auc"]["low"] < found["test"]["auc"]["value"] < found["test"]["auc"]["high"]
+    )
+    said = weft("train", "links", "--data", messages, "--sparsify", "rigl", *SHORT)
+    assert said.code == 2
+    assert "holds a run already" in said.err
+    said = weft("train", "links", "--data", messages, "--sparsify", "rigl", *SHORT, "--resume")
+    assert said.code == 0
+    assert summary(tmp_path / "runs" / "links-messages")["test"] == found["test"]
+
+
+def test_the_papers_split_says_so(weft: Callable[..., Any], messages: Path) -> None:
+    said = weft("train", "links", "--data", messages, "--compat", *SHORT)
+    assert said.code == 0, said.err
+    assert "these scores are too good" in said.out
+    assert "2,176 weights, dense" in said.out
+
+
+def test_nodes_of_an_edge_list(
+    weft: Callable[..., Any], messages: Path, groups: Path, tmp_path: Path
+) -> None:
+    words = ("train", "nodes", "--data", messages, "--labels", groups, "--model", "fnn")
+    said = weft(*words, "--sparsify", "snip", "--sparsity", 0.5, *SHORT)
+    assert said.code == 0, said.err
+    assert re.search(r"test +│ +6 │ +[\d.]+% \([\d.]+% to [\d.]+%\)", said.out)
+    assert "(50.0% sparse, by snip)" in said.out
+    found = summary(tmp_path / "runs" / "nodes-messages")
+    assert found["counts"]["classes"] == 3
+    assert set(found["accuracy"]) == {"train", "validation", "test"}
+
+
+@pytest.mark.usefixtures("small_cora")
+def test_nodes_of_the_catalogue(weft: Callable[..., Any]) -> None:
+    said = weft("train", "nodes", "--epochs", 20, "--sparsify", "rigl", "--quiet")
+    assert said.code == 0, said.err
+    assert "3 classes, 20 epochs" in said.out
+    said = weft("train", "nodes", "--split", "public", "--run-dir", "public", *SHORT)
+    assert said.code == 0, said.err
+
+
+def test_settings_as_json(weft: Callable[..., Any]) -> None:
+    said = weft("train", "nodes", "--model", "fnn", "--print-config")
+    found = json.loads(said.out)
+    assert (found["epochs"], found["hidden"], found["sparsify"]) == (40, [256, 128], "none")
+    assert json.loads(weft("train", "links", "--print-config").out)["sparsity"] == 0.906
+
+
+def test_mistakes(
+    mistake: Callable[..., str], messages: Path, groups: Path, tmp_path: Path
+) -> None:
+    assert "neither a file nor a data set" in mistake("train", "links", "--data", "nothing")
+    assert "neither a file nor a data set" in mistake("train", "nodes", "--data", "nothing")
+    assert "sparsity is 1.0" in mistake("train", "links", "--sparsity", 1.0)
+    assert "says nothing of classes" in mistake("train", "nodes", "--data", messages)
+    assert "leave out --labels" in mistake("train", "nodes", "--labels", groups)
+    assert "does not exist" in mistake("train", "links", "--init-from", "nowhere")
+    bad = tmp_path / "bad.txt"
+    bad.write_text("alice bob 1\nbob alice -3\n")
+    assert "bad.txt, line 2: the time is negative" in mistake("train", "links", "--data", bad)
+    bad.write_text("alice bob 1\nbob alice\n")
+    assert "line 2: 3 tokens (src, dst, time) wanted" in mistake("train", "links", "--data", bad)
+    bad.write_text("alice bob 1\nbob alice 2\n")
+    assert "2 edges give parts of" in mistake("train", "links", "--data", bad)
+    words = ("train", "nodes", "--data", messages, "--labels", groups)
+    assert "no node column 'x'" in mistake(*words)
