@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from weft.errors import DataError
 from weft.graphs import Graph
 from weft.parallel.partition import PARTITIONS, partition_nodes
 from weft.parallel.prepare import prepare
@@ -94,7 +95,7 @@ def test_unknown_way_lists_the_legal_ones():
 
 def test_metis_without_its_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "pymetis", None)
-    with pytest.raises(ImportError, match=r"weft\[partition\]"):
+    with pytest.raises(DataError, match=r"weft\[partition\]"):
         partition_nodes(random_graph(5, 9), 2, "metis")
 
 

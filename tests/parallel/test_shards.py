@@ -321,7 +321,6 @@ def with_nodes(**columns):
         (with_nodes(x=np.ones(9)), r"'x' is float64\[9\]"),
         (with_nodes(y=np.ones(9)), r"'y' is float64\[9\]; one whole number"),
         (with_nodes(test=np.ones(9, np.int8)), r"'test' is int8\[9\]; a mask"),
-        (with_nodes(train=np.zeros(9, bool)), "no node is in 'train'"),
         (with_nodes(y=np.full(9, -1)), "node 0 is in 'train' but has no class"),
         (with_nodes(x=np.array([[1.0, 2]] * 8 + [[1, np.nan]])), "'x' is nan in row 8"),
         (path_graph(weights=np.array([1.0] * 7 + [np.inf])), "'weight' is inf in row 7"),

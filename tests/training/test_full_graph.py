@@ -14,8 +14,9 @@ import full_graph_cases
 import numpy as np
 import pytest
 
+from weft.cli import main
 from weft.errors import DataError
-from weft.graphs import Graph, GraphTable, write_table
+from weft.graphs import Graph, GraphTable, open_table, store, write_table
 from weft.parallel.grid import Grid, grid_of
 from weft.parallel.network import GridNetwork
 from weft.parallel.prepare import prepare
@@ -23,6 +24,7 @@ from weft.sources import planted_partition
 from weft.training import NonFiniteLoss, read_metrics
 from weft.training import full_graph as module
 from weft.training.full_graph import FullGraphConfig, TrainedFullGraph, train_full_graph
+from weft.training.full_graph_checkpoint import last_epoch
 from weft.training.launch import RankError, launch
 
 CONFIG = FullGraphConfig(
@@ -81,6 +83,10 @@ def test_one_process_leaves_a_whole_run(table, folder, serial):
     run = folder / "serial"
     summary = json.loads((run / "summary.json").read_text())
     assert summary["grid"] == "1d"
+    # Libraries are not counted: they would be a hundred times what this graph takes.
+    cost = summary["communication"]
+    assert 0 < cost["predicted"] < 1e5
+    assert 0 <= cost["peak"] < 1.5e7
     assert summary["counts"] == table.metadata["counts"]
     assert 0 < summary["test_accuracy"] <= 1
     assert (run / "weights.safetensors").exists()
@@ -186,14 +192,18 @@ def test_a_grid_of_other_ranks_and_a_table_in_memory(table, tmp_path):
         train_full_graph(table, replace(CONFIG, ranks=2), Grid(rows=4), folder=tmp_path / "run")
     with pytest.raises(ValueError, match="the table is in memory"):
         train(prepare(graph(), blocks=2), tmp_path / "run", Grid(rows=2))
+    bare = prepare(replace(graph(), nodes={"x": graph().nodes["x"]}), blocks=1)
+    with pytest.raises(DataError, match="made has no node to train on"):
+        train(bare, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_signal_stops_with_a_checkpoint(table, serial, tmp_path, monkeypatch):
+@pytest.mark.parametrize("epoch", [4, 6])
+def test_a_signal_stops_with_a_checkpoint(table, serial, tmp_path, monkeypatch, epoch):
     step = GridNetwork.step
 
     def signalled(self: GridNetwork, seed: int) -> float:
-        if seed % 2**32 == 4:
+        if seed % 2**32 == epoch:
             os.kill(os.getpid(), signal.SIGTERM)
         return step(self, seed)
 
@@ -201,9 +211,21 @@ def test_a_signal_stops_with_a_checkpoint(table, serial, tmp_path, monkeypatch):
         patch.setattr(GridNetwork, "step", signalled)
         trained = train(table, tmp_path / "run")
     assert trained.result.stopped == "interrupted by SIGTERM"
-    assert trained.result.epochs == 4
+    assert trained.result.epochs == last_epoch(tmp_path / "run" / "checkpoints") == epoch
     train(table, tmp_path / "run", resume=True)
     np.testing.assert_array_equal(losses(tmp_path / "run"), serial)
+
+
+def test_files_that_are_not_as_the_manifest_says(tmp_path, monkeypatch):
+    # As for a large table, whose bytes are not all read when it is opened.
+    monkeypatch.setattr(store, "CHECK_BYTES", 0)
+    prepare(graph(), tmp_path / "graph.weft", blocks=1)
+    with (tmp_path / "graph.weft" / "x.npy").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x3f")
+    with pytest.raises(DataError, match=r"x\.npy"):
+        train(open_table(tmp_path / "graph.weft"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_early_stopping_and_weights_of_another_run(table, folder, serial, tmp_path):
@@ -222,12 +244,13 @@ def test_a_loss_that_is_not_finite(table, tmp_path):
         train(table, tmp_path / "run", config=config)
 
 
-def test_graphsage_in_float32(table, tmp_path):
-    means = prepare(graph(), tmp_path / "means.weft", blocks=2, normalisation="row")
-    config = replace(CONFIG, model="sage", dtype="float32")
-    train(means, tmp_path / "one", config=config)
-    train(means, tmp_path / "two", Grid(rows=2), config)
-    np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=1e-6)
+def test_graphsage_in_float32(tmp_path):
+    means = prepare(graph(), blocks=2, normalisation="row")
+    config = replace(CONFIG, model="sage", dtype="float32", dropout=0.0)
+    train(means, tmp_path / "run", config=config)
+    found = losses(tmp_path / "run")
+    assert found[-1] < found[0]
+    np.testing.assert_array_equal(found, np.float32(found))
 
 
 def test_ranks_that_torchrun_starts_again_go_on_by_themselves(tmp_path):
@@ -240,7 +263,7 @@ def test_ranks_that_torchrun_starts_again_go_on_by_themselves(tmp_path):
         task = ([*words, str(epochs)], restarts)
         return launch(full_graph_cases.command, task, ranks=2, logs=tmp_path / "logs")
 
-    assert ranks(3, restarts=0) == [0, 0]
+    assert main([*words, "3"]) == 0
     assert ranks(5, restarts=1) == [0, 0]
     assert len(losses(run)) == 5
     # Not started again, and not told to go on: the run is refused, on every rank.

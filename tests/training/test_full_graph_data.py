@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from weft.graphs import Graph, write_table
 from weft.parallel.prepare import prepare
 from weft.sources import planted_partition
 from weft.training.full_graph_config import FullGraphConfig
-from weft.training.full_graph_data import full_graph_table, original_digest, source_graph
+from weft.training.full_graph_data import full_graph_table, source_graph
 
 GRAPH = planted_partition(40, 2, mean_degree=4, homophily=0.9, num_features=3, seed=0)
 
@@ -52,11 +53,14 @@ def test_a_table_that_is_prepared_already_is_taken_as_it_is(tmp_path):
     assert found.path == table.path
     with pytest.raises(DataError, match="prepared with normalisation symmetric, and row is asked"):
         full_graph_table(replace(config, model="sage"), data_dir=tmp_path / "data")
+    for options in ({"partition": "rcm"}, {"split": (0.5, 0.25, 0.25)}):
+        with pytest.raises(DataError, match="a split and the partition contiguous; leave"):
+            full_graph_table(replace(config, **options), data_dir=tmp_path / "data")
 
 
 def test_the_digest_knows_a_graph_in_any_partition():
     digests = {
-        original_digest(prepare(GRAPH, blocks=blocks, partition=partition))
+        prepare(GRAPH, blocks=blocks, partition=partition).metadata["original"]
         for blocks, partition in ((1, "contiguous"), (4, "random"), (3, "rcm"))
     }
     assert len(digests) == 1
@@ -68,7 +72,7 @@ def test_the_digest_knows_a_graph_in_any_partition():
         {"senders": GRAPH.senders[1:], "receivers": GRAPH.receivers[1:]},
     )
     for change in changes:
-        digests.add(original_digest(prepare(replace(GRAPH, **change), blocks=2)))
+        digests.add(prepare(replace(GRAPH, **change), blocks=2).metadata["original"])
     assert len(digests) == 1 + len(changes)
 
 
@@ -111,6 +115,21 @@ def test_a_graph_without_features(config):
     bare = Graph(num_nodes=2, nodes={"y": np.zeros(2, dtype=np.int64)})
     with pytest.raises(DataError, match=r"has no node column 'x'.*--features FILE.npy"):
         source_graph(config, bare)
+
+
+def test_a_graph_to_apply_a_network_to_needs_features_alone(config, tmp_path):
+    table, _ = full_graph_table(config, data_dir=tmp_path / "data", unlabelled=True)
+    assert (table.metadata["classes"], table.metadata["counts"]["train"]) == (0, 0)
+    assert set(table.column("y")) == {-1}
+    with pytest.raises(DataError, match=r"give --features FILE.npy with"):
+        source_graph(config, Graph(num_nodes=2), unlabelled=True)
+
+
+def test_metis_without_its_package(config, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pymetis", None)
+    with pytest.raises(DataError, match=r"pip install 'weft\[partition\]'"):
+        full_graph_table(replace(config, partition="metis"), data_dir=tmp_path / "data")
+    assert not list((tmp_path / "data").glob("*.weft"))
 
 
 def test_the_grid_is_chosen_by_cost(config):

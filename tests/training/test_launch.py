@@ -53,19 +53,17 @@ def test_a_killed_rank_ends_the_others_and_all_start_again(tmp_path):
     said: list[str] = []
     found = launch(
         launch_cases.killed,
-        (str(tmp_path), 2, 2),
-        ranks=3,
+        (str(tmp_path), 1, 1),
+        ranks=2,
         logs=tmp_path / "logs",
         max_restarts=3,
         again=lambda: "epoch 40",
         tell=said.append,
     )
-    assert found == ["whole"] * 3
-    assert [text.partition(";")[2] for text in said] == [
-        " restarting from epoch 40 (1 of 3)",
-        " restarting from epoch 40 (2 of 3)",
-    ]
-    assert all(text.startswith("rank 2 was killed by SIGKILL") for text in said)
+    assert found == ["whole"] * 2
+    (text,) = said
+    assert text.startswith("rank 1 was killed by SIGKILL")
+    assert text.endswith("; restarting from epoch 40 (1 of 3)")
 
 
 def test_restarts_are_counted(tmp_path):

@@ -19,7 +19,7 @@ __all__ = ["main"]
 GROUPS = {
     "data": "the data sets: list them, get one, look at one",
     "train": "train a model with a recipe",
-    "predict": "apply a trained run to new structures or code: weft predict RUN FILE",
+    "predict": "apply a trained run to new structures, graphs or code: weft predict RUN FILE",
     "plan": "which way to train is fastest, by formulas: weft plan full-graph",
     "bench": "time weft side by side with other libraries",
     "study": "rerun the papers' experiments on this machine",

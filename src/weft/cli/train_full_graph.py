@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +32,8 @@ from weft.training.structure_data import file_name_of
 
 __all__ = ["FullGraph"]
 
+# What ranks wait at most for the first of their host to prepare the graph.
+_PREPARING = timedelta(hours=2)
 # Elastic's own name for how often it has started its ranks again.
 _RESTARTED = "TORCHELASTIC_RESTART_COUNT"
 
@@ -79,7 +82,8 @@ class FullGraph:
         config = self.config
         if self.print_config:
             return print_config(config, console)
-        if self.init_from and not self.init_from.exists():
+        # Of several hosts, rank 0's alone needs it, and says so if it has none.
+        if self.init_from and not is_a_rank() and not self.init_from.exists():
             raise DataError(f"--init-from {self.init_from} does not exist")
         if self.max_restarts < 0:
             raise DataError(f"--max-restarts is {self.max_restarts}; it must be at least 0")
@@ -92,7 +96,7 @@ class FullGraph:
             console.print(f"There is no run in {folder} to resume; a new one starts.")
         joined: AbstractContextManager[object] = nullcontext()
         if is_a_rank():
-            joined = joined_ranks(config.wait)
+            joined = joined_ranks(max(config.wait, _PREPARING))
             resume = resume or int(os.environ.get(_RESTARTED, "0")) > 0
         with lost_ranks_named(), joined:
             table, grid = _first_of_host(lambda: self._data(console))

@@ -33,7 +33,8 @@ class GridNetwork:
     by all ranks together.
 
     Args:
-        model: GCN or GraphSAGE; in its training mode `step` drops activations.
+        model: GCN or GraphSAGE; in its training mode `step` drops activations. It may tell more
+            classes apart than the graph has.
         shard: this rank's part of the graph.
     """
 
@@ -44,13 +45,12 @@ class GridNetwork:
         self._layers = layers
         weights = [layer.neighbours if self._sage else layer.weight for layer in layers]
         widths = [weights[0].shape[0], *(weight.shape[1] for weight in weights)]
-        if (widths[0], widths[-1]) != (shard.features, shard.classes):
+        if widths[0] != shard.features or widths[-1] < shard.classes:
             raise ValueError(
                 f"the model maps {widths[0]} features to {widths[-1]} classes; the graph has "
                 f"{shard.features} features and {shard.classes} classes"
             )
-        if not shard.counts["train"]:
-            raise ValueError("no node is in the training part of the split; mark some as train")
+        self.classes = widths[-1]
         self.plans = plan_layers(
             widths,
             shard.method,
@@ -73,15 +73,20 @@ class GridNetwork:
 
         Args:
             seed: of the dropped activations.
+
+        Raises:
+            ValueError: on every rank: there is no node to train on.
         """
-        self.model.zero_grad(set_to_none=True)
         shard = self.shard
+        if not shard.counts["train"]:
+            raise ValueError("no node is in the training part of the split; mark some as train")
+        self.model.zero_grad(set_to_none=True)
         loss = cross_entropy(
             self.world,
             self._logits(seed if self.model.training else None),
             shard.y,
             self._train_rows,
-            classes=shard.classes,
+            classes=self.classes,
             count=shard.counts["train"],
         )
         loss.backward()  # type: ignore[no-untyped-call]
@@ -92,7 +97,7 @@ class GridNetwork:
     def evaluate(self) -> dict[str, float]:
         """`PART_loss` and `PART_accuracy` for train, validation and test, without dropout."""
         shard = self.shard
-        return scores(self.world, self._logits(None), shard.y, shard.masks, classes=shard.classes)
+        return scores(self.world, self._logits(None), shard.y, shard.masks, classes=self.classes)
 
     @torch.no_grad()
     def predict(self) -> tuple[Tensor, Tensor]:
@@ -100,7 +105,7 @@ class GridNetwork:
 
         The ranks together give every node once; a rank that holds a replica gives none.
         """
-        logits = gather_columns(self.world, self._logits(None), self.shard.classes)
+        logits = gather_columns(self.world, self._logits(None), self.classes)
         count = len(logits) if self.world.counts else 0
         return self.shard.ids[:count], logits[:count].softmax(1)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weft.errors import DataError
 from weft.graphs import Array, Graph
 from weft.layout.orders import ORDERS, neighbour_matrix
 from weft.parallel.grid import balanced
@@ -52,7 +53,7 @@ def partition_nodes(graph: Graph, blocks: int, how: str, seed: int = 0) -> Parti
 
     Raises:
         ValueError: more blocks than nodes, or a way that there is not.
-        ImportError: `metis` without pymetis.
+        DataError: `metis` without pymetis.
     """
     if how not in PARTITIONS:
         raise ValueError(f"partition is {how!r}; choose from {', '.join(PARTITIONS)}")
@@ -68,7 +69,7 @@ def partition_nodes(graph: Graph, blocks: int, how: str, seed: int = 0) -> Parti
             order=np.argsort(part, kind="stable"), offsets=np.append(0, np.cumsum(sizes))
         )
     if how == "random":
-        # A stream of its own: with the seed of a generated graph it would undo that one's shuffling.
+        # A stream of its own: with a generated graph's seed it would undo that one's shuffling.
         order = np.random.default_rng((seed, _STREAM)).permutation(graph.num_nodes)
     elif how == "rcm":
         order = ORDERS["rcm"](graph.num_nodes, graph.senders, graph.receivers)
@@ -87,8 +88,9 @@ def _metis_parts(graph: Graph, blocks: int, seed: int) -> Array:
     try:
         import pymetis
     except ImportError:
-        raise ImportError(
-            "the partition 'metis' needs pymetis: pip install 'weft[partition]'"
+        raise DataError(
+            "the partition 'metis' needs pymetis, which is not installed: pip install "
+            "'weft[partition]'"
         ) from None
     if blocks == 1:
         return np.zeros(graph.num_nodes, dtype=np.int64)

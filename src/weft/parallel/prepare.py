@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +27,8 @@ from weft.parallel.splits import PARTS, one_graph
 
 __all__ = ["prepare"]
 
+_ROWS_HASHED = 64
+
 
 def prepare(
     source: Graph | GraphTable,
@@ -40,12 +44,14 @@ def prepare(
 
     Columns of nodes, in the partition's order: `x` float32 or float64 [n, f]; `y` int64 [n], -1
     for none; `train`, `validation`, `test` bool [n]; `id` int64 [n], the node's number in
-    `source`. Of edges: `weight` float32 [e], normalised; and where the matrix is not its own
+    `source`. A graph with `x` alone, to apply a trained network to, gets classes of -1 and empty
+    masks. Of edges: `weight` float32 [e], normalised; and where the matrix is not its own
     transpose `out_receivers` and `out_weight`, the same edges in order of sender.
 
     Metadata: `kind`, `normalisation`, `classes`; `counts` of the split; `symmetric_values`, whether
     the matrix equals its transpose (of repeated edges with different weights, that they come in
-    the same order both ways); `fingerprint`; and `partition`: `how`, `blocks`, `offsets`, `seed`,
+    the same order both ways); `original`, a hash of the source's nodes and degrees, the same for
+    any partition; `fingerprint`; and `partition`: `how`, `blocks`, `offsets`, `seed`,
     `cut_edges` between blocks, and `imbalance_nodes` and `imbalance_edges`, the largest block over
     the mean one, edges counted where they enter.
 
@@ -91,6 +97,7 @@ def prepare(
             **_about(table, edges, parts, settings),
             "normalisation": normalisation,
             "symmetric_values": symmetric,
+            "original": _original(graph, parts.order, edges, normalisation),
         },
     )
     tell("checksums")
@@ -104,6 +111,9 @@ def prepare(
 def _checked(graph: Graph) -> Graph:
     """The graph with the columns that count, each of its final dtype, nothing copied in vain."""
     graph.validate()
+    if not any(name in graph.nodes for name in ("y", *PARTS)):
+        none = {part: np.zeros(graph.num_nodes, dtype=np.bool_) for part in PARTS}
+        graph = replace(graph, nodes={**graph.nodes, "y": np.full(graph.num_nodes, -1), **none})
     for name in ("x", "y", *PARTS):
         if name not in graph.nodes:
             remedy = (
@@ -136,8 +146,6 @@ def _checked(graph: Graph) -> Graph:
                 f"node {int(np.argmax(bad))} is in '{name}' but has no class (y = "
                 f"{y[np.argmax(bad)]}); take it out of the mask"
             )
-    if not graph.nodes["train"].any():
-        raise DataError("no node is in 'train': there is nothing to learn from")
     x = x if x.dtype in (np.float32, np.float64) else x.astype(np.float32)
     check_finite("node column 'x'", x)
     edges = {}
@@ -210,9 +218,24 @@ def _about(
             "imbalance_nodes": _imbalance(sizes),
             "imbalance_edges": _imbalance(np.diff(edges.in_starts[parts.offsets])),
         },
-        "classes": int(table.columns["y"].max()) + 1,
+        "classes": int(table.columns["y"].max(initial=-1)) + 1,
         "counts": {name: int(np.count_nonzero(table.columns[name])) for name in PARTS},
     }
+
+
+def _original(graph: Graph, order: Array, edges: SortedEdges, normalisation: str) -> str:
+    """A hash of classes, split, degrees and some rows of features, nodes in the graph's order."""
+    x, digest = graph.nodes["x"], hashlib.sha256()
+    parts = [*(graph.nodes[name] for name in ("y", *PARTS)), x[:_ROWS_HASHED]]
+    for starts in (edges.in_starts, edges.out_starts):
+        degrees = np.empty(graph.num_nodes, dtype=np.int64)
+        degrees[order] = np.diff(starts)
+        parts.append(degrees)
+    for part in parts:
+        digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+    about = [graph.num_nodes, len(edges.senders), list(x.shape), x.dtype.name, normalisation]
+    digest.update(json.dumps(about).encode())
+    return digest.hexdigest()[:16]
 
 
 def _imbalance(sizes: Array) -> float:

@@ -46,7 +46,7 @@ class RowExchange:
         world: the ranks.
         method: what travels, and when.
         heights: rows of each stage's dense block.
-        blocks: the nonzeros of each stage.
+        blocks: the nonzeros of each stage; they are taken over and changed.
     """
 
     def __init__(
@@ -62,11 +62,7 @@ class RowExchange:
             if stage.row == own:
                 self.local.append(block)
                 continue
-            rows, places = torch.unique(block.columns, return_inverse=True)
-            wanted[stage.row] = rows.long()
-            compressed[stage.row] = replace(
-                block, columns=places.to(torch.int32), num_columns=len(rows)
-            )
+            wanted[stage.row], compressed[stage.row] = _compressed(block)
         self.rows_wanted = {source: len(rows) for source, rows in wanted.items()}
         given = self._agree(wanted)
         self.rounds = [
@@ -152,3 +148,15 @@ class RowExchange:
             rows=torch.cat(out),
             blocks=[compressed[source] for source in heard],
         )
+
+
+def _compressed(block: CSRBlock) -> tuple[Tensor, CSRBlock]:
+    """Rows int64 [m] of a dense block that the nonzeros touch, and these counted among the m.
+
+    In place: a panel and its compressed form at once would be half as much memory again.
+    """
+    rows = torch.bincount(block.columns, minlength=block.num_columns).nonzero()[:, 0]
+    places = torch.empty(block.num_columns, dtype=torch.int32)
+    places[rows] = torch.arange(len(rows), dtype=torch.int32)
+    block.columns.copy_(places.index_select(0, block.columns))
+    return rows, replace(block, num_columns=len(rows))

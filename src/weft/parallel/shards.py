@@ -31,6 +31,7 @@ __all__ = [
     "fingerprint_of",
     "read_blocks",
     "read_nodes",
+    "release",
     "row_offsets",
     "rows_received",
 ]
@@ -118,7 +119,7 @@ def read_blocks(
             count_range(
                 own, starts[rows.start : rows.stop + 1] - edges.start, low, high, counts[rows]
             )
-        _release(columns)
+        release(columns)
     np.cumsum(offsets, axis=1, out=offsets)
     blocks = [
         CSRBlock(
@@ -146,8 +147,8 @@ def read_blocks(
             )
             if not good:
                 raise _damaged(table, names[1])
-        _release(columns)
-        _release(weights)
+        release(columns)
+        release(weights)
     return blocks
 
 
@@ -165,7 +166,7 @@ def read_nodes(
     step = max(1, _CHUNK_BYTES // row)
     for begin in range(0, stop - first, step):
         out[begin : begin + step] = values[first + begin : min(first + begin + step, stop)]
-        _release(values)
+        release(values)
     return torch.from_numpy(out)
 
 
@@ -210,7 +211,7 @@ def rows_received(table: GraphTable, offsets: Array) -> Array:
             touched[senders[begin : min(begin + _CHUNK_EDGES, int(starts[stop]))]] = True
         touched[first:stop] = False
         counts[block] = np.count_nonzero(touched)
-        _release(senders)
+        release(senders)
     return counts
 
 
@@ -262,7 +263,7 @@ def _row_chunks(starts: Array) -> Iterator[tuple[slice, slice]]:
         row = stop
 
 
-def _release(values: Array) -> None:
+def release(values: Array) -> None:
     """Let go of the pages of a mapped file that were read; without this they all stay counted."""
     base: object = values
     while isinstance(base, np.ndarray):

@@ -238,24 +238,24 @@ def joined(
 
 
 def _groups(grid: Grid, timeout: timedelta) -> dict[Along, dist.ProcessGroup | None]:
+    # Given to each group: a mesh would give them torch's own half an hour, also to be made in.
+    options = dist.ProcessGroupGloo.Options("gloo", timeout)  # type: ignore[no-untyped-call, call-arg]
+    gloo = ("gloo", options)
+    sides: dict[Along, int] = {"row": grid.rows, "column": grid.columns, "layer": grid.layers}
     mesh = init_device_mesh(
         "cpu",
-        (grid.rows, grid.columns, grid.layers),
-        mesh_dim_names=("row", "column", "layer"),
+        tuple(sides.values()),
+        mesh_dim_names=tuple(sides),
+        # What goes through the whole grid is the group of all ranks, which there is already.
+        backend_override={name: gloo for name, side in sides.items() if side < grid.ranks},
     )
-    groups: dict[Along, dist.ProcessGroup | None] = {
-        "row": mesh.get_group("row"),
-        "column": mesh.get_group("column"),
-        "layer": mesh.get_group("layer"),
-        "world": dist.group.WORLD,
-    }
+    dist.distributed_c10d._set_pg_timeout(timeout, dist.group.WORLD)
+    groups: dict[Along, dist.ProcessGroup | None] = {name: mesh.get_group(name) for name in sides}
+    groups["world"] = dist.group.WORLD
     if grid.replicated or grid.layers == 1:
         groups["weights"] = groups["row"]
     elif grid.columns == 1:
         groups["weights"] = groups["world"]
     else:
-        groups["weights"] = mesh["row", "layer"]._flatten("weights").get_group()
-    for group in groups.values():
-        # A mesh gives its groups torch's own half an hour.
-        dist.distributed_c10d._set_pg_timeout(timeout, group)
+        groups["weights"] = mesh["row", "layer"]._flatten("weights", gloo).get_group()
     return groups

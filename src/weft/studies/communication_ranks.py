@@ -246,10 +246,7 @@ class PreparedTables:
         path = self.folder / f"{how}-{blocks}.weft"
         if path.exists():
             return open_table(path)
-        try:
-            return prepare(self.graph, path, blocks=blocks, partition=how, seed=self.seed)
-        except ImportError as error:
-            raise DataError(str(error)) from error
+        return prepare(self.graph, path, blocks=blocks, partition=how, seed=self.seed)
 
 
 def grid_label(grid: Grid) -> str:

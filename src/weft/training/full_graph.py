@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from weft.errors import DataError
 from weft.graphs import GraphTable, open_table
 from weft.parallel.grid import Grid
 from weft.parallel.world import World, joined
@@ -35,7 +37,8 @@ def train_full_graph(
     """Train with the ranks that `config` asks for, and keep everything in the run's folder.
 
     Several are started here, on this machine, and started again from the last checkpoint where
-    one is killed. In a process that torchrun has started, this is one of the ranks.
+    one is killed; a script that does this has its own work under `if __name__ == "__main__":`.
+    In a process that torchrun has started, this is one of the ranks.
 
     Args:
         table: the prepared graph, see `full_graph_table`; on disk, if there are several ranks.
@@ -52,9 +55,15 @@ def train_full_graph(
     Raises:
         DataError: the folder holds another run; a checkpoint is of another model or data; ranks
             have different data; a rank has failed for good (RankError). The same on all ranks.
+            The table is damaged, or has no node to train on.
     """
     if grid.ranks != config.num_ranks:
         raise ValueError(f"the grid {grid.shape} has {grid.ranks} ranks, not {config.num_ranks}")
+    if not table.metadata["counts"]["train"]:
+        raise DataError(f"{config.data} has no node to train on; mark some in a column 'train'")
+    if table.path is not None and not table.checked and os.environ.get("LOCAL_RANK", "0") == "0":
+        # Ranks only compare what the manifest says: that the files are so, one sees for its host.
+        open_table(table.path, check=True)
     job = _Job(config=config, grid=grid, folder=folder, init_from=init_from, quiet=quiet)
     if is_a_rank() or grid.ranks == 1:
         return _train_here(table, job, resume=resume)
@@ -116,7 +125,8 @@ def _train_launched(path: Path, job: _Job) -> TrainedFullGraph | None:
     with job.join() as world:
         run = Run(job.folder, tensorboard=True) if world.rank == 0 else None
         try:
-            trained = job.train(open_table(path), world, run)
+            # Whoever started the ranks has checked it: each reads its own part, and no more.
+            trained = job.train(open_table(path, check=False), world, run)
         finally:
             if run is not None:
                 run.close()

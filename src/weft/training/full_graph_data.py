@@ -17,7 +17,7 @@ from weft.graphs.store import MANIFEST
 from weft.parallel.grid import Grid
 from weft.parallel.prepare import prepare
 from weft.parallel.shards import KIND
-from weft.parallel.splits import PARTS, one_graph, share_split, with_split
+from weft.parallel.splits import one_graph, share_split, with_split
 from weft.sources import (
     CATALOGUE,
     cached_table,
@@ -30,11 +30,10 @@ from weft.sources.edge_lists import both_directions
 from weft.training.full_graph_config import FullGraphConfig
 from weft.training.structure_data import file_name_of
 
-__all__ = ["full_graph_table", "original_digest", "source_graph"]
+__all__ = ["full_graph_table", "source_graph"]
 
 # In the key of cached tables: another one when what is made of the same data changes.
-_VERSION = 1
-_ROWS_IN_DIGEST = 64
+_VERSION = 2
 
 
 def full_graph_table(
@@ -77,10 +76,18 @@ def full_graph_table(
                 f"{config.matrix} is asked for; prepare it again or pass --normalisation "
                 f"{about['normalisation']}"
             )
+        how = about["partition"]["how"]
+        if config.partition not in ("contiguous", how) or config.split is not None:
+            raise DataError(
+                f"{config.data} was prepared with a split and the partition {how}; leave "
+                "--partition and --split out, or prepare it again"
+            )
         return source, grid
     if unlabelled:
-        source = _without_classes(source)
-    grid = config.chosen_grid(*_sizes(source, config))
+        graph = one_graph(source)
+        features_only = {name: values for name, values in graph.nodes.items() if name == "x"}
+        source = replace(graph, nodes=features_only)
+    grid = config.chosen_grid(*_sizes(source, config, unlabelled=unlabelled))
     made_of = {
         "version": _VERSION,
         "source": stamp,
@@ -97,7 +104,7 @@ def full_graph_table(
 
     def build(path: Path) -> GraphTable:
         return prepare(
-            source_graph(config, source),
+            source_graph(config, source, unlabelled=unlabelled),
             path,
             blocks=grid.blocks,
             partition=config.partition,
@@ -111,27 +118,24 @@ def full_graph_table(
     return cached_table(name, build, data_dir=data_dir, remedy=remedy), grid
 
 
-def source_graph(config: FullGraphConfig, source: Graph | GraphTable) -> Graph:
-    """The graph with the classes, split and scaled features that `config` asks for.
+def source_graph(
+    config: FullGraphConfig, source: Graph | GraphTable, *, unlabelled: bool = False
+) -> Graph:
+    """The graph with the scaled features and, unless `unlabelled`, the split of `config`.
 
     Raises:
         DataError: it has no features or classes, or too few nodes of a class for the split.
     """
     graph = one_graph(source)
-    for name in ("x", "y"):
+    for name in ("x",) if unlabelled else ("x", "y"):
         if name not in graph.nodes:
+            files = "--features FILE.npy" + ("" if unlabelled else " and --labels FILE.npy")
             raise DataError(
-                f"{config.data} has no node column '{name}'; to classify nodes, give --features "
-                "FILE.npy and --labels FILE.npy with an edge list"
+                f"{config.data} has no node column '{name}'; to classify nodes, give {files} with "
+                "an edge list"
             )
-    if config.split is not None:
-        masks = share_split(graph.nodes["y"], shares=config.split, seed=config.seed)
-        graph = with_split(graph, masks)
-    elif not all(part in graph.nodes for part in PARTS):
-        try:
-            graph = with_split(graph)
-        except DataError as error:
-            raise DataError(f"{config.data}: {error}, such as --split 0.6 0.2 0.2") from None
+    if not unlabelled:
+        graph = _split(config, graph)
     x = graph.nodes["x"]
     if config.feature_scale == "rows" or (
         config.feature_scale == "auto" and bool((np.asarray(x) >= 0).all())
@@ -141,23 +145,27 @@ def source_graph(config: FullGraphConfig, source: Graph | GraphTable) -> Graph:
     return replace(graph, nodes={**graph.nodes, "x": x})
 
 
-def _sizes(source: Graph | GraphTable, config: FullGraphConfig) -> tuple[int, int, int, int]:
+def _split(config: FullGraphConfig, graph: Graph) -> Graph:
+    if config.split is not None:
+        masks = share_split(graph.nodes["y"], shares=config.split, seed=config.seed)
+        return with_split(graph, masks)
+    try:
+        return with_split(graph)
+    except DataError as error:
+        raise DataError(f"{config.data}: {error}, such as --split 0.6 0.2 0.2") from None
+
+
+def _sizes(
+    source: Graph | GraphTable, config: FullGraphConfig, *, unlabelled: bool
+) -> tuple[int, int, int, int]:
     """Nodes, nonzeros of the matrix, features and classes."""
     graph = one_graph(source)
-    if "x" not in graph.nodes or "y" not in graph.nodes:
-        source_graph(config, graph)  # which says what is missing
+    if "x" not in graph.nodes or ("y" not in graph.nodes and not unlabelled):
+        source_graph(config, graph, unlabelled=unlabelled)  # which says what is missing
     loops = graph.num_nodes if config.matrix == "symmetric" else 0
-    x, y = graph.nodes["x"], graph.nodes["y"]
+    x, y = graph.nodes["x"], graph.nodes.get("y", 0)
     width = x.shape[1] if x.ndim == 2 else 1
     return graph.num_nodes, graph.num_edges + loops, width, int(np.max(y, initial=0)) + 1
-
-
-def _without_classes(source: Graph | GraphTable) -> Graph:
-    """The graph as if its nodes were of one class: a table must have some; nobody reads them."""
-    graph = one_graph(source)
-    masks = {part: np.full(graph.num_nodes, part == "train") for part in PARTS}
-    y = np.zeros(graph.num_nodes, dtype=np.int64)
-    return replace(graph, nodes={**graph.nodes, "y": y, **masks})
 
 
 def _source(
@@ -222,18 +230,21 @@ def _stamp(path: Path) -> list[Any]:
 
 def _own_graph(edges: Path, features: Path, labels: Path | None, *, directed: bool) -> Graph:
     x = _numbers(features)
-    y = np.full(len(x), -1) if labels is None else _numbers(labels)
     if x.ndim != 2:
         raise DataError(f"{features} has shape {list(x.shape)}; one row a node is needed, [n, f]")
-    if y.shape != (len(x),):
-        raise DataError(
-            f"{labels} has shape {list(y.shape)}; {features} has {len(x)} rows, so [{len(x)}] is "
-            "needed"
-        )
-    if y.dtype.kind not in "iu":
-        raise DataError(
-            f"{labels} holds {y.dtype}; whole numbers are needed, classes from 0, -1 for none"
-        )
+    nodes = {"x": x}
+    if labels is not None:
+        y = _numbers(labels)
+        if y.shape != (len(x),):
+            raise DataError(
+                f"{labels} has shape {list(y.shape)}; {features} has {len(x)} rows, so "
+                f"[{len(x)}] is needed"
+            )
+        if y.dtype.kind not in "iu":
+            raise DataError(
+                f"{labels} holds {y.dtype}; whole numbers are needed, classes from 0, -1 for none"
+            )
+        nodes["y"] = y.astype(np.int64)
     listed = read_edge_list(edges, columns=("src", "dst"), ids="integer")
     if listed.num_nodes and not 0 <= int(listed.ids[0]) <= int(listed.ids[-1]) < len(x):
         bad = listed.ids[0] if listed.ids[0] < 0 else listed.ids[-1]
@@ -244,12 +255,7 @@ def _own_graph(edges: Path, features: Path, labels: Path | None, *, directed: bo
     senders, receivers = listed.ids[listed.senders], listed.ids[listed.receivers]
     if not directed:
         senders, receivers = both_directions(senders, receivers, len(x))
-    return Graph(
-        num_nodes=len(x),
-        senders=senders,
-        receivers=receivers,
-        nodes={"x": x, "y": y.astype(np.int64)},
-    )
+    return Graph(num_nodes=len(x), senders=senders, receivers=receivers, nodes=nodes)
 
 
 def _numbers(path: Path) -> Array:
@@ -264,26 +270,3 @@ def _numbers(path: Path) -> Array:
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
         raise DataError(f"{path} is no .npy file of numbers; write it with numpy.save")
     return array
-
-
-def original_digest(table: GraphTable) -> str:
-    """A hash of a prepared graph's nodes and degrees, whatever its partition.
-
-    By it a checkpoint knows its data on any number of ranks. Reads what is small: classes, split,
-    degrees, and some rows of features.
-    """
-    order = np.argsort(table.column("id"), kind="stable")
-    starts = np.append(np.asarray(table.columns["in_start"]), table.total_edges)
-    x = table.column("x")
-    digest = hashlib.sha256()
-    parts: list[Array] = [
-        np.asarray(table.column("y"))[order],
-        *(np.asarray(table.column(part))[order] for part in PARTS),
-        np.diff(starts.astype(np.int64))[order],
-        x[order[:_ROWS_IN_DIGEST]],
-    ]
-    for part in parts:
-        digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
-    about = [table.total_nodes, table.total_edges, list(x.shape), table.metadata["normalisation"]]
-    digest.update(json.dumps(about).encode())
-    return digest.hexdigest()[:16]

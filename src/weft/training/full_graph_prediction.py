@@ -25,7 +25,7 @@ from weft.training.full_graph import join
 from weft.training.full_graph_config import FullGraphConfig
 from weft.training.full_graph_data import full_graph_table
 from weft.training.full_graph_session import ABOUT, KIND, check_alike
-from weft.training.launch import is_a_rank, launch
+from weft.training.launch import LOGS, is_a_rank, launch
 from weft.training.prediction import from_json
 
 __all__ = ["TrainedNodes", "is_of_full_graph", "load_nodes", "predict_nodes"]
@@ -125,7 +125,7 @@ def predict_nodes(
         else:
             assert table.path is not None
             arguments = (table.path, trained, grid, Path(parts))
-            launch(_predict_launched, arguments, ranks=ranks, logs=Path(parts) / "logs")
+            launch(_predict_launched, arguments, ranks=ranks, logs=run / LOGS / "predict")
         found = np.concatenate([np.load(path) for path in sorted(Path(parts).glob("*.npy"))])
     found = found[np.argsort(found["node"], kind="stable")]
     write_atomically(out, lambda file: _write_csv(file, found))
@@ -174,8 +174,6 @@ def _rows(table: GraphTable, trained: TrainedNodes, world: World) -> Array:
     config = trained.config
     check_alike(table, world, config)
     shard = GraphShard.open(table, world, config.method, config.torch_dtype)
-    # A graph that was not trained on may have no classes, or not all of them.
-    shard = dataclasses.replace(shard, classes=trained.classes)
     model = config.make_model(trained.features, trained.classes)
     load_weights(model, trained.folder)
     model.eval()

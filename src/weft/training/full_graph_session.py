@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import resource
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,7 +28,7 @@ from weft.training.checkpoint import copy_weights, load_weights, put_weights, sa
 from weft.training.config import FitResult, NonFiniteLoss
 from weft.training.full_graph_checkpoint import CHECKPOINTS, Checkpoints, Saved, rank0_says
 from weft.training.full_graph_config import FullGraphConfig
-from weft.training.full_graph_data import original_digest
+from weft.training.full_graph_memory import before_graph, peak
 from weft.training.launch import note_signals
 from weft.training.numerics import denormals_flushed
 from weft.training.progress import FitProgress
@@ -52,7 +50,8 @@ class Communication:
     Attributes:
         bytes: received, by kind of collective.
         seconds: in collectives, waiting for others included, and in everything else.
-        peak: bytes of memory at most, beyond what the process had before it opened its part.
+        peak: bytes of memory at most, beyond what the process holds with all code loaded and no
+            graph.
         predicted: the same by the cost model.
     """
 
@@ -183,7 +182,7 @@ class _Session:
     ) -> None:
         self.table, self.world, self.config = table, world, config
         self.folder, self.run, self.quiet = folder, run, quiet
-        self.before = _resident()
+        self.before = before_graph(table, config)
         shard = GraphShard.open(table, world, self.config.method, self.config.torch_dtype)
         self.shard = shard
         seed_everything(self.config.seed)
@@ -203,7 +202,6 @@ class _Session:
         self.bytes: dict[str, float] = {}
         self.spent = {"communication": 0.0, "compute": 0.0}
         self.epochs_here = 0
-        self.peak = 0.0
         self.clock = time.perf_counter()
 
     def take_weights(self, path: Path) -> None:
@@ -218,8 +216,7 @@ class _Session:
             k: v for k, v in self.config.recipe().items() if k not in ("data", "features", "labels")
         }
         shapes = {name: list(value.shape) for name, value in self.model.state_dict().items()}
-        digest = rank0_says(lambda: original_digest(self.table))
-        return {"model": shapes, "data": digest, "recipe": recipe}
+        return {"model": shapes, "data": self.table.metadata["original"], "recipe": recipe}
 
     def go(self) -> TrainedFullGraph:
         config = self.config
@@ -235,7 +232,7 @@ class _Session:
             self.describe()
             with note_signals() as heard:
                 stopped = self.train(progress, heard)
-                if self.at.epoch % config.checkpoint_every or stopped == "finished":
+                if self.at.epoch % config.checkpoint_every:
                     self.save()
         if self.best is not None:
             put_weights(self.model, self.best, "the best epoch")
@@ -291,10 +288,10 @@ class _Session:
                 loss=loss,
                 graphs_per_second=self.rate(),
             )
-            if signal is not None:
-                return f"interrupted by {signal}"
             if at.epoch % config.checkpoint_every == 0:
                 self.save()
+            if signal is not None:
+                return f"interrupted by {signal}"
         return "finished"
 
     def epoch(self, number: int) -> tuple[float, dict[str, float]]:
@@ -327,7 +324,7 @@ class _Session:
             "bytes_received": float(total.bytes),
             "communication_seconds": total.seconds,
             "compute_seconds": seconds - total.seconds,
-            "peak_memory_bytes": _peak(),
+            "peak_memory_bytes": peak(),
         }
         return loss, values
 
@@ -453,7 +450,7 @@ class _Session:
         kinds = ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter")
         mine = [self.bytes.get(kind, 0.0) / self.epochs_here for kind in kinds]
         mine += [seconds / self.epochs_here for seconds in self.spent.values()]
-        mine.append(max(0.0, _peak() - self.before))
+        mine.append(max(0.0, peak() - self.before))
         vector = torch.tensor(mine, dtype=torch.float64)
         if self.world.grid.ranks > 1:
             dist.all_reduce(vector, dist.ReduceOp.MAX)
@@ -477,18 +474,3 @@ class _Session:
             peak=most[-1],
             predicted=predicted.memory.total,
         )
-
-
-def _peak() -> float:
-    """The most memory that this process has held so far, bytes."""
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return float(most if sys.platform == "darwin" else most * 1024)
-
-
-def _resident() -> float:
-    """The memory that this process holds now, bytes; its peak where the system does not tell."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, IndexError, ValueError):
-        return _peak()
-    return float(pages * resource.getpagesize())

@@ -1,0 +1,71 @@
+"""What a rank's part of a graph takes of memory, apart from the code that works on it."""
+
+from __future__ import annotations
+
+import re
+import resource
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from weft.graphs import Graph, GraphTable
+from weft.parallel.grid import Grid
+from weft.parallel.network import GridNetwork
+from weft.parallel.prepare import prepare
+from weft.parallel.shard import GraphShard
+from weft.parallel.shards import release
+from weft.parallel.splits import PARTS
+from weft.parallel.world import alone
+from weft.training.full_graph_config import FullGraphConfig
+
+__all__ = ["before_graph", "peak"]
+
+
+def before_graph(table: GraphTable, config: FullGraphConfig) -> float:
+    """Memory that this process holds, bytes, when all code is loaded and nothing of the table is.
+
+    A graph of two nodes is trained on, so that libraries, compiled loops and threads are there:
+    beside a small graph they are most of what a process holds. Earlier peaks are forgotten.
+    """
+    ends, every = np.array([0, 1]), np.ones(2, dtype=np.bool_)
+    graph = Graph(
+        num_nodes=2,
+        senders=ends,
+        receivers=ends[::-1].copy(),
+        nodes={
+            "x": np.ones((2, 2), dtype=np.float32),
+            "y": ends,
+            **dict.fromkeys(PARTS, every),
+        },
+    )
+    table = prepare(graph, blocks=1, normalisation=config.matrix)
+    shard = GraphShard.open(table, alone(Grid(rows=1), 0), config.method, config.torch_dtype)
+    model = config.make_model(2, 2)
+    network = GridNetwork(model, shard)
+    network.step(0)
+    torch.optim.Adam(model.parameters()).step()
+    network.evaluate()
+    for values in table.columns.values():
+        release(values)
+    with suppress(OSError):
+        # Linux takes this for: the peak is what is held now.
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return _status("VmRSS") or peak()
+
+
+def peak() -> float:
+    """The most memory that this process has held since then, bytes."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return _status("VmHWM") or float(most if sys.platform == "darwin" else most * 1024)
+
+
+def _status(name: str) -> float | None:
+    """Bytes that the system tells of this process; None where it does not."""
+    with suppress(OSError):
+        text = Path("/proc/self/status").read_text(encoding="ascii")
+        if found := re.search(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE):
+            return 1024.0 * int(found[1])
+    return None
