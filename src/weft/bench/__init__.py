@@ -7,6 +7,7 @@ from weft.bench.gcn import GCNBench, bench_gcn
 from weft.bench.molecules import MoleculesBench, bench_molecules
 from weft.bench.programs import ProgramsBench, bench_programs
 from weft.bench.result import BenchResult, CaseResult, Contender, print_result
+from weft.bench.sparse import SparseBench, bench_sparse
 
 __all__ = [
     "AssembleBench",
@@ -18,11 +19,13 @@ __all__ = [
     "GCNBench",
     "MoleculesBench",
     "ProgramsBench",
+    "SparseBench",
     "bench_assemble",
     "bench_citations",
     "bench_communication",
     "bench_gcn",
     "bench_molecules",
     "bench_programs",
+    "bench_sparse",
     "print_result",
 ]

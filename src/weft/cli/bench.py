@@ -19,18 +19,29 @@ from weft.bench import (
     GCNBench,
     MoleculesBench,
     ProgramsBench,
+    SparseBench,
     bench_assemble,
     bench_citations,
     bench_communication,
     bench_gcn,
     bench_molecules,
     bench_programs,
+    bench_sparse,
     print_result,
 )
 from weft.cli.show import print_config
 from weft.errors import DataError
 
-__all__ = ["COMMANDS", "Assemble", "Citations", "Communication", "Gcn", "Molecules", "Programs"]
+__all__ = [
+    "COMMANDS",
+    "Assemble",
+    "Citations",
+    "Communication",
+    "Gcn",
+    "Molecules",
+    "Programs",
+    "Sparse",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +149,17 @@ class Communication(_Bench):
         return self._go(console, self.config, bench_communication)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sparse(_Bench):
+    """Sparse networks: speed beside torch, sparseprop and rigl-torch; memory, accuracy, walks."""
+
+    config: Annotated[SparseBench, tyro.conf.arg(name="")] = field(default_factory=SparseBench)
+
+    def __call__(self, console: Console) -> int:
+        """Run it."""
+        return self._go(console, self.config, bench_sparse)
+
+
 COMMANDS = {
     "gcn": Gcn,
     "assemble": Assemble,
@@ -145,4 +167,5 @@ COMMANDS = {
     "molecules": Molecules,
     "programs": Programs,
     "communication": Communication,
+    "sparse": Sparse,
 }

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from weft.errors import DataError
 from weft.graphs import Array, Graph, GraphTable, open_table
 from weft.models import GCN, GCNConfig
 from weft.parallel.counts import GridCounts, count_graph
