@@ -15,6 +15,7 @@ from weft.cli.show import print_config
 from weft.cli.study_communication import Communication
 from weft.cli.study_dense import DenseHardware
 from weft.cli.study_output import check_folder, interrupted, show_study
+from weft.cli.study_sparsification import Sparsification
 from weft.errors import DataError
 from weft.studies import (
     BatchingStudy,
@@ -102,4 +103,5 @@ COMMANDS = {
     "batching": Batching,
     "dense-hardware": DenseHardware,
     "communication": Communication,
+    "sparsification": Sparsification,
 }

@@ -18,6 +18,16 @@ from weft.studies.results_file import RESULTS
 from weft.studies.sections import Section, print_report, write_markdown
 from weft.studies.settings import BatchingStudy, StudyData, crystals, molecules, quick
 from weft.studies.shapes import ShapeCount, count_shapes
+from weft.studies.sparsification import (
+    SparsificationData,
+    generated_edges,
+    generated_nodes,
+    study_sparsification,
+)
+from weft.studies.sparsification_plots import plot_sparsification
+from weft.studies.sparsification_report import sparsification_report
+from weft.studies.sparsification_results import SparsificationResults
+from weft.studies.sparsification_settings import SparsificationStudy, quick_sparsification
 from weft.studies.statistics import Comparison, Interval, compare, holm, mean_interval
 
 __all__ = [
@@ -31,6 +41,9 @@ __all__ = [
     "Interval",
     "Section",
     "ShapeCount",
+    "SparsificationData",
+    "SparsificationResults",
+    "SparsificationStudy",
     "StudyData",
     "StudyResults",
     "batching_report",
@@ -39,18 +52,24 @@ __all__ = [
     "count_shapes",
     "crystals",
     "dense_report",
+    "generated_edges",
+    "generated_nodes",
     "holm",
     "mean_interval",
     "molecules",
     "plot_communication",
     "plot_dense",
+    "plot_sparsification",
     "plot_study",
     "print_report",
     "quick",
     "quick_communication",
     "quick_dense",
+    "quick_sparsification",
+    "sparsification_report",
     "study_batching",
     "study_communication",
     "study_dense_hardware",
+    "study_sparsification",
     "write_markdown",
 ]
