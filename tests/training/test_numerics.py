@@ -93,3 +93,15 @@ def test_count_denormals_agrees_with_numpy() -> None:
 def test_only_floats_have_denormals() -> None:
     with pytest.raises(ValueError, match=r"this one is torch\.int64"):
         count_denormals(torch.arange(3))
+
+
+def test_a_prepared_process_spares_the_collector_the_libraries():
+    script = "import gc; from weft.training import prepare_process; prepare_process()"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{script}; print(gc.get_freeze_count())"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert int(done.stdout) > 10_000
