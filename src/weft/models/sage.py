@@ -9,30 +9,16 @@ from torch import Tensor, nn
 
 from weft.graphs import GraphBatch
 from weft.kernels import dropout, relu_dropout, spmm
+from weft.models.gcn import GCNConfig
 
 __all__ = ["GraphSAGE", "SAGEConfig", "SAGELayer"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SAGEConfig:
-    """Shape of a GraphSAGE network.
+class SAGEConfig(GCNConfig):
+    """Shape of a GraphSAGE network, as that of a GCN; by default no features are dropped."""
 
-    Attributes:
-        hidden: widths of the hidden layers.
-        dropout: probability of dropping a hidden activation.
-        input_dropout: the same for input features.
-    """
-
-    hidden: tuple[int, ...] = (16,)
-    dropout: float = 0.5
     input_dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("dropout", "input_dropout"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
-        if not all(width > 0 for width in self.hidden):
-            raise ValueError(f"hidden widths are {self.hidden}; each must be at least 1")
 
 
 class SAGELayer(nn.Module):
