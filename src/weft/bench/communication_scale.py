@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -29,6 +27,7 @@ from weft.parallel.world import World
 from weft.sources import rmat
 from weft.studies.communication_ranks import counts_of, join_grid, with_random_features
 from weft.training.launch import launch
+from weft.training.process_memory import held_memory, peak_memory, process_memory
 
 __all__ = ["scale_cases"]
 
@@ -76,7 +75,7 @@ def scale_cases(
         grid = grid_of("1d", ranks)
         clock.stage("counting for the prediction")
         predicted = _predicted(table, grid, widths)
-        making = _peak()
+        making = peak_memory()
         stored = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         total_edges = table.total_edges
         del table
@@ -84,7 +83,7 @@ def scale_cases(
         arguments = (small, path, grid, widths[1:-1])
         found: list[_Rank] = launch(_train, arguments, ranks=ranks, logs=Path(folder) / "logs")
         clock.stop()
-    resident = _memory("VmRSS")
+    resident = process_memory("VmRSS")
     together = resident + sum(each.peak for each in found)
     most = max(making, together)
     for name in found[0].seconds:
@@ -186,10 +185,10 @@ def _predicted(table: GraphTable, grid: Grid, widths: tuple[int, ...]) -> list[f
 def _train(small: Path, path: Path, grid: Grid, hidden: tuple[int, ...]) -> _Rank:
     with join_grid(grid) as world:
         _epoch(small, world, hidden)
-        before = _memory("VmRSS")
+        before = process_memory("VmRSS")
         with _watched() as most:
             loss, seconds = _epoch(path, world, hidden)
-    return _Rank(seconds=seconds, loss=loss, before=before, peak=_peak(), own=most[0])
+    return _Rank(seconds=seconds, loss=loss, before=before, peak=peak_memory(), own=most[0])
 
 
 def _epoch(path: Path, world: World, hidden: tuple[int, ...]) -> tuple[float, dict[str, float]]:
@@ -214,21 +213,6 @@ def _epoch(path: Path, world: World, hidden: tuple[int, ...]) -> tuple[float, di
     return loss, seconds
 
 
-def _peak() -> float:
-    """The most memory that this process has held so far, bytes."""
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return float(most if sys.platform == "darwin" else most * 1024)
-
-
-def _memory(name: str) -> float:
-    """A field of this process's status, bytes; its peak where the system has no such file."""
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return _peak()
-    return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
-
-
 @contextmanager
 def _watched() -> Iterator[list[float]]:
     """The most memory of its own that this process is seen to hold meanwhile."""
@@ -237,7 +221,7 @@ def _watched() -> Iterator[list[float]]:
 
     def watch() -> None:
         while not done.wait(_LOOK_SECONDS):
-            most[0] = max(most[0], _memory("RssAnon"))
+            most[0] = max(most[0], held_memory())
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
@@ -246,4 +230,4 @@ def _watched() -> Iterator[list[float]]:
     finally:
         done.set()
         thread.join()
-        most[0] = max(most[0], _memory("RssAnon"))
+        most[0] = max(most[0], held_memory())

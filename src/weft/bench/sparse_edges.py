@@ -12,13 +12,13 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from rich.progress import Progress
 
-from weft.bench.memory import held_memory, peak_memory
 from weft.bench.result import CaseResult, Contender
 from weft.bench.runner import Entry, run_case
 from weft.errors import DataError
 from weft.graphs import GraphTable
 from weft.sources import load, read_edge_list
 from weft.training.launch import launch
+from weft.training.process_memory import held_memory, peak_memory
 
 __all__ = ["edges_case", "temporal_graph", "walks_case"]
 

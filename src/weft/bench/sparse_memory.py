@@ -13,11 +13,11 @@ from rich.progress import Progress
 from torch import nn
 from torch.nn import functional
 
-from weft.bench.memory import held_memory, trim_memory
 from weft.bench.result import CaseResult, Contender
 from weft.sparsify import nnz_of
 from weft.sparsify.layers import SparseLinear
 from weft.training.launch import launch
+from weft.training.process_memory import held_memory, trim_memory
 
 __all__ = ["memory_case"]
 

@@ -146,7 +146,7 @@ class FullGraphConfig:
             quiet=quiet,
         )
 
-    def layers(self) -> GCNConfig | SAGEConfig:
+    def layers(self) -> GCNConfig:
         """Shape of the network."""
         kind = GCNConfig if self.model == "gcn" else SAGEConfig
         return kind(hidden=self.hidden, dropout=self.dropout, input_dropout=self.input_dropout)
@@ -155,10 +155,10 @@ class FullGraphConfig:
         """The network, its weights drawn from the global random numbers."""
         layers = self.layers()
         model: GCN | GraphSAGE
-        if isinstance(layers, GCNConfig):
-            model = GCN(features, classes, layers)
-        else:
+        if isinstance(layers, SAGEConfig):
             model = GraphSAGE(features, classes, layers)
+        else:
+            model = GCN(features, classes, layers)
         return model.to(self.torch_dtype)
 
     @property

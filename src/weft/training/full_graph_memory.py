@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import resource
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,8 +17,9 @@ from weft.parallel.shards import release
 from weft.parallel.splits import PARTS
 from weft.parallel.world import alone
 from weft.training.full_graph_config import FullGraphConfig
+from weft.training.process_memory import process_memory
 
-__all__ = ["before_graph", "peak"]
+__all__ = ["before_graph"]
 
 
 def before_graph(table: GraphTable, config: FullGraphConfig) -> float:
@@ -53,19 +51,4 @@ def before_graph(table: GraphTable, config: FullGraphConfig) -> float:
     with suppress(OSError):
         # Linux takes this for: the peak is what is held now.
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    return _status("VmRSS") or peak()
-
-
-def peak() -> float:
-    """The most memory that this process has held since then, bytes."""
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return _status("VmHWM") or float(most if sys.platform == "darwin" else most * 1024)
-
-
-def _status(name: str) -> float | None:
-    """Bytes that the system tells of this process; None where it does not."""
-    with suppress(OSError):
-        text = Path("/proc/self/status").read_text(encoding="ascii")
-        if found := re.search(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE):
-            return 1024.0 * int(found[1])
-    return None
+    return process_memory("VmRSS")

@@ -28,9 +28,10 @@ from weft.training.checkpoint import copy_weights, load_weights, put_weights, sa
 from weft.training.config import FitResult, NonFiniteLoss
 from weft.training.full_graph_checkpoint import CHECKPOINTS, Checkpoints, Saved, rank0_says
 from weft.training.full_graph_config import FullGraphConfig
-from weft.training.full_graph_memory import before_graph, peak
+from weft.training.full_graph_memory import before_graph
 from weft.training.launch import note_signals
 from weft.training.numerics import denormals_flushed
+from weft.training.process_memory import peak_memory
 from weft.training.progress import FitProgress
 from weft.training.randomness import seed_everything
 from weft.training.run import Run
@@ -324,7 +325,7 @@ class _Session:
             "bytes_received": float(total.bytes),
             "communication_seconds": total.seconds,
             "compute_seconds": seconds - total.seconds,
-            "peak_memory_bytes": peak(),
+            "peak_memory_bytes": peak_memory(),
         }
         return loss, values
 
@@ -450,7 +451,7 @@ class _Session:
         kinds = ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter")
         mine = [self.bytes.get(kind, 0.0) / self.epochs_here for kind in kinds]
         mine += [seconds / self.epochs_here for seconds in self.spent.values()]
-        mine.append(max(0.0, peak() - self.before))
+        mine.append(max(0.0, peak_memory() - self.before))
         vector = torch.tensor(mine, dtype=torch.float64)
         if self.world.grid.ranks > 1:
             dist.all_reduce(vector, dist.ReduceOp.MAX)

@@ -8,18 +8,18 @@ import resource
 import sys
 from pathlib import Path
 
-__all__ = ["held_memory", "peak_memory", "trim_memory"]
+__all__ = ["held_memory", "peak_memory", "process_memory", "trim_memory"]
 
 
 def held_memory() -> float:
     """Bytes of its own that this process holds now, without pages of files."""
-    return _status("RssAnon")
+    return process_memory("RssAnon")
 
 
 def peak_memory() -> float:
     """The most bytes that this process has held so far, pages of files included."""
     # What the system counts for a process includes what it was before it loaded Python.
-    return _status("VmHWM")
+    return process_memory("VmHWM")
 
 
 def trim_memory() -> None:
@@ -32,7 +32,7 @@ def trim_memory() -> None:
     trim(0)
 
 
-def _status(name: str) -> float:
+def process_memory(name: str) -> float:
     """A field of this process's status, bytes; its peak where the system has no such file."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
