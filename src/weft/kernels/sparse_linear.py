@@ -132,8 +132,9 @@ def check_shapes(
     right = x.ndim == 2 and values.ndim == 1
     right = right and pattern.shape == (3 * values.shape[0] + outputs + x.shape[1] + 2,)
     right = right and (bias is None or bias.shape == (outputs,))
-    needed = f"x [B, I], values [K], bias [{outputs}] and a pattern of them needed"
-    require(right, needed, x, values, bias, pattern)
+    if not right:
+        needed = f"x [B, I], values [K], bias [{outputs}] and a pattern of them needed"
+        require(right, needed, x, values, bias, pattern)
 
 
 def has_fast_loop(x: Tensor, values: Tensor, bias: Tensor | None) -> bool:
@@ -146,8 +147,9 @@ def has_fast_loop(x: Tensor, values: Tensor, bias: Tensor | None) -> bool:
 
 def _laid_out(x: Tensor) -> tuple[Any, bool]:
     """The array of x [B, F], transposed if it is stored feature by feature, and whether it is."""
-    by_feature = x.t().is_contiguous()
-    return array_of(x.t() if by_feature else x), by_feature
+    turned = x.t()
+    by_feature = turned.is_contiguous()
+    return array_of(turned if by_feature else x), by_feature
 
 
 def _blocks_of(samples: int, values: Tensor) -> tuple[int, int, int]:
@@ -216,24 +218,21 @@ def _sparse_linear_backward(
     count, outputs = values.shape[0], grad.shape[1]
     _, chunk, chunks = _blocks_of(samples, values)
     grad_x = x.new_empty(inputs if wanted else 0, samples)
-    # In the order of columns, and at least one chunk so that there is a sum.
-    parts = x.new_empty(max(1, chunks), count + outputs)
-    by_columns = pattern[count + outputs + 1 :].numpy()
-    order = pattern[pattern.shape[0] - count :]
-    arguments = (
-        *_laid_out(x),
-        *_laid_out(grad),
-        None if made is None else made.t().numpy(),
-        values.detach().index_select(0, order).numpy(),
-        by_columns,
+    grad_values, grad_bias = x.new_empty(count), x.new_empty(outputs)
+    loops.backward(
+        openmp(),
+        threads_for(2 * count * samples),
+        threads_for(chunks * (count + outputs)),
+        (*_laid_out(x), *_laid_out(grad), None if made is None else made.t().numpy()),
+        array_of(values),
+        pattern.numpy()[count + outputs + 1 :],
         wanted,
         chunk,
+        chunks,
         grad_x.numpy(),
-        parts.numpy(),
+        grad_values.numpy(),
+        grad_bias.numpy(),
     )
-    threads = threads_for(2 * count * samples)
-    loops.share_backward_chunks(openmp(), threads, arguments, None, chunks)
-    grad_values, grad_bias = sum_of_chunks(parts, order, chunks)
     return grad_x.t(), grad_values, grad_bias
 
 

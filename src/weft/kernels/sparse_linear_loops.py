@@ -28,7 +28,7 @@ from weft.kernels.team import share
 
 __all__ = [
     "BYTES",
-    "share_backward_chunks",
+    "backward",
     "share_few_inputs",
     "share_few_inputs_backward",
     "share_forward_blocks",
@@ -224,14 +224,6 @@ def backward_chunks(
 
 
 @_compiled
-def share_backward_chunks(
-    openmp: int, threads: int, arguments: Any, offsets: Any, rows: int
-) -> None:
-    """backward_chunks on a team of threads, see `share`."""
-    share(openmp, threads, _here.backward_chunks, arguments, offsets, rows)
-
-
-@_compiled
 def sum_chunks(parts: Any, order: Any, values: Any, bias: Any, first: int, stop: int) -> None:
     """Σ parts[:, k] for k in first:stop, into values[order[k]] or after these into `bias`."""
     kept = order.shape[0]
@@ -256,6 +248,41 @@ def sum_chunks(parts: Any, order: Any, values: Any, bias: Any, first: int, stop:
 def share_sum_chunks(openmp: int, threads: int, arguments: Any, offsets: Any, rows: int) -> None:
     """sum_chunks on a team of threads, see `share`."""
     share(openmp, threads, _here.sum_chunks, arguments, offsets, rows)
+
+
+@_compiled
+def backward(
+    openmp: int,
+    threads: int,
+    sum_threads: int,
+    given: Any,
+    values: Any,
+    by_columns: Any,
+    wanted: bool,
+    chunk: int,
+    chunks: int,
+    grad_x: Any,
+    grad_values: Any,
+    grad_bias: Any,
+) -> None:
+    """All three gradients in one call, which costs as much as a small layer's loop.
+
+    `given` are the first arguments of `backward_chunks`, up to `made`; values [K] and grad_values
+    are in CSR order.
+    """
+    kept = values.shape[0]
+    order = by_columns[by_columns.shape[0] - kept :]
+    turned = np.empty_like(values)
+    for k in range(kept):
+        turned[k] = values[order[k]]
+    # At least one chunk, so that there is a sum.
+    parts = np.empty((max(1, chunks), kept + grad_bias.shape[0]), dtype=values.dtype)
+    if chunks == 0:
+        parts[0] = 0
+    arguments = (*given, turned, by_columns, wanted, chunk, grad_x, parts)
+    share(openmp, threads, _here.backward_chunks, arguments, None, chunks)
+    sums = (parts, order, grad_values, grad_bias)
+    share(openmp, sum_threads, _here.sum_chunks, sums, None, parts.shape[1])
 
 
 @_compiled

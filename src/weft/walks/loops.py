@@ -14,7 +14,7 @@ import numpy as np
 from weft.compiled import compiled
 from weft.kernels.team import share
 
-__all__ = ["exponential_sums", "share_node2vec", "share_temporal", "share_uniform"]
+__all__ = ["share_exponential_sums", "share_node2vec", "share_temporal", "share_uniform"]
 
 # numba caches code that names a function by its module, not code that holds the function itself.
 _here = sys.modules[__name__]
@@ -49,28 +49,30 @@ def _below(word: Any, count: int) -> int:
 
 
 @compiled()
-def exponential_sums(time: Any, offsets: Any, sums: Any) -> None:
+def _exponential_sums(edges: Any, offsets: Any, sums: Any, first_node: int, stop_node: int) -> None:
     """Running sums, anew for each node, of exp((t - t_last) / Δ) over its edges in order of time.
 
     Δ is the range of the node's times; the exponents are from -1 to 0, so nothing overflows and
     no term is lost in the sum. Where Δ is 0 every edge counts 1.
 
     Args:
-        time: float64 [e], ascending within each node.
-        offsets: int64 [n + 1].
+        edges: [e], see `by_sender`.
+        offsets: int64 [n + 1], likewise.
         sums: float64 [e], written.
+        first_node: the first node whose sums are written.
+        stop_node: the one after the last.
     """
-    for node in range(offsets.shape[0] - 1):
+    for node in range(first_node, stop_node):
         first, stop = offsets[node], offsets[node + 1]
         if first == stop:
             continue
-        last = time[stop - 1]
+        last = edges[stop - 1].time
         # Halves: the range of two large times of opposite sign may overflow, half of it cannot.
-        half = 0.5 * last - 0.5 * time[first]
+        half = 0.5 * last - 0.5 * edges[first].time
         total = 0.0
         for edge in range(first, stop):
             if half > 0:
-                total += np.exp((0.5 * time[edge] - 0.5 * last) / half)
+                total += np.exp((0.5 * edges[edge].time - 0.5 * last) / half)
             else:
                 total += 1.0
             sums[edge] = total
@@ -79,8 +81,7 @@ def exponential_sums(time: Any, offsets: Any, sums: Any) -> None:
 @compiled()
 def _temporal(
     offsets: Any,
-    receivers: Any,
-    time: Any,
+    edges: Any,
     sums: Any,
     walks: int,
     seed: Any,
@@ -88,6 +89,7 @@ def _temporal(
     first_node: int,
     stop_node: int,
 ) -> None:
+    """Walks from some nodes; `offsets` and `edges` as `by_sender` gives them."""
     length = out.shape[1]
     for start in range(first_node, stop_node):
         of_node = _word(seed, start)
@@ -96,18 +98,10 @@ def _temporal(
             row = out[start * walks + walk]
             row[0] = start
             node = start
-            now = -np.inf
+            low = np.int64(offsets[start])
             step = 1
             while step < length:
-                low, stop = np.int64(offsets[node]), np.int64(offsets[node + 1])
-                begin = low
-                high = stop if step > 1 else low
-                while low < high:
-                    middle = (low + high) >> 1
-                    if time[middle] > now:
-                        high = middle
-                    else:
-                        low = middle + 1
+                begin, stop = np.int64(offsets[node]), np.int64(offsets[node + 1])
                 if low == stop:
                     break
                 before = sums[low - 1] if low > begin else 0.0
@@ -120,8 +114,8 @@ def _temporal(
                         high = middle
                     else:
                         low = middle + 1
-                node = np.int64(receivers[low])
-                now = time[low]
+                node = np.int64(edges[low].receiver)
+                low = np.int64(edges[low].later)
                 row[step] = node
                 step += 1
             row[step:] = -1
@@ -256,6 +250,14 @@ def _node2vec(
                 row[step] = node
                 step += 1
             row[step:] = -1
+
+
+@compiled()
+def share_exponential_sums(
+    openmp: int, threads: int, arguments: Any, offsets: Any, nodes: int
+) -> None:
+    """Sums of every node's edges; `arguments` as `_exponential_sums` has them."""
+    share(openmp, threads, _here._exponential_sums, arguments, offsets, nodes)
 
 
 @compiled()

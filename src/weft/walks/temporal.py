@@ -6,15 +6,15 @@ import numpy as np
 
 from weft.errors import DataError
 from weft.graphs import Array
-from weft.graphs.loops import counting_order, group_starts
 from weft.kernels.team import openmp, threads_for
 from weft.walks import loops
 from weft.walks.edges import Edges, check_walks, edges_of, new_walks
+from weft.walks.time_order import by_sender
 
 __all__ = ["temporal_walks"]
 
-# What a step costs beside a multiply-add, roughly: two binary searches.
-_STEP = 64
+# What a step and a weight cost beside a multiply-add, roughly: a binary search, an exponential.
+_STEP, _EXPONENTIAL = 64, 16
 
 
 def temporal_walks(edges: Edges, *, walks: int = 10, length: int = 5, seed: int = 0) -> Array:
@@ -47,18 +47,12 @@ def temporal_walks(edges: Edges, *, walks: int = 10, length: int = 5, seed: int 
             "dst, time, or take uniform_walks"
         )
     time = np.ascontiguousarray(found.time, dtype=np.float64)
-    senders, nodes = found.senders, found.num_nodes
-    # Most files are in order of time already, and looking costs far less than sorting.
-    if (time[1:] >= time[:-1]).all():
-        order = counting_order(senders, nodes)
-    else:
-        by_time = np.argsort(time, kind="stable")
-        order = by_time[counting_order(senders[by_time], nodes)]
-    offsets = group_starts(senders, nodes)
-    receivers, time = found.receivers[order].astype(np.int32), time[order]
+    nodes = found.num_nodes
+    offsets, ordered = by_sender(found.senders, found.receivers, time, nodes)
     sums = np.empty_like(time)
-    loops.exponential_sums(time, offsets, sums)
+    threads = threads_for(len(time) * _EXPONENTIAL)
+    loops.share_exponential_sums(openmp(), threads, (ordered, offsets, sums), offsets, nodes)
     out = new_walks(nodes, walks, length)
-    arguments = (offsets, receivers, time, sums, walks, np.uint64(seed), out)
+    arguments = (offsets, ordered, sums, walks, np.uint64(seed), out)
     loops.share_temporal(openmp(), threads_for(out.size * _STEP), arguments, nodes)
     return out
