@@ -8,6 +8,9 @@ import pytest
 # long. Read when torch is loaded, so it is set before any test imports it; children inherit it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# Ranks of the tests outnumber any machine's GPUs, and what is compared are numbers of the CPU.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 
 @pytest.fixture(autouse=True)
 def _plain_arithmetic() -> Iterator[None]:

@@ -19,7 +19,7 @@ SECONDS = 120
 
 def context():
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["torch", "numba", "weft.parallel.network"])
+    server.set_forkserver_preload(["torch._dynamo", "numba", "weft.parallel.network"])
     return server
 
 

@@ -23,7 +23,7 @@ from weft.parallel import shards
 from weft.parallel.grid import grid_of
 from weft.parallel.partition import PARTITIONS
 from weft.parallel.prepare import prepare
-from weft.parallel.shards import fingerprint_of, read_blocks, read_nodes, row_offsets, rows_received
+from weft.parallel.shards import fingerprint_of, read_blocks, read_nodes, row_offsets
 from weft.parallel.splits import PARTS
 
 quick = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -214,12 +214,6 @@ def test_mapped_and_in_memory_are_the_same(tmp_path, monkeypatch):
     assert x.tolist() == memory.columns["x"][7:49, 1:3].tolist()
     assert read_nodes(mapped, "y", 3, 3).shape == (0,)
     assert read_nodes(mapped, "id", 0, 50).tolist() == memory.columns["id"].tolist()
-
-
-def test_rows_received():
-    table = prepare(path_graph(), blocks=3, normalisation="none")
-    assert rows_received(table, np.array([0, 3, 6, 9])).tolist() == [0, 1, 1]
-    assert rows_received(table, np.array([0, 0, 9])).tolist() == [0, 0]
 
 
 def test_row_offsets():

@@ -257,7 +257,8 @@ def add_product(out: Tensor, weight: Tensor, columns: Tensor, offsets: Tensor, x
     require(weight.shape == columns.shape, "an entry has a weight and a column", weight, columns)
     require_csr(columns.shape[0], offsets, None)
     if not has_loop(out, weight, x):
-        return out.add_(plain.spmm(x, weight, columns, offsets, None))
+        empty = not (out.numel() and weight.numel())
+        return out if empty else out.add_(plain.spmm(x, weight, columns, offsets, None))
     starts = array_of(offsets)
     arguments = (array_of(x), array_of(weight), array_of(columns), starts, None, True, out.numpy())
     return _share(loops.share_spmm, out, x.shape[1], starts, *arguments)

@@ -40,7 +40,8 @@ class BlockExchange:
     ) -> None:
         self.world, self.method = world, method
         self.stages = world.grid.stages(world.place)
-        self.heights, self.blocks, self.nonzeros = heights, blocks, nonzeros
+        self.heights, self.nonzeros = heights, nonzeros
+        self.blocks = [None if block is None else block.to(world.device) for block in blocks]
         self.rows, self.dtype = rows, dtype
         self.sent = method.panels == "sent" and world.grid.columns > 1
 
@@ -81,7 +82,7 @@ class BlockExchange:
         block = self.blocks[number]
         if block is None:
             size = sum(self._sizes(number))
-            packed = torch.empty(size, dtype=torch.uint8)
+            packed = torch.empty(size, dtype=torch.uint8, device=self.world.device)
         else:
             parts = (block.offsets, block.columns, block.weights)
             packed = torch.cat([part.contiguous().view(torch.uint8) for part in parts])

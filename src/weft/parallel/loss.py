@@ -114,7 +114,7 @@ def _predicted(world: World, logits: Tensor, classes: int) -> Tensor:
         highest, found = logits.max(1)
     else:
         highest = logits.new_full((len(logits),), -torch.inf)
-        found = torch.zeros(len(logits), dtype=torch.int64)
+        found = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
     overall = world.all_reduce("column", highest.clone(), "scores", "max")
     found = torch.where(highest == overall, found + own.start, classes)
     return world.all_reduce("column", found, "scores", "min")

@@ -34,12 +34,12 @@ class GridNetwork:
 
     Args:
         model: GCN or GraphSAGE; in its training mode `step` drops activations. It may tell more
-            classes apart than the graph has.
+            classes apart than the graph has. It is moved to the device of the shard.
         shard: this rank's part of the graph.
     """
 
     def __init__(self, model: GCN | GraphSAGE, shard: GraphShard) -> None:
-        self.model, self.shard, self.world = model, shard, shard.world
+        self.model, self.shard, self.world = model.to(shard.world.device), shard, shard.world
         self._sage = isinstance(model, GraphSAGE)
         layers: list[Any] = list(model.layers)
         self._layers = layers
@@ -101,13 +101,13 @@ class GridNetwork:
 
     @torch.no_grad()
     def predict(self) -> tuple[Tensor, Tensor]:
-        """Numbers int64 [n] of nodes and their classes' probabilities [n, c].
+        """Numbers int64 [n] of nodes and their classes' probabilities [n, c], on the CPU.
 
         The ranks together give every node once; a rank that holds a replica gives none.
         """
         logits = gather_columns(self.world, self._logits(None), self.classes)
         count = len(logits) if self.world.counts else 0
-        return self.shard.ids[:count], logits[:count].softmax(1)
+        return self.shard.ids[:count].cpu(), logits[:count].softmax(1).cpu()
 
     def _cut(self, plan: LayerPlan, weight: Tensor) -> int:
         """Along which dimension the grid's columns share the gradient of a weight."""

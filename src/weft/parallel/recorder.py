@@ -25,6 +25,7 @@ class Event:
         bytes: received by this rank. Of m bytes a broadcast brings m (nothing to its source), an
             all_reduce 2 (g - 1) / g of m, the others what was elsewhere.
         seconds: that this rank spent in it, waiting included; not what went on beside its work.
+            On a GPU from when what was computed before is done.
         purpose: what it was for.
     """
 

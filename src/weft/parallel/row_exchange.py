@@ -1,7 +1,7 @@
 """Products for which only the rows travel that somebody's nonzeros touch.
 
-What each rank needs is agreed once. The exchange goes in rounds, so that what is on its way is
-about one block at most; the nonzeros whose rows are here already are multiplied meanwhile.
+What each rank needs is agreed once, on the CPU. The exchange goes in rounds, so that what is on its
+way is about one block at most; the nonzeros whose rows are here already are multiplied meanwhile.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RowExchange:
         compressed: dict[int, CSRBlock] = {}
         for stage, block in zip(world.grid.stages(world.place), blocks, strict=True):
             if stage.row == own:
-                self.local.append(block)
+                self.local.append(block.to(world.device))
                 continue
             wanted[stage.row], compressed[stage.row] = _compressed(block)
         self.rows_wanted = {source: len(rows) for source, rows in wanted.items()}
@@ -145,8 +145,8 @@ class RowExchange:
         return _Round(
             receive=[len(wanted[source]) if source in heard else 0 for source in range(size)],
             send=[len(rows) for rows in out],
-            rows=torch.cat(out),
-            blocks=[compressed[source] for source in heard],
+            rows=torch.cat(out).to(self.world.device),
+            blocks=[compressed[source].to(self.world.device) for source in heard],
         )
 
 

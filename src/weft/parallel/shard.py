@@ -21,7 +21,7 @@ __all__ = ["GraphShard"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GraphShard:
-    """The nodes, features and edges of one rank.
+    """The nodes, features and edges of one rank, on the device that it computes on.
 
     Attributes:
         world: the ranks.
@@ -61,6 +61,10 @@ class GraphShard:
         offsets = row_offsets(table, world.grid)
         block = world.grid.block_of(world.place)
         first, stop = int(offsets[block]), int(offsets[block + 1])
+
+        def nodes(name: str) -> Tensor:
+            return read_nodes(table, name, first, stop).to(world.device)
+
         matrix = _matrix(table, world, method, offsets, dtype, transposed=False)
         if table.metadata["symmetric_values"]:
             transpose = matrix
@@ -73,9 +77,9 @@ class GraphShard:
             offsets=offsets,
             matrix=matrix,
             transpose=transpose,
-            ids=read_nodes(table, "id", first, stop).long(),
-            y=read_nodes(table, "y", first, stop).long(),
-            masks={part: read_nodes(table, part, first, stop).bool() for part in PARTS},
+            ids=nodes("id").long(),
+            y=nodes("y").long(),
+            masks={part: nodes(part).bool() for part in PARTS},
             counts=dict(table.metadata["counts"]),
             features=int(table.column("x").shape[1]),
             classes=int(table.metadata["classes"]),
@@ -87,7 +91,7 @@ class GraphShard:
         block = self.world.grid.block_of(self.world.place)
         first, stop = int(self.offsets[block]), int(self.offsets[block + 1])
         own = slice_of(self.world, self.features)
-        return read_nodes(self.table, "x", first, stop, own).to(self.dtype)
+        return read_nodes(self.table, "x", first, stop, own).to(self.world.device, self.dtype)
 
 
 def _matrix(

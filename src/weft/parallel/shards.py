@@ -13,7 +13,7 @@ import json
 import mmap
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
@@ -33,7 +33,6 @@ __all__ = [
     "read_nodes",
     "release",
     "row_offsets",
-    "rows_received",
 ]
 
 KIND = "full graph"
@@ -73,6 +72,15 @@ class CSRBlock:
     def num_bytes(self) -> int:
         """Memory of the three arrays."""
         return sum(part.nbytes for part in (self.offsets, self.columns, self.weights))
+
+    def to(self, device: torch.device) -> CSRBlock:
+        """The same block on a device."""
+        return replace(
+            self,
+            offsets=self.offsets.to(device),
+            columns=self.columns.to(device),
+            weights=self.weights.to(device),
+        )
 
 
 def read_blocks(
@@ -194,25 +202,6 @@ def row_offsets(table: GraphTable, grid: Grid) -> Array:
             f"{grid.shape}; use fewer ranks"
         )
     return balanced(table.total_nodes, grid.blocks)
-
-
-def rows_received(table: GraphTable, offsets: Array) -> Array:
-    """Nodes of other blocks that each block's edges come from, each once: int64 [blocks].
-
-    That many rows of features a sparsity-aware product receives; without, n minus the own.
-    """
-    senders = table.columns["senders"]
-    starts = np.append(table.columns["in_start"], len(senders))
-    counts = np.zeros(len(offsets) - 1, dtype=np.int64)
-    for block in range(len(counts)):
-        first, stop = int(offsets[block]), int(offsets[block + 1])
-        touched = np.zeros(table.total_nodes, dtype=np.bool_)
-        for begin in range(int(starts[first]), int(starts[stop]), _CHUNK_EDGES):
-            touched[senders[begin : min(begin + _CHUNK_EDGES, int(starts[stop]))]] = True
-        touched[first:stop] = False
-        counts[block] = np.count_nonzero(touched)
-        release(senders)
-    return counts
 
 
 def fingerprint_of(table: GraphTable) -> str:

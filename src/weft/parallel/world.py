@@ -15,10 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
+from weft.parallel.device import backend_of, own_device
 from weft.parallel.grid import Grid, grid_of
 from weft.parallel.recorder import Along, Event, Kind, Recorder
 
-__all__ = ["Pending", "World", "alone", "joined"]
+__all__ = ["Pending", "World", "alone", "joined", "settle"]
 
 # What a rank waits for another at most; longer than any product takes.
 _TIMEOUT = timedelta(minutes=10)
@@ -41,9 +42,13 @@ class Pending:
 
     def wait(self) -> Tensor:
         """The tensor, filled."""
+        if self._work is not None:
+            # A GPU's wait is only queued. What was computed before is not the message's time.
+            settle(self.tensor.device)
         start = time.perf_counter()
         if self._work is not None:
             self._work.wait()
+            settle(self.tensor.device)
         if (event := self._event) is not None:
             seconds = event.seconds + time.perf_counter() - start
             self._recorder.add(replace(event, seconds=seconds))
@@ -61,14 +66,20 @@ class World:
         grid: the shape.
         rank: the number of this rank.
         place: where it is in the grid.
+        device: where it computes. Tensors on the CPU can be sent too, whatever the device is.
         recorder: what it has received so far.
         dry: there are no other ranks. Collectives are recorded, what they bring is undefined.
     """
 
     def __init__(
-        self, grid: Grid, rank: int, groups: dict[Along, dist.ProcessGroup | None] | None
+        self,
+        grid: Grid,
+        rank: int,
+        groups: dict[Along, dist.ProcessGroup | None] | None,
+        device: torch.device,
     ) -> None:
         self.grid, self.rank, self.place = grid, rank, grid.place(rank)
+        self.device = device
         self.recorder = Recorder()
         self.dry = groups is None
         self._groups = groups or {}
@@ -203,59 +214,99 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def alone(grid: Grid, rank: int) -> World:
+def settle(device: torch.device) -> None:
+    """Wait until a GPU has done what it was given; on a CPU everything is done at once."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+def alone(grid: Grid, rank: int, device: torch.device | None = None) -> World:
     """Rank `rank` of a grid whose other ranks are not there: for counting what it would receive."""
-    return World(grid, rank, None)
+    return World(grid, rank, None, device or torch.device("cpu"))
 
 
 @contextmanager
 def joined(
-    name: str, replication: int | None = None, *, timeout: timedelta = _TIMEOUT
+    name: str,
+    replication: int | None = None,
+    *,
+    device: torch.device | None = None,
+    timeout: timedelta = _TIMEOUT,
 ) -> Iterator[World]:
     """The processes that torchrun has started, joined to a grid; without it this one alone.
 
     Args:
         name: of the grid, see `grid_of`.
         replication: of 1.5d.
+        device: to compute on, a GPU with its index; by default that of `own_device`.
         timeout: what a rank waits for another at most.
 
     Raises:
-        ValueError: the grid does not fit the number of processes; on every rank.
+        ValueError: the grid does not fit the number of processes, on every rank; there are fewer
+            GPUs than ranks on this host.
     """
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     grid = grid_of(name, ranks, replication)
+    device = device or own_device()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     if ranks == 1:
-        yield World(grid, 0, {})
+        yield World(grid, 0, {}, device)
         return
     started_here = not dist.is_initialized()
     if started_here:
         dist.init_process_group("gloo", timeout=timeout)
     try:
-        yield World(grid, dist.get_rank(), _groups(grid, timeout))
+        yield World(grid, dist.get_rank(), _groups(grid, device, timeout), device)
     finally:
         if started_here:
             dist.destroy_process_group()
 
 
-def _groups(grid: Grid, timeout: timedelta) -> dict[Along, dist.ProcessGroup | None]:
-    # Given to each group: a mesh would give them torch's own half an hour, also to be made in.
-    options = dist.ProcessGroupGloo.Options("gloo", timeout)  # type: ignore[no-untyped-call, call-arg]
-    gloo = ("gloo", options)
-    sides: dict[Along, int] = {"row": grid.rows, "column": grid.columns, "layer": grid.layers}
-    mesh = init_device_mesh(
-        "cpu",
-        tuple(sides.values()),
-        mesh_dim_names=tuple(sides),
-        # What goes through the whole grid is the group of all ranks, which there is already.
-        backend_override={name: gloo for name, side in sides.items() if side < grid.ranks},
-    )
+def _groups(
+    grid: Grid, device: torch.device, timeout: timedelta
+) -> dict[Along, dist.ProcessGroup | None]:
+    """The groups that this rank is in; None for one of this rank alone."""
     dist.distributed_c10d._set_pg_timeout(timeout, dist.group.WORLD)
-    groups: dict[Along, dist.ProcessGroup | None] = {name: mesh.get_group(name) for name in sides}
-    groups["world"] = dist.group.WORLD
+    world = dist.group.WORLD
+    if device.type == "cuda":
+        # All ranks may have met through gloo before anything was said of GPUs.
+        world = dist.new_group(backend=backend_of(device), timeout=timeout)
+    whole: dict[Along, int] = {"row": grid.rows, "column": grid.columns, "layer": grid.layers}
+    sides = {name: side for name, side in whole.items() if side > 1}
+    groups: dict[Along, dist.ProcessGroup | None] = {**dict.fromkeys(whole), "world": world}
+    if len(sides) == 1:
+        # What goes through the whole grid is the group of all ranks, which there is already.
+        groups |= dict.fromkeys(sides, world)
+    else:
+        mesh = init_device_mesh(
+            "cuda" if device.type == "cuda" else "cpu",
+            tuple(sides.values()),
+            mesh_dim_names=tuple(sides),
+            backend_override={name: _backend(device, timeout) for name in sides},
+        )
+        groups |= {name: mesh.get_group(name) for name in sides}
     if grid.replicated or grid.layers == 1:
         groups["weights"] = groups["row"]
     elif grid.columns == 1:
-        groups["weights"] = groups["world"]
+        groups["weights"] = world
+    elif grid.rows == 1:
+        groups["weights"] = groups["layer"]
     else:
-        groups["weights"] = mesh["row", "layer"]._flatten("weights", gloo).get_group()
+        flat = mesh["row", "layer"]._flatten("weights", _backend(device, timeout))
+        groups["weights"] = flat.get_group()
     return groups
+
+
+def _backend(device: torch.device, timeout: timedelta) -> tuple[str, Any]:
+    """For one group of a mesh, which would give it torch's own half an hour, also to be made in.
+
+    Made anew for each: a group of NCCL writes its name into its options.
+    """
+    options: Any
+    if device.type == "cuda":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+    else:
+        options = dist.ProcessGroupGloo.Options("gloo", timeout)  # type: ignore[no-untyped-call, call-arg]
+    return backend_of(device), options

@@ -144,10 +144,10 @@ def _train_runs(runs: list[GridRun]) -> list[RankRecord]:
 
 
 def join_grid(grid: Grid) -> AbstractContextManager[World]:
-    """The processes that were started together, joined to `grid`."""
+    """The processes that were started together, joined to `grid`, on the CPU."""
     if grid.replicated:
-        return joined("1.5d", grid.layers)
-    return joined(grid.shape)
+        return joined("1.5d", grid.layers, device=torch.device("cpu"))
+    return joined(grid.shape, device=torch.device("cpu"))
 
 
 def simulate_rank(run: GridRun, rank: int) -> RankRecord:

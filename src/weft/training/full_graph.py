@@ -10,6 +10,7 @@ from pathlib import Path
 
 from weft.errors import DataError
 from weft.graphs import GraphTable, open_table
+from weft.parallel.device import own_device
 from weft.parallel.grid import Grid
 from weft.parallel.world import World, joined
 from weft.training.config import FitResult
@@ -17,6 +18,7 @@ from weft.training.full_graph_checkpoint import CHECKPOINTS, last_epoch, rank0_s
 from weft.training.full_graph_config import FullGraphConfig
 from weft.training.full_graph_session import Communication, TrainedFullGraph, train_shared
 from weft.training.launch import LOGS, LaunchStopped, is_a_rank, launch
+from weft.training.numerics import prepare_process
 from weft.training.run import Run
 
 __all__ = ["Communication", "FullGraphConfig", "TrainedFullGraph", "join", "train_full_graph"]
@@ -114,14 +116,16 @@ class _Job:
 
 
 def join(grid: Grid, config: FullGraphConfig) -> AbstractContextManager[World]:
-    """The ranks of `grid`, this process among them."""
+    """The ranks of `grid`, this process among them, on the device that `config` asks for."""
     replication = grid.layers if grid.replicated else None
     name = "1.5d" if grid.replicated else grid.shape
-    return joined(name, replication, timeout=config.wait)
+    device = own_device(config.device)
+    return joined(name, replication, device=device, timeout=config.wait)
 
 
 def _train_launched(path: Path, job: _Job) -> TrainedFullGraph | None:
     """One of the ranks that `launch` has started; the run's folder is there."""
+    prepare_process()
     with job.join() as world:
         run = Run(job.folder, tensorboard=True) if world.rank == 0 else None
         try:

@@ -11,6 +11,7 @@ import torch
 
 from weft.models import GCN, GCNConfig, GraphSAGE, SAGEConfig
 from weft.parallel.cost import Estimate, Problem, choose, estimate
+from weft.parallel.device import DeviceName
 from weft.parallel.grid import Grid, grid_of, grids_for
 from weft.parallel.machine import NETWORKS, Machine
 from weft.parallel.method import Method
@@ -21,12 +22,14 @@ __all__ = ["FullGraphConfig", "Normalisation", "PartitionName"]
 Normalisation = Literal["auto", "symmetric", "row", "none"]
 PartitionName = Literal["contiguous", "random", "metis", "rcm"]
 
+_MACHINE = Machine(name="10 Gb/s", link=NETWORKS["ethernet-10"])
 # Where the ranks are, how they talk and how often they save changes nothing but rounding, so a
 # run may go on with others.
 _PLACEMENT = (
     "grid",
     "replication",
     "ranks",
+    "device",
     "method",
     "partition",
     "epochs",
@@ -60,6 +63,7 @@ class FullGraphConfig:
             finds fastest.
         replication: of 1.5d; by default the best that fits.
         ranks: processes; by default as many as torchrun has started, or 1.
+        device: cpu, cuda (a GPU for each rank of a host), or `auto`: cuda where there is any.
         method: what travels between ranks.
         partition: which nodes go together; metis needs `pip install 'weft[partition]'`.
         learning_rate: of Adam.
@@ -87,6 +91,7 @@ class FullGraphConfig:
     grid: str = "auto"
     replication: int | None = None
     ranks: int | None = None
+    device: DeviceName = "auto"
     method: Method = field(default_factory=Method)
     partition: PartitionName = "contiguous"
     learning_rate: float = 0.01
@@ -113,6 +118,10 @@ class FullGraphConfig:
             raise ValueError(f"dtype is {self.dtype!r}; it must be float32 or float64")
         if self.model not in ("gcn", "sage"):
             raise ValueError(f"model is {self.model!r}; it must be gcn or sage")
+        if self.device not in get_args(DeviceName):
+            raise ValueError(
+                f"device is {self.device!r}; choose from {', '.join(get_args(DeviceName))}"
+            )
         if self.normalisation not in get_args(Normalisation):
             raise ValueError(
                 f"normalisation is {self.normalisation!r}; choose from "
@@ -201,10 +210,12 @@ class FullGraphConfig:
         *,
         symmetric: bool = True,
         training: int | None = None,
+        machine: Machine = _MACHINE,
     ) -> list[Estimate]:
         """What an epoch costs on the grid asked for, or for `auto` on each one that fits.
 
-        By the cost model with 10 Gb/s between ranks; `edges` are nonzeros of the matrix.
+        By the cost model, with 10 Gb/s between ranks unless a machine is given; `edges` are
+        nonzeros of the matrix.
         """
         ranks = self.num_ranks
         grids = (
@@ -222,7 +233,6 @@ class FullGraphConfig:
             input_dropout=self.input_dropout > 0,
             training=training,
         )
-        machine = Machine(name="10 Gb/s", link=NETWORKS["ethernet-10"])
         return [estimate(problem, grid, self.method, machine) for grid in grids]
 
     def chosen_grid(self, nodes: int, edges: int, features: int, classes: int) -> Grid:

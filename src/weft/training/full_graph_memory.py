@@ -17,12 +17,19 @@ from weft.parallel.shards import release
 from weft.parallel.splits import PARTS
 from weft.parallel.world import alone
 from weft.training.full_graph_config import FullGraphConfig
-from weft.training.process_memory import process_memory
+from weft.training.process_memory import peak_memory, process_memory
 
-__all__ = ["before_graph"]
+__all__ = ["before_graph", "peak_on"]
 
 
-def before_graph(table: GraphTable, config: FullGraphConfig) -> float:
+def peak_on(device: torch.device) -> float:
+    """The most bytes that this process has held: of a GPU's memory if that is what computes."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    return peak_memory()
+
+
+def before_graph(table: GraphTable, config: FullGraphConfig, device: torch.device) -> float:
     """Memory that this process holds, bytes, when all code is loaded and nothing of the table is.
 
     A graph of two nodes is trained on, so that libraries, compiled loops and threads are there:
@@ -40,7 +47,8 @@ def before_graph(table: GraphTable, config: FullGraphConfig) -> float:
         },
     )
     table = prepare(graph, blocks=1, normalisation=config.matrix)
-    shard = GraphShard.open(table, alone(Grid(rows=1), 0), config.method, config.torch_dtype)
+    world = alone(Grid(rows=1), 0, device)
+    shard = GraphShard.open(table, world, config.method, config.torch_dtype)
     model = config.make_model(2, 2)
     network = GridNetwork(model, shard)
     network.step(0)
@@ -48,6 +56,9 @@ def before_graph(table: GraphTable, config: FullGraphConfig) -> float:
     network.evaluate()
     for values in table.columns.values():
         release(values)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return float(torch.cuda.memory_allocated(device))
     with suppress(OSError):
         # Linux takes this for: the peak is what is held now.
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")

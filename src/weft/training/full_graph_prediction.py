@@ -70,9 +70,11 @@ def load_nodes(run: Path) -> TrainedNodes:
     """
     try:
         about: dict[str, Any] = json.loads((run / ABOUT).read_text(encoding="utf-8"))
+        config = from_json(FullGraphConfig, about["config"])
         return TrainedNodes(
             folder=run,
-            config=from_json(FullGraphConfig, about["config"]),
+            # Where it was trained says nothing of this machine.
+            config=dataclasses.replace(config, device="auto"),
             features=int(about["features"]),
             classes=int(about["classes"]),
             table=None if about["table"] is None else Path(about["table"]),

@@ -1,0 +1,64 @@
+"""What a rank computes on: a GPU of its own where the host has one for each rank, else the CPU."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal, get_args
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["DeviceName", "backend_of", "device_of", "own_device"]
+
+DeviceName = Literal["auto", "cpu", "cuda"]
+
+
+def own_device(name: DeviceName = "auto", *, ranks: int | None = None) -> torch.device:
+    """The device of this process among those that torchrun has started on this host.
+
+    Args:
+        name: `cuda` for a GPU, `auto` for one where there are any that ranks can talk through.
+        ranks: processes on this host, where they have not been started yet.
+
+    Raises:
+        ValueError: see `device_of`.
+    """
+    world = os.environ.get("WORLD_SIZE", "1")
+    gpus = (
+        torch.cuda.device_count() if torch.cuda.is_available() and dist.is_nccl_available() else 0
+    )
+    return device_of(
+        name,
+        gpus=gpus,
+        # A launcher that does not say who is on which host is taken to have one host.
+        local_rank=int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0"))),
+        local_ranks=ranks or int(os.environ.get("LOCAL_WORLD_SIZE", world)),
+    )
+
+
+def device_of(name: DeviceName, *, gpus: int, local_rank: int, local_ranks: int) -> torch.device:
+    """The device of rank `local_rank` of the `local_ranks` on a host with `gpus` usable GPUs.
+
+    Raises:
+        ValueError: no such name, `cuda` without a GPU, or fewer GPUs than ranks.
+    """
+    if name not in get_args(DeviceName):
+        raise ValueError(f"device is {name!r}; choose from {', '.join(get_args(DeviceName))}")
+    if name == "cpu" or (name == "auto" and gpus == 0):
+        return torch.device("cpu")
+    if gpus == 0:
+        raise ValueError(
+            "device is cuda, but torch finds no GPU here, or was built without CUDA and NCCL; "
+            "choose cpu, or install a torch for this machine's GPUs"
+        )
+    if local_ranks > gpus:
+        raise ValueError(
+            f"{local_ranks} ranks on a host with {gpus} GPU{'s' * (gpus > 1)}, and each needs one "
+            f"of its own; start {gpus} on this host, or choose the device cpu"
+        )
+    return torch.device("cuda", local_rank)
+
+
+def backend_of(device: torch.device) -> str:
+    """What carries messages: NCCL what is on a GPU, gloo the counts that stay on the CPU."""
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
