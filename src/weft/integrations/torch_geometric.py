@@ -1,0 +1,324 @@
+"""weft's batches in torch_geometric's loader: which graphs go together, and one padded shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+
+from weft.batching import BatchingConfig, GraphSampler, Oversize, PolicyName, graph_sizes
+from weft.batching.plan import Room
+from weft.errors import DataError
+from weft.graphs import Array, Budget
+
+try:
+    from torch_geometric.data import Data
+    from torch_geometric.loader import DataLoader
+except ImportError as error:
+    raise ImportError("this needs torch_geometric: pip install torch_geometric") from error
+
+__all__ = ["PackedDataLoader", "weft_batches"]
+
+Row = Literal["node", "edge", "graph"]
+# The dummy graph's edges join two nodes, where a budget keeps one: an edge from a node to itself
+# has length 0, and the gradient of a stranger's square root is not finite there.
+_MORE_NODES = 1
+
+
+def weft_batches(
+    dataset: Any,
+    *,
+    policy: PolicyName = "packed",
+    batch_size: int = 32,
+    oversize: Oversize = "raise",
+    shuffle: bool = True,
+    seed: int = 0,
+    budget: Budget | None = None,
+    rank: int = 0,
+    ranks: int = 1,
+) -> GraphSampler:
+    """Which graphs go together, as the `batch_sampler` of any DataLoader.
+
+    `DataLoader(dataset, batch_sampler=weft_batches(dataset))` has torch_geometric's own batches,
+    unpadded; `set_epoch` of the sampler draws the next shuffle.
+
+    Args:
+        dataset: of torch_geometric, or a list of `Data`, or a torch Subset of either.
+        policy: as of `BatchingConfig`, as are the next five.
+        batch_size: graphs in a batch, one of which is padding where there is any.
+        oversize: what becomes of a graph larger than the budget.
+        shuffle: other batches in every epoch.
+        seed: of the shuffles.
+        budget: the padded size, in place of the one that the graphs' sizes suggest.
+        rank: the process that this is, from 0.
+        ranks: processes that share each epoch.
+
+    Raises:
+        ValueError: a setting that cannot be.
+        DataError: a graph larger than the budget, with `oversize="raise"`.
+    """
+    config = BatchingConfig(
+        policy=policy,
+        batch_size=batch_size,
+        oversize=oversize,
+        shuffle=shuffle,
+        seed=seed,
+        budget=budget,
+    )
+    return GraphSampler(*graph_sizes(dataset), config, rank=rank, ranks=ranks)
+
+
+class PackedDataLoader(DataLoader):  # type: ignore[misc]
+    """torch_geometric's DataLoader with batches of one shape, for models compiled once.
+
+    Every batch is an ordinary `Batch`: the real graphs, then empty ones up to the number of
+    graphs, then one dummy graph that owns all padding. The dummy comes last and is never empty, so
+    that a pooling which asks `batch.batch` for the number of graphs finds that of the shape. Its
+    nodes and edges repeat one edge of the batch with its two ends, which keeps every value of a
+    model finite; a loss leaves it out by `graph_mask`:
+
+        out = model(batch.x, batch.edge_index, batch.batch)
+        loss = ((out - batch.y) ** 2)[batch.graph_mask].mean()
+
+    Beside the attributes of the data a batch has `node_mask` [N], `edge_mask` [E] and `graph_mask`
+    [G], bool, true first. Padded sizes are those of the policy and one more node. What a layer
+    computes over all nodes of a batch, as BatchNorm does, counts the padding.
+
+    Every iteration is the next epoch, with other batches; `set_epoch` goes to a certain one.
+
+    Attributes:
+        batch_sampler: which graphs make a batch; its `statistics()` tell how full they are.
+        budget: of the sampler; give it to the loader of a test set, which then has the shape that
+            a compiled model knows. None where the policy has no one shape.
+    """
+
+    batch_sampler: GraphSampler
+    collate_fn: Any
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int = 32,
+        *,
+        policy: PolicyName = "packed",
+        oversize: Oversize = "raise",
+        shuffle: bool = True,
+        seed: int = 0,
+        budget: Budget | None = None,
+        rank: int = 0,
+        ranks: int = 1,
+        levels: Mapping[str, Row] | None = None,
+        follow_batch: list[str] | None = None,
+        exclude_keys: list[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Plan from the sizes of the graphs.
+
+        Args:
+            dataset: as in `weft_batches`, as are the next eight.
+            batch_size: graphs in a batch, the dummy included.
+            policy: how graphs become batches, and batches shapes.
+            oversize: what becomes of a graph larger than the budget.
+            shuffle: other batches in every epoch.
+            seed: of the shuffles.
+            budget: the padded size, but for one node.
+            rank: the process that this is, from 0.
+            ranks: processes that share each epoch.
+            levels: attributes with a row for each `node`, for each `edge`, or for the `graph`,
+                where the sizes of the graphs do not tell.
+            follow_batch: as in torch_geometric's loader.
+            exclude_keys: attributes to leave out.
+            kwargs: of torch's DataLoader, such as num_workers.
+
+        Raises:
+            ValueError: a setting that cannot be.
+            DataError: a graph larger than the budget, with `oversize="raise"`, or an attribute
+                that cannot be padded.
+        """
+        sampler = weft_batches(
+            dataset,
+            policy=policy,
+            batch_size=batch_size,
+            oversize=oversize,
+            shuffle=shuffle,
+            seed=seed,
+            budget=budget,
+            rank=rank,
+            ranks=ranks,
+        )
+        super().__init__(
+            dataset,
+            batch_sampler=sampler,
+            follow_batch=follow_batch,
+            exclude_keys=exclude_keys,
+            **kwargs,
+        )
+        self.budget = sampler.budget
+        config = sampler.config
+        self.collate_fn = _Padding(
+            batches=self.collate_fn,
+            room=Room(policy=config.rules, budget=sampler.budget, batch_size=config.batch_size),
+            rows=_rows_of(dataset, sampler, levels or {}, exclude_keys or ()),
+        )
+        self._last_epoch: int | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be that of `epoch`, from 0."""
+        self.batch_sampler.set_epoch(epoch)
+        self._last_epoch = None
+
+    def __iter__(self) -> Iterator[Any]:
+        # Some trainers call the sampler's own set_epoch: only an epoch that was had is left.
+        if self._last_epoch == self.batch_sampler.epoch:
+            self.batch_sampler.set_epoch(self._last_epoch + 1)
+        self._last_epoch = self.batch_sampler.epoch
+        batches: Iterator[Any] = super().__iter__()
+        return batches
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Padding:
+    """Collates graphs with the padding; in a worker process, if there are some.
+
+    Attributes:
+        batches: torch_geometric's collater.
+        room: the padded size of a batch from its own.
+        rows: what each attribute that grows with the graph has rows for.
+    """
+
+    batches: Any
+    room: Room
+    rows: dict[str, Row]
+
+    def __call__(self, graphs: list[Any]) -> Any:
+        real = np.array(
+            [sum(g.num_nodes for g in graphs), sum(g.num_edges for g in graphs), len(graphs)]
+        )
+        if self.room.policy.padded:
+            shape = self.room.shapes(real[None])[0]
+            spare = shape - real
+            if (spare < [1, 0, 1]).any():
+                raise DataError(
+                    f"a batch of {real[2]} graphs has {real[0]} nodes and {real[1]} edges, more "
+                    "than was planned from their sizes; a transform that changes them at random "
+                    "needs policy='unpadded'"
+                )
+            nodes, edges, count = spare.tolist()
+            nodes += _MORE_NODES
+            empty = self._dummy(graphs, 0, 0) if count > 1 else None
+            graphs = [*graphs, *[empty] * (count - 1), self._dummy(graphs, nodes, edges)]
+        batch = self.batches(graphs)
+        for name, total, rows in (
+            ("node_mask", batch.num_nodes, real[0]),
+            ("edge_mask", batch.num_edges, real[1]),
+            ("graph_mask", batch.num_graphs, real[2]),
+        ):
+            batch[name] = torch.arange(total, device=batch.edge_index.device) < int(rows)
+        return batch
+
+    def _dummy(self, graphs: Sequence[Any], nodes: int, edges: int) -> Any:
+        """A graph of these sizes: one edge of the batch and its ends, again and again."""
+        source, edge = _first_edge(graphs)
+        here = source.edge_index.device
+        ends = [0, 0] if edge is None else source.edge_index[:, edge].tolist()
+        node_rows = torch.full((nodes,), ends[0], device=here)
+        node_rows[1:2] = ends[1]
+        edge_rows = torch.full((edges,), edge or 0, device=here)
+        dummy = source.__class__()
+        for name, value in source.to_dict().items():
+            row = self.rows.get(name, "graph")
+            if row == "graph":
+                dummy[name] = value
+                continue
+            dim = source.__cat_dim__(name, value)
+            if row == "edge" and edge is None:
+                shape = [edges if d == dim % value.dim() else s for d, s in enumerate(value.shape)]
+                dummy[name] = value.new_zeros(shape)
+            else:
+                dummy[name] = value.index_select(dim, node_rows if row == "node" else edge_rows)
+        dummy.num_nodes = nodes
+        # To and fro between two nodes, as in an undirected graph.
+        sender = torch.arange(edges, device=here) % 2
+        dummy.edge_index = torch.stack([sender, 1 - sender])
+        return dummy
+
+
+def _first_edge(graphs: Sequence[Any]) -> tuple[Any, int | None]:
+    """A graph and the number of an edge of it that joins two nodes; None if no graph has one."""
+    for graph in graphs:
+        if graph.num_edges:
+            apart = graph.edge_index[0] != graph.edge_index[1]
+            if apart.any():
+                return graph, int(apart.int().argmax())
+    return max(graphs, key=lambda graph: graph.num_nodes), None
+
+
+def _rows_of(
+    dataset: Any, sampler: GraphSampler, levels: Mapping[str, Row], left_out: Sequence[str]
+) -> dict[str, Row]:
+    """What each tensor of the data has rows for.
+
+    A row for each node is told from any other by the graphs with most and fewest of them, and the
+    same for edges: no other number of rows follows both.
+    """
+    told: list[Array] = [sampler.num_nodes, sampler.num_edges]
+    chosen = {int(pick(sizes)) for sizes in told for pick in (np.argmin, np.argmax)}
+    samples = [dataset[i] for i in sorted(chosen)]
+    rows: dict[str, Row] = {}
+    for sample in samples:
+        if not isinstance(sample, Data):
+            raise DataError(
+                f"a sample is a {type(sample).__name__}; only torch_geometric's Data, with one "
+                "kind of nodes, can be padded"
+            )
+        if sample.edge_index is None:
+            raise DataError(
+                "a sample has no edge_index; make the edges before batching, not in the model"
+            )
+    attributes = samples[0].to_dict()
+    for name, row in levels.items():
+        if name not in attributes or row not in get_args(Row):
+            raise ValueError(
+                f"levels has {row!r} for '{name}'; give {', '.join(get_args(Row))} for one of "
+                f"{', '.join(attributes)}"
+            )
+    for name, value in attributes.items():
+        if name in left_out or name == "edge_index":
+            continue
+        layout = getattr(value, "layout", torch.strided)
+        if hasattr(value, "sparse_sizes") or layout != torch.strided:
+            raise DataError(
+                f"attribute '{name}' is a sparse matrix; keep edge_index in its place, which can "
+                "be padded"
+            )
+        if not isinstance(value, torch.Tensor):
+            continue
+        if torch.as_tensor(samples[0].__inc__(name, value)).any():
+            raise DataError(
+                f"attribute '{name}' numbers nodes, as edge_index does; it cannot be padded: "
+                f"exclude_keys=['{name}'] leaves it out"
+            )
+        rows[name] = levels.get(name) or _row_of(name, samples)
+    return rows
+
+
+def _row_of(name: str, samples: Sequence[Any]) -> Row:
+    values = [sample[name] for sample in samples]
+    if not values[0].dim():
+        return "graph"
+    dim = samples[0].__cat_dim__(name, values[0])
+    sizes = [value.size(dim) for value in values]
+    by_node = sizes == [sample.num_nodes for sample in samples]
+    by_edge = sizes == [sample.num_edges for sample in samples]
+    if by_node or by_edge:
+        # Rings have as many nodes as edges: there the name tells.
+        return "edge" if not by_node or (by_edge and "edge" in name) else "node"
+    if len(set(sizes)) > 1:
+        raise DataError(
+            f"attribute '{name}' has from {min(sizes)} to {max(sizes)} rows a graph, neither its "
+            f"nodes nor its edges; it cannot be padded: exclude_keys=['{name}'] leaves it out"
+        )
+    return "graph"
