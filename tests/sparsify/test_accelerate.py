@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from small_models import geometric
 from torch import nn
+from torch.nn.utils import prune
 
 from weft.models.fnn import FNN
-from weft.sparsify import Masks
+from weft.sparsify import Masks, random_masks
 from weft.sparsify.accelerate import accelerate
-from weft.sparsify.layers import FusedReLU, SparseLinear
+from weft.sparsify.layers import FusedReLU, SparseLinear, to_dense
 
 
 def masked(model: nn.Module, sparsity: float) -> nn.Module:
@@ -25,6 +29,19 @@ def masked(model: nn.Module, sparsity: float) -> nn.Module:
     return model
 
 
+@pytest.fixture
+def sparse_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every form runs; the clock says that the last is the fastest, however busy the machine."""
+
+    def fastest(runs: list[Callable[[], None]]) -> list[float]:
+        for run in runs:
+            run()
+        return [1.0 / (1 + number) for number in range(len(runs))]
+
+    # By its name: as an attribute of the package, `accelerate` is the function.
+    monkeypatch.setattr(sys.modules[accelerate.__module__], "fastest", fastest)
+
+
 def wide(sparsity: float) -> nn.Sequential:
     torch.manual_seed(0)
     layers = (nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 10))
@@ -33,14 +50,14 @@ def wide(sparsity: float) -> nn.Sequential:
     return model
 
 
+@pytest.mark.usefixtures("sparse_wins")
 @pytest.mark.parametrize("training", [True, False])
-def test_sparse_where_nearly_nothing_is_left(training: bool) -> None:
+def test_sparse_where_that_is_faster(training: bool) -> None:
     model = wide(0.99)
     x = torch.randn(256, 256)
     before = copy.deepcopy(model.state_dict())
     fast, table = accelerate(model, x, training=training)
     assert isinstance(fast, nn.Sequential)
-    # A hundredth of the work: no noise of the machine makes that slower.
     assert isinstance(fast[2], SparseLinear)
     assert isinstance(fast[0], SparseLinear)
     assert fast[0].relu
@@ -48,7 +65,7 @@ def test_sparse_where_nearly_nothing_is_left(training: bool) -> None:
     assert not fast[2].relu
     torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
     assert table.training == training
-    assert table.speedup > 1
+    assert table.speedup == 2
     assert [layer.name for layer in table.layers] == ["0", "2", "4"]
     assert table.layers[0].shape == (512, 256)
     assert table.layers[0].sparsity == pytest.approx(0.99, abs=0.002)
@@ -65,6 +82,15 @@ def test_dense_stays_dense() -> None:
     assert table.speedup == 1.0
 
 
+def test_what_is_timed_is_never_slower() -> None:
+    model = wide(0.9)
+    fast, table = accelerate(model, torch.randn(16, 256), training=True)
+    assert table.chosen_ms <= table.dense_ms
+    sparse = [name for name, layer in fast.named_modules() if isinstance(layer, SparseLinear)]
+    assert sparse == [layer.name for layer in table.layers if layer.form == "sparse"]
+
+
+@pytest.mark.usefixtures("sparse_wins")
 def test_masks_keep_active_zeros() -> None:
     model = FNN((300, 400, 3))
     masks = Masks(model)
@@ -93,26 +119,53 @@ class Tied(nn.Module):
         return {"out": (self.third(self.second(self.first(x))) + y, None)}
 
 
+@pytest.mark.usefixtures("sparse_wins")
 def test_shared_weights_stay_dense() -> None:
     model = masked(Tied(), 0.995)
     arguments = (torch.randn(500, 200), torch.randn(200))
     fast, table = accelerate(model, arguments, training=True)
     assert [layer.name for layer in table.layers] == ["third"]
     assert isinstance(fast.get_submodule("first"), nn.Linear)
+    assert isinstance(fast.get_submodule("third"), SparseLinear)
     got, wanted = fast(*arguments)["out"][0], model(*arguments)["out"][0]
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.usefixtures("sparse_wins")
+@pytest.mark.parametrize("kind", ["GCN", "GAT", "GraphSAGE"])
+def test_layers_of_torch_geometric(kind: str) -> None:
+    pytest.importorskip("torch_geometric")
+    model, _ = geometric(kind)
+    x, edges = torch.randn(20, 6, dtype=torch.float64), torch.randint(20, (2, 60))
+    masks = Masks(model)
+    random_masks(model, masks, dict.fromkeys(masks, 0.25))
+    before = [name for name, m in model.named_modules() if type(m).__name__ == "Linear"]
+    fast, table = accelerate(model, (x, edges), training=True, masks=masks)
+    assert [layer.name for layer in table.layers] == before
+    assert [n for n, m in fast.named_modules() if isinstance(m, SparseLinear)] == before
+    torch.testing.assert_close(fast(x, edges), model(x, edges))
+    torch.testing.assert_close(to_dense(fast)(x, edges), model(x, edges))
+
+
+def test_a_weight_that_is_computed_stays_dense() -> None:
+    layer = nn.Linear(8, 8)
+    prune.random_unstructured(layer, "weight", 0.9)  # type: ignore[no-untyped-call]
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        layer(x)
+    fast, table = accelerate(layer, x, training=False)
+    assert type(fast) is nn.Linear
+    assert table.layers == ()
+
+
+@pytest.mark.usefixtures("sparse_wins")
 def test_a_single_layer_and_its_buffers_and_random_numbers() -> None:
     layer = masked(nn.Linear(400, 400), 0.995)
-    state = torch.get_rng_state()
-    fast, _ = accelerate(layer, torch.randn(300, 400), training=False)
-    assert isinstance(fast, SparseLinear)
-    torch.set_rng_state(state)
-    expected = torch.randn(300, 400)
-    torch.set_rng_state(state)
     x = torch.randn(300, 400)
-    assert torch.equal(x, expected)
+    state = torch.get_rng_state()
+    fast, _ = accelerate(layer, x, training=False)
+    assert isinstance(fast, SparseLinear)
+    assert torch.equal(torch.get_rng_state(), state)
     torch.testing.assert_close(fast(x), layer(x), rtol=1e-5, atol=1e-5)
     normed = masked(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)), 0.5)
     accelerate(normed, torch.randn(16, 8), training=True)

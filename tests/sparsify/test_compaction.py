@@ -46,6 +46,19 @@ def test_outputs_are_equal(activation: str, sparsity: float, seed: int) -> None:
         assert [row.after for row in table] == [1, 1]
 
 
+def test_functions_in_place() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(inplace=True), nn.Linear(32, 3)).eval()
+    masks = Masks(model)
+    for name in masks:
+        masks.set(name, torch.rand_like(masks.weight(name)) >= 0.7)
+    masks.apply_()
+    x = torch.randn(50, 8)
+    small, (row,) = compact(model)
+    assert row.after < row.before
+    torch.testing.assert_close(small(x), model(x))
+
+
 def test_the_papers_link_network_keeps_a_dozen_units() -> None:
     torch.manual_seed(0)
     model = FNN((16, 128, 1))

@@ -331,7 +331,7 @@ def test_sparsity_0_is_dense_training():
         ({"overrides": {"conv": 0.5}}, r"override 'conv' matches no weight; there are 0\.weight"),
         ({"exclude": ["conv"]}, r"exclude 'conv' matches no weight; there are 0\.weight"),
         ({"growth": "magic"}, "growth 'magic' is not one of rigl, set, snfs"),
-        ({"densities": "magic"}, "densities 'magic' is not one of erk, uniform"),
+        ({"densities": "magic"}, "densities 'magic' is not one of uniform, erk"),
         ({"momentum": 1.0}, r"momentum is 1\.0"),
         ({"death": 0.0}, r"death is 0\.0"),
         ({"stop": 2.0}, r"stop is 2\.0"),

@@ -63,6 +63,14 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     save_file(parts, path, {"weft_csr_shapes": '{"w": [2, 3]}'})
     with pytest.raises(DataError, match="matrix w is damaged"):
         load_csr(path)
+    flat = {name: part[:, None] for name, part in parts.items() if name != "w.offsets"}
+    save_file({**parts, **flat}, path, {"weft_csr_shapes": '{"w": [2, 30]}'})
+    with pytest.raises(DataError, match="matrix w is damaged"):
+        load_csr(path)
+    for shapes in ('["w"]', "7", "null"):
+        save_file(parts, path, {"weft_csr_shapes": shapes})
+        with pytest.raises(DataError, match=r"m\.safetensors cannot be read"):
+            load_csr(path)
     del parts["w.offsets"]
     save_file(parts, path, {"weft_csr_shapes": '{"w": [2, 3]}'})
     with pytest.raises(DataError, match="matrix w is damaged"):

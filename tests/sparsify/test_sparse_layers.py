@@ -55,6 +55,22 @@ def test_sparse_layers_take_the_course_of_masked_ones(growth, optimizer, micro_b
     assert repr(sparse).splitlines()[1:] == repr(masked).splitlines()[1:]
 
 
+def test_a_batch_whose_gradients_are_thrown_away_counts_for_nothing():
+    model = fnn()
+    first = OPTIMIZERS["sgd"](model.parameters())
+    masked = DropAndGrow(model, first, **PLAN)
+    other = converted(model, masked.masks)
+    second = OPTIMIZERS["sgd"](other.parameters())
+    DropAndGrow(other, second, **PLAN)
+    for optimizer, loss in ((first, batches(model)), (second, losses(other))):
+        for _ in range(8):
+            # As a loop does that leaves out a batch of infinite loss.
+            (float("inf") * loss()).backward()
+            train(optimizer, loss, 1)
+    for i in (0, 2, 4):
+        assert torch.equal(other[i].active_mask(), masked.masks[f"{i}.weight"])
+
+
 def test_masked_and_sparse_layers_in_one_model():
     model = fnn()
     other = converted(model, Masks(model), layers=(2,))

@@ -13,6 +13,7 @@ from typing import Any
 import full_graph_cases
 import numpy as np
 import pytest
+from elsewhere import DEVICE, Elsewhere, There
 
 from weft.cli import main
 from weft.errors import DataError
@@ -20,12 +21,15 @@ from weft.graphs import Graph, GraphTable, open_table, store, write_table
 from weft.parallel.grid import Grid, grid_of
 from weft.parallel.network import GridNetwork
 from weft.parallel.prepare import prepare
+from weft.parallel.world import joined
 from weft.sources import planted_partition
 from weft.training import NonFiniteLoss, read_metrics
 from weft.training import full_graph as module
 from weft.training.full_graph import FullGraphConfig, TrainedFullGraph, train_full_graph
 from weft.training.full_graph_checkpoint import last_epoch
+from weft.training.full_graph_session import _Session, train_shared
 from weft.training.launch import RankError, launch
+from weft.training.run import Run
 
 CONFIG = FullGraphConfig(
     data="made",
@@ -113,7 +117,39 @@ def test_a_killed_rank_changes_no_loss(table, serial, tmp_path, monkeypatch):
     np.testing.assert_allclose(losses(tmp_path / "run"), serial, rtol=1e-10)
     assert trained.communication is not None
     assert sum(trained.communication.bytes.values()) > 0
+    assert trained.communication.predicted_bytes == trained.communication.bytes
     assert read_metrics(tmp_path / "run")[-1]["bytes_received"] > 0
+
+
+def test_another_device_gives_the_same_run_and_goes_on_elsewhere(table, serial, tmp_path):
+    run = tmp_path / "run"
+
+    def on_device(config: FullGraphConfig, *, resume: bool = False) -> TrainedFullGraph:
+        with (
+            Elsewhere(),
+            joined("1d", device=DEVICE) as world,
+            Run.create(run, config.recipe(), resume=resume) as kept,
+        ):
+            return train_shared(table, world, config, folder=run, run=kept, quiet=True)
+
+    on_device(replace(CONFIG, epochs=3))
+    # On the CPU, back to the device, each from the other's checkpoint.
+    train(table, run, config=replace(CONFIG, epochs=6, device="cpu"), resume=True)
+    trained = on_device(CONFIG, resume=True)
+    assert trained.result.epochs == CONFIG.epochs
+    np.testing.assert_allclose(losses(run), serial, rtol=1e-10)
+    whole = train(table, tmp_path / "cpu")
+    assert trained.scores == pytest.approx(whole.scores, rel=1e-10)
+
+
+def test_weights_to_start_from_reach_the_device(table, serial, folder):
+    with Elsewhere(), joined("1d", device=DEVICE) as world:
+        session = _Session(table, world, CONFIG, folder / "unused", None, quiet=True)
+        session.take_weights(folder / "serial")
+        found = session.network.evaluate()
+        assert {type(value) for value in session.model.parameters()} == {There}
+    summary = json.loads((folder / "serial" / "summary.json").read_text())
+    assert found["test_loss"] == pytest.approx(summary["test_loss"], rel=1e-10)
 
 
 def test_a_rank_that_dies_in_the_first_step_is_named(table, tmp_path, monkeypatch):

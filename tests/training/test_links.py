@@ -68,10 +68,17 @@ def test_every_sparsifier_leaves_as_many_weights_as_asked(name: Any) -> None:
         assert found.counts["nonzero"] == kept
     assert found.result.best_metrics["sparsity"] == pytest.approx(0.8, abs=0.005)
     assert found.result.best_epoch is not None
-    if name in ("slr", "admm"):
-        # 4 epochs dense, 2 re-weighted, 2 retrained: the best is none of the dense ones.
+    if name in ("slr", "admm", "oneshot"):
+        # 4 epochs dense, 2 re-weighted (or dense), 2 retrained: the best is none of the first 6.
         assert found.result.best_epoch >= 6
     assert all(torch.isfinite(weight).all() for weight in weights(found.model))
+
+
+@pytest.mark.parametrize("name", ["slr", "admm", "oneshot"])
+def test_a_training_too_short_to_retrain_is_warned_of(name: Any) -> None:
+    with pytest.warns(UserWarning, match=rf"{name} only prunes.* epochs=3 .*4 epochs or more"):
+        found = trained(sparsify=name, sparsity=0.8, epochs=3)
+    assert found.counts["nonzero"] == round(0.2 * WEIGHTS)
 
 
 def stop_at(step: int) -> Any:

@@ -11,10 +11,13 @@ from rich.console import Console
 from rich.table import Table
 
 from weft.cli.predict_full_graph import predict_full_graph
+from weft.cli.predict_links import predict_pairs, predict_some_nodes
 from weft.cli.predict_programs import predict_programs
 from weft.errors import DataError
 from weft.training import prepare_process
 from weft.training.full_graph_prediction import is_of_full_graph
+from weft.training.link_prediction import is_of_links
+from weft.training.node_prediction import is_of_nodes
 from weft.training.prediction import (
     check_output,
     load_structures,
@@ -30,7 +33,7 @@ _SHOWN = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Predict:
-    """Predict structures of a file or nodes of a graph, or inspect Python code, with a trained run.
+    """Predict structures, nodes, links or suspicious names of variables, with a trained run.
 
     Values are in the unit of the training data, forces in eV/Å. In code, every use of a variable
     is looked at: is another name in scope likelier there? Examples:
@@ -40,14 +43,20 @@ class Predict:
       weft predict runs/programs-python new.py --format sarif --out new.sarif
       weft predict runs/full-graph-cora --ranks 4
       weft predict runs/full-graph-cora new-edges.txt --features new-x.npy
+      weft predict runs/links-my_edges pairs.txt             (a pair src dst on each line)
+      weft predict runs/nodes-cora --out classes.json        (every node of the run's graph)
+      weft predict runs/nodes-my_edges some-nodes.txt        (a node on each line)
 
     Attributes:
-        run: the folder of a run of `weft train molecules`, `crystals`, `programs` or `full-graph`.
+        run: the folder of a run of `weft train molecules`, `crystals`, `programs`, `full-graph`,
+            `links` or `nodes`.
         file: what ASE reads (extxyz, CIF, an ASE database), a folder of CIF files, or crystals
             as JSON lines or CIF in CSV (predictions as .csv only); a Python file or a folder of
-            them; another graph than that of a full-graph run, which is the default there.
-        out: the file to write, .csv or .extxyz; by default FILE-predicted.csv here, .extxyz with
-            forces. What was found in code is printed by default.
+            them; another graph than that of a full-graph run, which is the default there; pairs
+            of nodes, or nodes, of a run on links or nodes, called as in its edge list.
+        out: the file to write, .csv or .extxyz, for links and nodes .csv or .json; by default
+            FILE-predicted.csv here, .extxyz with forces. What was found in code is printed by
+            default.
         forces: also the forces, minus the gradient of the value in the positions.
         threshold: of code, show where another name is at least so probable; 0.9 by default.
         all: of code, show every use of a variable.
@@ -76,6 +85,14 @@ class Predict:
         if file is not None and not file.exists():
             raise DataError(f"{file} is not there")
         of_code = self.all or self.format or self.threshold is not None
+        if is_of_links(self.run) or is_of_nodes(self.run):
+            given = self.forces or of_code or self.features or self.data_dir
+            if given or self.ranks is not None:
+                raise DataError(
+                    f"{self.run} is of links or nodes, for which there are only --out and --quiet"
+                )
+            predict = predict_pairs if is_of_links(self.run) else predict_some_nodes
+            return predict(self.run, file, console, out=self.out)
         if is_of_full_graph(self.run):
             if self.forces or of_code:
                 raise DataError(

@@ -64,6 +64,10 @@ class FNN(nn.Module):
         activation = _ACTIVATIONS[self.config.activation]
         *hidden, last = self.layers
         for layer in hidden:
-            x = functional.dropout(activation(layer(x)), self.config.dropout, self.training)
+            x = layer(x)
+            # A sparse layer in the place of a linear one may have computed it already.
+            if not getattr(layer, "relu", False):
+                x = activation(x)
+            x = functional.dropout(x, self.config.dropout, self.training)
         output: Tensor = last(x)
         return output

@@ -15,7 +15,7 @@ from weft.graphs import Array, Graph
 from weft.sources.citations import planetoid
 from weft.sources.edge_lists import edge_list_graph, read_edge_list
 
-__all__ = ["NodeLabels", "labelled_graph", "pubmed_temporal", "read_node_labels"]
+__all__ = ["NodeLabels", "labelled_graph", "pubmed_temporal", "read_node_labels", "text_lines"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,7 +51,7 @@ def read_node_labels(path: str | Path, ids: Array) -> NodeLabels:
     places = {str(name): place for place, name in enumerate(ids.tolist())}
     found: dict[int, str] = {}
     strangers = 0
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(text_lines(path), start=1):
         if not line.strip() or line.lstrip()[0] in "#%":
             continue
         tokens = line.replace(",", " ").split()
@@ -72,7 +72,7 @@ def read_node_labels(path: str | Path, ids: Array) -> NodeLabels:
         raise DataError(f"{path} labels none of the graph's {len(ids):,} nodes")
     names = set(found.values())
     try:
-        classes = sorted(names, key=int)
+        classes = sorted(names, key=lambda name: (int(name), name))
     except ValueError:
         classes = sorted(names)
     number_of = {name: number for number, name in enumerate(classes)}
@@ -81,7 +81,12 @@ def read_node_labels(path: str | Path, ids: Array) -> NodeLabels:
     return NodeLabels(y=y, classes=tuple(classes), strangers=strangers)
 
 
-def _lines(path: Path) -> list[str]:
+def text_lines(path: Path) -> list[str]:
+    """The lines of a text file, plain or gzip.
+
+    Raises:
+        DataError: it is missing, damaged or not UTF-8.
+    """
     try:
         content = path.read_bytes()
         if content.startswith(b"\x1f\x8b"):
@@ -96,7 +101,8 @@ def _lines(path: Path) -> list[str]:
 def labelled_graph(edges: str | Path, labels: str | Path) -> Graph:
     """The graph of an edge list `src dst time` with the node column `y` of a file of labels.
 
-    Nodes that have a label but no edge are left out, with a warning that counts them.
+    Nodes that have a label but no edge are left out, with a warning that counts them. What the
+    file calls the classes is the ragged column `classes`: UTF-8 text, a line feed after each.
     """
     edge_list = read_edge_list(edges)
     found = read_node_labels(labels, edge_list.ids)
@@ -107,7 +113,12 @@ def labelled_graph(edges: str | Path, labels: str | Path) -> Graph:
             stacklevel=2,
         )
     graph = edge_list_graph(edge_list)
-    return replace(graph, nodes={**graph.nodes, "y": found.y})
+    classes = "".join(f"{name}\n" for name in found.classes).encode()
+    return replace(
+        graph,
+        nodes={**graph.nodes, "y": found.y},
+        ragged={**graph.ragged, "classes": np.frombuffer(classes, dtype=np.uint8)},
+    )
 
 
 def pubmed_temporal(planetoid_folder: str | Path, temporal_folder: str | Path) -> Graph:

@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from weft.sparsify.layers import FusedReLU, SparseLinear
 from weft.sparsify.masks import Masks
 
-__all__ = ["Acceleration", "LayerTiming", "accelerate"]
+__all__ = ["Acceleration", "LayerTiming", "accelerate", "fastest"]
 
 # A form must win by this much, so that noise never makes a model slower than it was.
 _MARGIN = 0.05
@@ -87,8 +87,9 @@ def accelerate(
     training: bool,
     masks: Masks | Mapping[str, Tensor] | None = None,
 ) -> tuple[nn.Module, Acceleration]:
-    """A copy of the model whose masked `nn.Linear` are replaced where that is faster.
+    """A copy of the model whose masked linear layers are replaced where that is faster.
 
+    Linear layers are `nn.Linear` and torch_geometric's own, of which its convolutions are made.
     In an `nn.Sequential` a ReLU after such a layer becomes part of it. All layers are timed alone
     and the whole model with them: a copy that is not faster is as dense as the model itself. Its
     parameters are new: give them to a new optimizer.
@@ -111,7 +112,7 @@ def accelerate(
         if faster == set(found):
             choices = choices[:2]
         models = [_with_sparse(trial, found, choice) for choice in choices]
-        seconds = _fastest([_step(each, arguments, training) for each in models])
+        seconds = fastest([_step(each, arguments, training) for each in models])
     best = min(range(len(choices)), key=seconds.__getitem__)
     if seconds[best] > (1 - _MARGIN) * seconds[0]:
         best = 0
@@ -144,32 +145,41 @@ def _masked_layers(
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             uses[id(parameter)] = uses.get(id(parameter), 0) + 1
-    known = {} if masks is None else {name: masks[name] for name in _names(masks)}
+    known = {} if masks is None else {name: masks[name] for name in masks}
     found = {}
     for name, module in model.named_modules():
-        # A subclass may do more than multiply.
-        if type(module) is nn.Linear and uses[id(module.weight)] == 1:
-            weight = module.weight.detach()
+        # A weight that is no parameter is computed from others at each call.
+        if _is_linear(module) and uses.get(id(module.weight)) == 1:
+            weight = _linear(model, name).weight.detach()
             mask = known.get(f"{name}.weight" if name else "weight", weight != 0)
             if not bool(mask.all()):
                 found[name] = mask.to(weight.device)
     return found
 
 
-def _names(masks: Masks | Mapping[str, Tensor]) -> list[str]:
-    return masks.names if isinstance(masks, Masks) else list(masks)
+def _is_linear(module: nn.Module) -> bool:
+    """Whether it multiplies, and does nothing more, as a subclass may."""
+    kind = type(module)
+    # Known by its name, as torch_geometric need not be installed.
+    geometric = ("torch_geometric.nn.dense.linear", "Linear")
+    return kind is nn.Linear or (kind.__module__, kind.__name__) == geometric
+
+
+def _linear(model: nn.Module, name: str) -> nn.Linear:
+    layer = model.get_submodule(name)
+    assert _is_linear(layer)
+    return cast(nn.Linear, layer)
 
 
 def _with_sparse(model: nn.Module, masks: Mapping[str, Tensor], chosen: set[str]) -> nn.Module:
     """A copy of the model whose chosen layers are sparse."""
     if "" in chosen:
-        assert isinstance(model, nn.Linear)
-        return SparseLinear.from_dense(model, masks[""])
+        return SparseLinear.from_dense(_linear(model, ""), masks[""])
     model = copy.deepcopy(model)
     for name in chosen:
         parent = model.get_submodule(name.rpartition(".")[0])
         own = name.rpartition(".")[2]
-        layer = getattr(parent, own)
+        layer = _linear(model, name)
         relu = False
         if isinstance(parent, nn.Sequential):
             place = list(parent._modules).index(own) + 1
@@ -201,10 +211,9 @@ def _time_layers(
         handle.remove()
     timings = {}
     for name, x in inputs.items():
-        layer = model.get_submodule(name)
-        assert isinstance(layer, nn.Linear)
+        layer = _linear(model, name)
         forms = (layer, SparseLinear.from_dense(layer, masks[name]))
-        dense, sparse = _fastest([_step(form, (x,), training) for form in forms])
+        dense, sparse = fastest([_step(form, (x,), training) for form in forms])
         timings[name] = dense, sparse
     return timings
 
@@ -237,7 +246,7 @@ def _tensors(output: Any) -> list[Tensor]:
     return []
 
 
-def _fastest(runs: list[Callable[[], None]]) -> list[float]:
+def fastest(runs: list[Callable[[], None]]) -> list[float]:
     """The least seconds of each of the runs, taken in turns so that all share what disturbs."""
     for run in runs:
         run()

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from weft.sparsify.train_and_prune import Densities, Objective, TrainAndPrune
+from weft.sparsify.densities import Densities
+from weft.sparsify.train_and_prune import Objective, TrainAndPrune
 
 __all__ = ["ADMM"]
 

@@ -65,9 +65,8 @@ def compact(
     model = copy.deepcopy(model)
     if masks is not None:
         parameters = dict(model.named_parameters())
-        names = masks.names if isinstance(masks, Masks) else list(masks)
         with torch.no_grad():
-            for name in names:
+            for name in masks:
                 parameters[name].mul_(masks[name])
     model = to_dense(model).eval()
     links = _links(model)
@@ -167,7 +166,8 @@ def _shrink(
         return False
     gone = torch.ones_like(constant)
     gone[keep] = False
-    start = made.weight.new_zeros(made.out_features) if made.bias is None else made.bias
+    # A copy: the function may work in place.
+    start = made.weight.new_zeros(made.out_features) if made.bias is None else made.bias.clone()
     # Not the product with all units: that of an infinite constant with 0 would be nan.
     folded = (gone & ~unread).nonzero()[:, 0]
     bias = reads.weight[:, folded] @ function(start)[folded]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Literal
 
 from weft.sparsify.matrices import matching
 
-__all__ = ["erk", "kept_shares", "layer_nnz", "nnz_of", "uniform"]
+__all__ = ["Densities", "erk", "kept_counts", "kept_shares", "layer_nnz", "nnz_of", "uniform"]
 
 Shapes = Mapping[str, Sequence[int]]
+Densities = Literal["uniform", "erk"]
 
 
 def nnz_of(density: float, size: int) -> int:
@@ -74,6 +76,22 @@ def kept_shares(
             what = "sparsity" if whose == "sparsity" else f"the sparsity of {whose}"
             raise ValueError(f"{what} is {value}; it must be from 0 (dense) to below 1")
     return 1 - sparsity, {name: 1 - value for name, value in (overrides or {}).items()}
+
+
+def kept_counts(
+    shapes: Shapes,
+    densities: Densities,
+    sparsity: float,
+    overrides: Mapping[str, float] | None,
+    *,
+    keep_one: bool,
+) -> dict[str, int]:
+    """Weights that each layer keeps at a sparsity of all together; errors as of what it calls."""
+    known = {"uniform": uniform, "erk": erk}
+    if densities not in known:
+        raise ValueError(f"densities {densities!r} is not one of {', '.join(known)}")
+    shares = known[densities](shapes, *kept_shares(sparsity, overrides))
+    return layer_nnz(shapes, shares, keep_one=keep_one)
 
 
 def layer_nnz(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from weft.sparsify.densities import erk, kept_shares, layer_nnz, uniform
+from weft.sparsify.densities import Densities, kept_counts
 from weft.sparsify.masks import Masks, table
 from weft.sparsify.ranking import mask_of, random_order, top
 from weft.sparsify.schedules import DropSchedule, Shape
@@ -19,7 +19,6 @@ from weft.sparsify.sparse_layers import SparseLayers
 __all__ = ["DropAndGrow", "Growth", "dropped_and_grown"]
 
 Growth = Literal["rigl", "set", "snfs"]
-_DENSITIES = {"erk": erk, "uniform": uniform}
 
 
 class DropAndGrow:
@@ -73,7 +72,7 @@ class DropAndGrow:
         total_steps: int,
         sparsity: float = 0.9,
         growth: Growth = "rigl",
-        densities: Literal["erk", "uniform"] = "erk",
+        densities: Densities = "erk",
         every: int = 100,
         death: float = 0.5,
         schedule: Shape = "cosine",
@@ -86,8 +85,6 @@ class DropAndGrow:
     ) -> None:
         if growth not in get_args(Growth):
             raise ValueError(f"growth {growth!r} is not one of {', '.join(get_args(Growth))}")
-        if densities not in _DENSITIES:
-            raise ValueError(f"densities {densities!r} is not one of {', '.join(_DENSITIES)}")
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum is {momentum}; it must be from 0 to below 1")
         self.schedule = DropSchedule(
@@ -96,9 +93,7 @@ class DropAndGrow:
         self.growth, self.momentum, self.seed, self.step = growth, momentum, seed, 0
         self._layers = SparseLayers(model, optimizer, exclude)
         self.masks = Masks(model, exclude=exclude, required=not self._layers)
-        shapes = self.masks.shapes
-        shares = _DENSITIES[densities](shapes, *kept_shares(sparsity, overrides))
-        counts = layer_nnz(shapes, shares, keep_one=keep_one)
+        counts = kept_counts(self.masks.shapes, densities, sparsity, overrides, keep_one=keep_one)
         self.schedule.warn_if_idle()
         for number, (name, count) in enumerate(counts.items()):
             chosen = random_order(self.masks.size(name), seed, 0, number)[:count]

@@ -72,9 +72,9 @@ def load_csr(path: Path | str) -> dict[str, Tensor]:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            shapes = json.loads((file.metadata() or {}).get(_SHAPES, "{}"))
+            shapes = dict(json.loads((file.metadata() or {}).get(_SHAPES, "{}")))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError) as error:
+    except (OSError, SafetensorError, ValueError, TypeError) as error:
         raise DataError(f"{path} cannot be read as safetensors: {error}") from error
     for name, shape in shapes.items():
         try:
@@ -87,7 +87,7 @@ def load_csr(path: Path | str) -> dict[str, Tensor]:
 
 def _dense_of(values: Tensor, columns: Tensor, offsets: Tensor, rows: int, width: int) -> Tensor:
     counts = offsets.diff().long()
-    right = offsets.shape == (rows + 1,) and values.shape == columns.shape
+    right = offsets.shape == (rows + 1,) and values.shape == columns.shape and values.ndim == 1
     right = right and bool((counts >= 0).all()) and int(counts.sum()) == columns.numel()
     if not (right and bool(((columns >= 0) & (columns < width)).all())):
         raise ValueError(f"its parts are not those of a matrix {rows} x {width}")

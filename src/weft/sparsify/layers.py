@@ -92,15 +92,17 @@ class SparseLinear(nn.Module):
         """The same layer with only the weights where mask [O, I] is True; None: those not 0."""
         weight = linear.weight.detach()
         active = weight != 0 if mask is None else mask
-        layer = cls(
-            linear.in_features,
-            linear.out_features,
-            active.to(weight.device),
-            bias=linear.bias is not None,
-            relu=relu,
-            dtype=weight.dtype,
-            device=weight.device,
-        )
+        # A fresh layer draws numbers, on which nothing after it shall depend.
+        with torch.random.fork_rng(devices=[]):
+            layer = cls(
+                weight.shape[1],
+                weight.shape[0],
+                active.to(weight.device),
+                bias=linear.bias is not None,
+                relu=relu,
+                dtype=weight.dtype,
+                device=weight.device,
+            )
         with torch.no_grad():
             layer.values.copy_(weight.flatten()[layer.index])
             if layer.bias is not None:
@@ -157,6 +159,9 @@ class SparseLinear(nn.Module):
             rows = x if x.ndim == 2 else x.reshape(-1, self.in_features)
             out = sparse_linear(rows, *parameters, self.relu)
         if self.want_dense_gradient and out.requires_grad:
+            if self.values.grad is None:
+                # zero_grad() has thrown away what a step would have taken: so is this.
+                self._dense_gradient = None
             below = out.detach() <= 0 if self.relu else None
             out.register_hook(  # type: ignore[no-untyped-call]
                 lambda grad: self._add_dense_gradient(grad, x.detach(), below)
@@ -182,7 +187,7 @@ class SparseLinear(nn.Module):
         return mask.view(self.out_features, self.in_features)
 
     def dense_gradient(self) -> Tensor:
-        """[O, I], the gradient summed since `want_dense_gradient` was set or this was last asked.
+        """[O, I], the gradient summed since this was last asked, or that of `values` was dropped.
 
         Raises:
             RuntimeError: no backward pass has computed it.

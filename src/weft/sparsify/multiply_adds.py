@@ -18,6 +18,7 @@ from torch.utils.flop_counter import flop_registry
 
 from weft.sparsify.layers import SparseLinear
 from weft.sparsify.masks import Masks, check_same_model, table
+from weft.sparsify.snapshots import in_evaluation
 
 __all__ = ["FlopCount", "WeightFlops", "count_flops"]
 
@@ -120,7 +121,7 @@ def count_flops(
     attention = sdpa_kernel(SDPBackend.MATH)
     with (
         counter.hooks(),
-        _in_evaluation(model),
+        in_evaluation(model),
         attention,
         torch.set_grad_enabled(training),
         counter,
@@ -296,15 +297,3 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _tensors(arguments: Any) -> list[Tensor]:
     return [leaf for leaf in tree_flatten(arguments)[0] if isinstance(leaf, Tensor)]
-
-
-@contextmanager
-def _in_evaluation(model: nn.Module) -> Iterator[None]:
-    """In evaluation mode; then as it was."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

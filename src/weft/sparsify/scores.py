@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from weft.sparsify.densities import layer_nnz, nnz_of
 from weft.sparsify.masks import Masks, check_same_model
 from weft.sparsify.ranking import mask_of, random_order, top
+from weft.sparsify.snapshots import in_evaluation
 
 __all__ = [
     "Density",
@@ -253,16 +254,13 @@ def _synaptic_flow(masks: Masks, forward: Callable[[], Tensor]) -> dict[str, Ten
 def _absolute(model: nn.Module) -> Iterator[None]:
     """Parameters by their absolute values, biases 0, evaluation mode; then as it was."""
     values = [parameter.detach().clone() for parameter in model.parameters()]
-    training = [module.training for module in model.modules()]
     try:
-        model.eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.zero_() if "bias" in name.rsplit(".")[-1] else parameter.abs_()
-        yield
+        with in_evaluation(model):
+            yield
     finally:
         with torch.no_grad():
             for parameter, value in zip(model.parameters(), values, strict=True):
                 parameter.copy_(value)
-        for module, mode in zip(model.modules(), training, strict=True):
-            module.training = mode

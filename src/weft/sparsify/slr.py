@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
-from weft.sparsify.snapshots import restore, snapshot
-from weft.sparsify.train_and_prune import Densities, Objective, TrainAndPrune
+from weft.sparsify.densities import Densities
+from weft.sparsify.snapshots import in_evaluation, restore, snapshot
+from weft.sparsify.train_and_prune import Objective, TrainAndPrune
 
 __all__ = ["SLR", "step_factor"]
 
@@ -196,15 +197,10 @@ class SLR(TrainAndPrune):
 
     def _change(self, objective: Objective) -> float:
         """f now less f an epoch ago, the mean of all ranks."""
-        modes = [(module, module.training) for module in self.model.modules()]
-        self.model.eval()
-        try:
+        with in_evaluation(self.model):
             new = float(objective())
             with self._as_before():
                 old = float(objective())
-        finally:
-            for module, training in modes:
-                module.training = training
         if not (math.isfinite(new) and math.isfinite(old)):
             raise ValueError(
                 f"the objective is {new} after epoch {self.epoch}, {old} before it; SLR needs "

@@ -1,14 +1,15 @@
-"""Copies of a model's values, and the way back to them."""
+"""A model as it was: copies of its values, its modes, and the way back to them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["restore", "snapshot"]
+__all__ = ["in_evaluation", "restore", "snapshot"]
 
 
 def snapshot(model: nn.Module) -> dict[str, Tensor]:
@@ -21,6 +22,18 @@ def restore(model: nn.Module, values: Mapping[str, Tensor]) -> None:
     """Bring all parameters and buffers back to what `snapshot` gave, in place."""
     for name, tensor in _tensors(model):
         tensor.copy_(values[name])
+
+
+@contextmanager
+def in_evaluation(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode; then each of its modules as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -10,16 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from weft.sparsify.densities import erk, kept_shares, layer_nnz, uniform
+from weft.sparsify.densities import Densities, kept_counts
 from weft.sparsify.masks import Masks
 from weft.sparsify.ranking import mask_of, top
 
-__all__ = ["Densities", "Objective", "Phase", "TrainAndPrune"]
+__all__ = ["Objective", "Phase", "TrainAndPrune"]
 
 Phase = Literal["dense", "reweight", "retrain", "done"]
-Densities = Literal["uniform", "erk"]
 Objective = Callable[[], "Tensor | float"]
-_DENSITIES = {"uniform": uniform, "erk": erk}
 
 
 class TrainAndPrune:
@@ -56,16 +54,15 @@ class TrainAndPrune:
                 f"phases is {tuple(phases)}; it must be three whole numbers of epochs, 0 or more: "
                 "dense training, re-weighting, retraining"
             )
-        if densities not in _DENSITIES:
-            raise ValueError(f"densities {densities!r} is not one of {', '.join(_DENSITIES)}")
         if not 0 < rho < math.inf:
             raise ValueError(f"rho is {rho}; it must be above 0")
         self.model, self.optimizer = model, optimizer
         self.phases = (int(phases[0]), int(phases[1]), int(phases[2]))
         self.rho, self.epoch = float(rho), 0
         self.masks = Masks(model, exclude=exclude)
-        shares = _DENSITIES[densities](self.masks.shapes, *kept_shares(sparsity, overrides))
-        self._kept = layer_nnz(self.masks.shapes, shares, keep_one=keep_one)
+        self._kept = kept_counts(
+            self.masks.shapes, densities, sparsity, overrides, keep_one=keep_one
+        )
         # An optimizer without the weights is better known now than after the dense epochs.
         self.masks.attach(optimizer)
         self.masks.detach()

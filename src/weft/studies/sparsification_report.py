@@ -18,6 +18,7 @@ from weft.studies.statistics import mean_interval
 __all__ = ["WAYS", "matching", "mean_curve", "sparsification_report"]
 
 WAYS = {
+    ("oneshot", "dense"): "pruned once",
     ("slr", "dense"): "SLR",
     ("rigl", "dense"): "RigL",
     ("slr", "sparse"): "SLR, sparse input",
@@ -175,7 +176,7 @@ def _epochs(results: SparsificationResults, task: Task) -> Section:
         ],
         says=[
             "SLR trains densely for half of the epochs and is re-weighted for a quarter; then it "
-            "is pruned."
+            "is pruned. Pruned once is the same without re-weighting."
         ],
     )
 

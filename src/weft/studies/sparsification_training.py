@@ -1,4 +1,4 @@
-"""Trainings of the study of sparsification: dense, SLR and RigL, with what each would compute."""
+"""Trainings of the study of sparsification, with what each would compute."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from weft.walks import sparse_embedding
 
 __all__ = ["METRICS", "Kind", "PreparedTask", "SparseRun", "kinds_of", "prepare_task", "train_kind"]
 
-Way = Literal["dense", "slr", "rigl"]
+Way = Literal["dense", "oneshot", "slr", "rigl"]
 Embedding = Literal["dense", "sparse"]
 
 METRICS: dict[Task, str] = {
@@ -44,7 +44,8 @@ class Kind:
 
     Attributes:
         task: what is learned.
-        way: dense, train and prune (slr), or sparse training (rigl).
+        way: dense, pruned once by magnitude and retrained (oneshot), the same after re-weighting
+            (slr), or sparse training (rigl).
         embedding: whether the input has all of its values.
         sparsity: of the weights at the end; 0 for dense.
         seed: of weights and batches.
@@ -111,7 +112,9 @@ def kinds_of(config: SparsificationStudy, task: Task) -> Iterator[Kind]:
         for embedding in embeddings:
             yield Kind(task=task, way="dense", embedding=embedding, sparsity=0.0, seed=seed)
             for sparsity in sorted({*config.sparsities, config.curve_sparsity}):
-                for way in ("slr", "rigl"):
+                # What re-weighting is worth can be told beside the same without it.
+                ways: tuple[Way, ...] = ("slr", "rigl")
+                for way in ("oneshot", *ways) if embedding == "dense" else ways:
                     yield Kind(
                         task=task, way=way, embedding=embedding, sparsity=sparsity, seed=seed
                     )
@@ -241,7 +244,7 @@ def _flops(
     if way == "rigl":
         # As often as the recipe updates by default.
         training = rigl_step_flops(sparse, dense, max(1, steps // 20)) / 3
-    elif way == "slr":
+    elif way in ("slr", "oneshot"):
         retrain = epochs // 4
         training = ((epochs - retrain) * dense + retrain * sparse) / epochs
     else:

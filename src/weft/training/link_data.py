@@ -9,11 +9,20 @@ from pathlib import Path
 import numpy as np
 
 from weft.errors import DataError
-from weft.graphs import Array
+from weft.graphs import Array, Graph
 from weft.sources import CATALOGUE, EdgeList, load, read_edge_list
 from weft.walks import skip_gram, sparse_embedding, temporal_walks
 
-__all__ = ["LinkSplit", "Pairs", "scaled", "split_links", "temporal_edges", "walk_embedding"]
+__all__ = [
+    "LinkSplit",
+    "Pairs",
+    "node_names",
+    "scaled",
+    "split_links",
+    "temporal_edges",
+    "text_column",
+    "walk_embedding",
+]
 
 # Draws of a pair after which the graph is taken to have too few that are no edges.
 _ROUNDS = 200
@@ -81,11 +90,29 @@ def temporal_edges(
             senders=graph.senders,
             receivers=graph.receivers,
             time=np.asarray(graph.edges["time"], dtype=np.float64),
-            ids=np.arange(graph.num_nodes),
+            ids=node_names(graph),
         )
     if edges.num_edges == 0:
         raise DataError(f"{data} holds no edges")
     return edges
+
+
+def node_names(graph: Graph) -> Array:
+    """What its file calls each node, [n]: int64, or str objects; their numbers if it says nothing.
+
+    See `edge_list_graph`.
+    """
+    names = text_column(graph, "names")
+    if len(names) == graph.num_nodes:
+        return np.array([*names, None], dtype=object)[:-1]
+    return graph.nodes.get("id", np.arange(graph.num_nodes))
+
+
+def text_column(graph: Graph, name: str) -> list[str]:
+    """The lines of a ragged column of UTF-8 text; none where there is no such column."""
+    if name not in graph.ragged:
+        return []
+    return bytes(graph.ragged[name]).decode().split("\n")[:-1]
 
 
 def split_links(

@@ -16,24 +16,31 @@ from torch.optim.lr_scheduler import LRScheduler
 from weft.graphs import Array
 from weft.models import FNN, FNNConfig
 from weft.sources import EdgeList
-from weft.training.checkpoint import load_weights
 from weft.training.config import FitResult
-from weft.training.link_data import LinkSplit, Pairs, split_links, walk_embedding
+from weft.training.kept_inputs import keep_inputs
+from weft.training.link_data import LinkSplit, split_links, walk_embedding
 from weft.training.randomness import seed_everything
 from weft.training.rows import RowBatches
 from weft.training.run import Run
 from weft.training.schedules import ScheduleConfig, make_scheduler
 from weft.training.scores import Score, average_precision, bootstrap, roc_auc
 from weft.training.sparse_fit import fit_sparse, weight_counts
+from weft.training.sparse_form import load_dense
 from weft.training.sparsifiers import SparsityConfig
+from weft.training.step_costs import StepCosts
 
 __all__ = [
+    "KIND",
     "LinksConfig",
     "PreparedLinks",
     "TrainedLinks",
+    "link_logits",
+    "make_fnn",
     "prepare_links",
     "train_links",
 ]
+
+KIND = "links"
 
 # Pairs at a time where no gradient is needed, and at most where a fixed sample is.
 _ROWS = 2**16
@@ -136,6 +143,7 @@ class TrainedLinks:
         scores: `auc` and `ap` of the test pairs with intervals.
         counts: edges in each part, nodes, weights and those that are not 0.
         repeated: see `LinkSplit`.
+        costs: of a training step, if they were asked for and the model is sparse.
     """
 
     model: FNN
@@ -143,6 +151,7 @@ class TrainedLinks:
     scores: dict[str, Score]
     counts: dict[str, int]
     repeated: float
+    costs: StepCosts | None = None
 
 
 def prepare_links(edges: EdgeList, config: LinksConfig) -> PreparedLinks:
@@ -171,27 +180,36 @@ def prepare_links(edges: EdgeList, config: LinksConfig) -> PreparedLinks:
     return PreparedLinks(config=config, split=split, embedding=embedding, seconds=seconds)
 
 
+def make_fnn(config: LinksConfig) -> FNN:
+    """The network, which gives a logit [b, 1] for concatenated embeddings [b, 2 dim]."""
+    return FNN((2 * config.dim, *config.hidden, 1), config.model)
+
+
 def train_links(
     prepared: PreparedLinks,
     *,
     run: Run | None = None,
     init_from: Path | None = None,
     quiet: bool = False,
+    measure_step: bool = False,
 ) -> TrainedLinks:
     """Train; the model ends with the weights of the best validation AUC.
 
     Args:
         prepared: the graph and the recipe.
-        run: folder to log to and to resume from.
+        run: folder to log to and to resume from; `weft predict` finds embeddings and names there.
         init_from: a run folder or file whose weights to start from.
         quiet: no progress.
+        measure_step: count and time a step of a sparse training afterwards.
     """
     config, split = prepared.config, prepared.split
     seed_everything(config.seed)
     embedding = torch.from_numpy(prepared.embedding)
-    model = FNN((2 * config.dim, *config.hidden, 1), config.model)
+    model = make_fnn(config)
     if init_from is not None:
-        load_weights(model, init_from)
+        load_dense(model, init_from)
+    if run is not None:
+        keep_inputs(run.folder, KIND, split.known.ids, {"embedding": embedding})
     nodes, labels = torch.from_numpy(split.train.nodes), torch.from_numpy(split.train.labels)
     batches = RowBatches(nodes, labels, batch_size=config.batch_size, seed=config.seed)
     steps = config.epochs * len(batches)
@@ -208,7 +226,8 @@ def train_links(
         return functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
 
     def evaluate(model: nn.Module) -> dict[str, float]:
-        logits, labels = _logits(model, embedding, split.validation), split.validation.labels
+        labels = split.validation.labels
+        logits = link_logits(model, embedding, split.validation.nodes)
         return {
             "validation_auc": roc_auc(logits, labels),
             "validation_ap": average_precision(logits, labels),
@@ -218,7 +237,7 @@ def train_links(
     some = torch.from_numpy(
         np.random.default_rng(config.seed).permutation(len(nodes))[: min(_ROWS, len(nodes))]
     )
-    result = fit_sparse(
+    result, costs = fit_sparse(
         model,
         optimizer_for,
         batches,
@@ -227,19 +246,20 @@ def train_links(
         epochs=config.epochs,
         steps=steps,
         sample=(nodes[some], labels[some]),
-        ones=lambda: model(torch.ones(1, 2 * config.dim)),
+        ones=lambda: model(embedding.new_ones(1, 2 * config.dim)),
         evaluate=evaluate,
         score="validation_auc",
         checkpoint_every=config.checkpoint_every,
         run=run,
         quiet=quiet,
         seed=config.seed,
+        example=embedding.new_ones(config.batch_size, 2 * config.dim) if measure_step else None,
     )
     model.eval()
     return TrainedLinks(
         model=model,
         result=result,
-        scores=bootstrap(_logits(model, embedding, split.test), split.test.labels),
+        scores=bootstrap(link_logits(model, embedding, split.test.nodes), split.test.labels),
         counts={
             "nodes": len(embedding),
             "train": len(split.train.labels) // 2,
@@ -248,12 +268,13 @@ def train_links(
             **weight_counts(model),
         },
         repeated=split.repeated,
+        costs=costs,
     )
 
 
 @torch.no_grad()
-def _logits(model: nn.Module, embedding: Tensor, pairs: Pairs) -> Array:
-    """Logits float32 [m] of all pairs."""
-    parts = torch.split(torch.from_numpy(pairs.nodes), _ROWS)
+def link_logits(model: nn.Module, embedding: Tensor, pairs: Array) -> Array:
+    """Logits float32 [m] of pairs of nodes int64 [m, 2]."""
+    parts = torch.split(torch.from_numpy(pairs), _ROWS)
     found: Array = torch.cat([model(embedding[part].flatten(1))[:, 0] for part in parts]).numpy()
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -18,27 +18,33 @@ from torch.optim.lr_scheduler import LRScheduler
 from weft.errors import DataError
 from weft.graphs import Array, Graph, GraphBatch, symmetrised, table_from_graphs
 from weft.models import FNN, GCN, FNNConfig, GCNConfig
-from weft.training.checkpoint import load_weights
 from weft.training.citations import citation_batch
 from weft.training.config import FitResult
-from weft.training.link_data import scaled
+from weft.training.kept_inputs import keep_inputs
+from weft.training.link_data import node_names, scaled, text_column
 from weft.training.randomness import seed_everything
 from weft.training.rows import RowBatches
 from weft.training.run import Run
 from weft.training.schedules import ScheduleConfig, make_scheduler
 from weft.training.scores import Score, accuracy_score
 from weft.training.sparse_fit import fit_sparse, weight_counts
+from weft.training.sparse_form import load_dense
 from weft.training.sparsifiers import SparsityConfig
+from weft.training.step_costs import StepCosts
 from weft.walks import skip_gram, sparse_embedding, temporal_walks, uniform_walks
 
 __all__ = [
+    "KIND",
     "NodesConfig",
     "PreparedNodes",
     "TrainedNodes",
+    "make_network",
     "node_split",
     "prepare_nodes",
     "train_nodes",
 ]
+
+KIND = "nodes"
 
 ModelName = Literal["fnn", "gcn"]
 SplitName = Literal["random", "public"]
@@ -118,6 +124,11 @@ class NodesConfig(SparsityConfig):
             raise ValueError(f"keep is {self.keep}; it is a fraction above 0, up to 1")
         if self.keep < 1 and self.model == "gcn":
             raise ValueError("keep is for the embeddings of model = fnn; a gcn reads features")
+        if self.form == "sparse" and self.model == "gcn":
+            raise ValueError(
+                "form is sparse, but a gcn's layers have no sparse form: choose model = fnn, or "
+                "leave the form dense"
+            )
 
     def settled(self) -> NodesConfig:
         """The same with the model's own defaults where nothing is given."""
@@ -142,6 +153,8 @@ class PreparedNodes:
         parts: node numbers for training, validation and test.
         inputs: embeddings float32 [n, dim], or the batch that a GCN reads.
         seconds: that walks and embeddings took.
+        names: [n], of the nodes.
+        class_names: what the file of labels calls the classes; their numbers without one.
     """
 
     config: NodesConfig
@@ -150,6 +163,8 @@ class PreparedNodes:
     parts: dict[str, Tensor]
     inputs: Tensor | GraphBatch
     seconds: float
+    names: Array
+    class_names: list[str]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -161,12 +176,16 @@ class TrainedNodes:
         result: how the training went.
         scores: the accuracy on each part, with an interval.
         counts: nodes in each part, classes, weights and those that are not 0.
+        guess: share of the test nodes that are of the commonest class in training.
+        costs: of a training step, if they were asked for and the model is sparse.
     """
 
     model: nn.Module
     result: FitResult
     scores: dict[str, Score]
     counts: dict[str, int]
+    guess: float
+    costs: StepCosts | None = None
 
 
 def node_split(y: Array, *, seed: int = 0) -> dict[str, Array]:
@@ -224,13 +243,16 @@ def prepare_nodes(graph: Graph, config: NodesConfig) -> PreparedNodes:
         paths = walk(_either_way(graph), walks=config.walks, length=config.length, seed=config.seed)
         embedding = skip_gram(paths, graph.num_nodes, dim=config.dim, seed=config.seed)
         inputs = torch.from_numpy(scaled(sparse_embedding(embedding, config.keep)))
+    classes = int(y.max()) + 1
     return PreparedNodes(
         config=config,
         y=torch.from_numpy(y),
-        classes=int(y.max()) + 1,
+        classes=classes,
         parts={name: torch.from_numpy(np.sort(nodes)) for name, nodes in parts.items()},
         inputs=inputs,
         seconds=time.perf_counter() - began,
+        names=node_names(graph),
+        class_names=text_column(graph, "classes") or [str(number) for number in range(classes)],
     )
 
 
@@ -270,22 +292,30 @@ def train_nodes(
     run: Run | None = None,
     init_from: Path | None = None,
     quiet: bool = False,
+    measure_step: bool = False,
 ) -> TrainedNodes:
     """Train; the model ends with the weights of the best validation accuracy.
 
     Args:
         prepared: the graph and the recipe.
-        run: folder to log to and to resume from.
+        run: folder to log to and to resume from; `weft predict` finds the nodes there.
         init_from: a run folder or file whose weights to start from.
         quiet: no progress.
+        measure_step: count and time a step of a sparse training afterwards.
     """
     config, y, parts = prepared.config, prepared.y, prepared.parts
     epochs = config.epochs
     assert epochs is not None
     seed_everything(config.seed)
-    model, logits = _network(prepared)
+    inputs = prepared.inputs
+    width = (inputs if isinstance(inputs, Tensor) else inputs.nodes["x"]).shape[1]
+    model = make_network(config, width, prepared.classes)
     if init_from is not None:
-        load_weights(model, init_from)
+        load_dense(model, init_from)
+    if run is not None:
+        keep_inputs(
+            run.folder, KIND, prepared.names, _tensors(inputs), classes=prepared.class_names
+        )
     batches: Iterable[Any]
     if config.model == "fnn":
         rows = RowBatches(parts["train"], batch_size=config.batch_size, seed=config.seed)
@@ -298,6 +328,13 @@ def train_nodes(
         optimizer = _optimizer(model, config)
         return optimizer, make_scheduler(optimizer, config.schedule, steps)
 
+    def logits(model: nn.Module, nodes: Tensor) -> Tensor:
+        if isinstance(inputs, Tensor):
+            found: Tensor = model(inputs[nodes])
+        else:
+            found = model(inputs)[nodes]
+        return found
+
     def loss(model: nn.Module, batch: tuple[Tensor]) -> Tensor:
         (nodes,) = batch
         return functional.cross_entropy(logits(model, nodes), y[nodes])
@@ -308,15 +345,15 @@ def train_nodes(
         return int((logits(model, nodes).argmax(1) == y[nodes]).sum())
 
     def ones() -> Tensor:
-        if isinstance(prepared.inputs, Tensor):
+        if isinstance(inputs, Tensor):
             output: Tensor = model(torch.ones(1, config.dim))
         else:
-            batch = prepared.inputs
-            x = torch.ones_like(batch.nodes["x"])
-            output = model(batch.replace(nodes={**batch.nodes, "x": x}))
+            x = torch.ones_like(inputs.nodes["x"])
+            output = model(inputs.replace(nodes={**inputs.nodes, "x": x}))
         return output
 
-    result = fit_sparse(
+    example = inputs[: config.batch_size] if isinstance(inputs, Tensor) else inputs
+    result, costs = fit_sparse(
         model,
         optimizer_for,
         batches,
@@ -334,8 +371,10 @@ def train_nodes(
         run=run,
         quiet=quiet,
         seed=config.seed,
+        example=example if measure_step else None,
     )
     model.eval()
+    commonest = y[parts["train"]].mode().values
     return TrainedNodes(
         model=model,
         result=result,
@@ -346,23 +385,31 @@ def train_nodes(
             **{name: len(nodes) for name, nodes in parts.items()},
             **weight_counts(model),
         },
+        guess=float((y[parts["test"]] == commonest).float().mean()),
+        costs=costs,
     )
 
 
-def _network(
-    prepared: PreparedNodes,
-) -> tuple[nn.Module, Callable[[nn.Module, Tensor], Tensor]]:
-    """The network, and the function from it and some nodes [b] to their logits [b, classes]."""
-    config, inputs = prepared.config, prepared.inputs
+def make_network(config: NodesConfig, width: int, classes: int) -> FNN | GCN:
+    """The network for inputs that are so wide."""
     hidden, dropout = config.hidden, config.dropout
     assert hidden is not None
     assert dropout is not None
+    if config.model == "fnn":
+        return FNN((width, *hidden, classes), FNNConfig(dropout=dropout))
+    return GCN(width, classes, GCNConfig(hidden=hidden, dropout=dropout, input_dropout=dropout))
+
+
+def _tensors(inputs: Tensor | GraphBatch) -> dict[str, Tensor]:
+    """What predictions need of the inputs."""
     if isinstance(inputs, Tensor):
-        widths = (config.dim, *hidden, prepared.classes)
-        return FNN(widths, FNNConfig(dropout=dropout)), lambda model, nodes: model(inputs[nodes])
-    shape = GCNConfig(hidden=hidden, dropout=dropout, input_dropout=dropout)
-    model = GCN(inputs.nodes["x"].shape[1], prepared.classes, shape)
-    return model, lambda model, nodes: model(inputs)[nodes]
+        return {"x": inputs}
+    return {
+        "x": inputs.nodes["x"],
+        "weight": inputs.edges["weight"],
+        "senders": inputs.senders,
+        "receivers": inputs.receivers,
+    }
 
 
 def _optimizer(model: nn.Module, config: NodesConfig) -> Optimizer:

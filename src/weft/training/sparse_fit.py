@@ -12,10 +12,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from weft.sparsify import Masks
+from weft.sparsify.layers import SparseLinear
+from weft.training.checkpoint import load_checkpoint
 from weft.training.config import FitConfig, FitResult
 from weft.training.loop import fit
 from weft.training.run import Run
-from weft.training.sparsifiers import SparsityConfig, sparsifier_for
+from weft.training.sparse_form import sparse_layers, to_sparse_form, to_sparse_form_of
+from weft.training.sparsifiers import Sparsifier, SparsityConfig, sparsifier_for
+from weft.training.step_costs import StepCosts, step_costs
 
 __all__ = ["SELECTION", "fit_sparse", "weight_counts"]
 
@@ -40,7 +44,8 @@ def fit_sparse(
     run: Run | None = None,
     quiet: bool = False,
     seed: int = 0,
-) -> FitResult:
+    example: Any = None,
+) -> tuple[FitResult, StepCosts | None]:
     """Train a model in the way of sparsity that `config` names; it ends with its best weights.
 
     The best are those of the largest `score` on the validation data among the epochs in which the
@@ -62,6 +67,12 @@ def fit_sparse(
         run: folder to log to and to resume from.
         quiet: no progress.
         seed: of random masks.
+        example: what the model is called with, so that FLOPs are counted and steps timed after
+            the training; None for neither.
+
+    Returns:
+        How the training went, and what a step of it costs, if that was asked for and the model is
+        sparse.
     """
     fit_config = FitConfig(
         epochs=epochs,
@@ -81,19 +92,33 @@ def fit_sparse(
             # Nothing is written yet that a resume could go on from.
             raise KeyboardInterrupt
 
-    optimizer, scheduler = optimizer_for(model)
-    sparsifier = sparsifier_for(
-        config,
-        model,
-        optimizer,
-        epochs=epochs,
-        steps=steps,
-        loss=lambda: loss(model, sample),
-        ones=ones,
-        train=train,
-        resumed=run is not None and run.checkpoint.exists(),
-        seed=seed,
-    )
+    resumed = run is not None and run.checkpoint.exists()
+
+    def sparsify() -> tuple[Optimizer, LRScheduler, Sparsifier]:
+        optimizer, scheduler = optimizer_for(model)
+        sparsifier = sparsifier_for(
+            config,
+            model,
+            optimizer,
+            epochs=epochs,
+            steps=steps,
+            loss=lambda: loss(model, sample),
+            ones=ones,
+            train=train,
+            resumed=resumed,
+            seed=seed,
+        )
+        return optimizer, scheduler, sparsifier
+
+    if config.form == "sparse" and run is not None and resumed:
+        to_sparse_form_of(model, load_checkpoint(run.checkpoint)["model"])
+    elif config.form == "sparse":
+        # The masks that a dense training starts with.
+        masks = sparsify()[-1].masks
+        assert masks is not None
+        masks.detach()
+        to_sparse_form(model, masks)
+    optimizer, scheduler, sparsifier = sparsify()
 
     def whole_loss(model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         value = loss(model, batch)
@@ -111,9 +136,11 @@ def fit_sparse(
         values = dict(evaluate(model))
         if sparsifier.masks is not None:
             values["sparsity"] = sparsifier.masks.sparsity
+        elif config.form == "sparse":
+            values["sparsity"] = _layers_sparsity(model)
         return {**values, SELECTION: values[score] - (not sparsifier.finished())}
 
-    return fit(
+    result = fit(
         model,
         optimizer,
         batches,
@@ -124,10 +151,36 @@ def fit_sparse(
         run=run,
         extras=sparsifier.extras,
     )
+    if example is None or config.sparsify == "none" or result.stopped.startswith("interrupted"):
+        return result, None
+    batch = next(iter(batches))
+    costs = step_costs(
+        model,
+        sparsifier.masks,
+        lambda model: optimizer_for(model)[0],
+        lambda model: loss(model, batch),
+        config=config,
+        schedule=sparsifier.schedule,
+        example=example,
+    )
+    return result, costs
 
 
 def weight_counts(model: nn.Module) -> dict[str, int]:
     """The weights of the matrices that may be sparse, and how many of them are not 0."""
-    masks = Masks(model)
-    nonzero = sum(int(torch.count_nonzero(masks.weight(name))) for name in masks)
-    return {"weights": masks.size(), "nonzero": nonzero}
+    layers = sparse_layers(model)
+    masks = Masks(model, required=not layers)
+    tensors = [*map(masks.weight, masks), *(layer.values for layer in layers)]
+    return {
+        "weights": masks.size() + sum(_size(layer) for layer in layers),
+        "nonzero": sum(int(torch.count_nonzero(tensor)) for tensor in tensors),
+    }
+
+
+def _layers_sparsity(model: nn.Module) -> float:
+    layers = sparse_layers(model)
+    return 1 - sum(layer.values.numel() for layer in layers) / sum(map(_size, layers))
+
+
+def _size(layer: SparseLinear) -> int:
+    return layer.in_features * layer.out_features
