@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from weft.cli.plan import ranks_of
+from weft.cli.plan_full_graph import ranks_of
 from weft.graphs import open_table
 from weft.parallel.prepare import prepare
 

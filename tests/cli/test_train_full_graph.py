@@ -56,7 +56,7 @@ def test_trains_with_several_ranks_and_predicts(weft, tmp_path, small_cora):
     assert "grid: 1d, 1x1x1, 1 rank: the only one that fits" in alone.out
     np.testing.assert_allclose(losses(run), losses(Path("alone")), rtol=1e-5)
 
-    again = weft(*TRAIN, "--resume", "--ranks", "2", "--epochs", "8")
+    again = weft(*TRAIN, "--resume", "--ranks", "2", "--epochs", "8", "--device", "cpu")
     assert again.code == 0
     assert "8 epochs in " in again.out
     assert len(losses(run)) == 8
@@ -122,6 +122,7 @@ def test_mistakes_take_one_sentence(weft, mistake, tmp_path, own_graph, small_co
     assert "--split 0.6 0.2 0.2" in mistake(*start, *own_graph)
     assert "needs --features FILE.npy" in mistake(*start, "--data", "edges.txt")
     assert "neither a file or folder nor one of cora" in mistake(*start, "--data", "nothing")
+    assert "device is cuda, but torch finds no GPU here" in mistake(*start, "--device", "cuda")
     assert "'qm9' is molecules" in mistake(*start, "--data", "qm9")
     assert "has no node column 'x'" in mistake(*start, "--data", "rmat")
     assert "--init-from nothing does not exist" in mistake(*start, "--init-from", "nothing")

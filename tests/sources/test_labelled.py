@@ -37,6 +37,14 @@ def test_labels_are_numbered_in_their_order(tmp_path: Path) -> None:
     assert read_node_labels(packed, ids).y.tolist() == [0, -1, 1, 1]
 
 
+def test_numbers_written_in_two_ways_have_an_order(tmp_path: Path) -> None:
+    ids = np.arange(8)
+    ways = ["1", "01", "001", "0001", "+1", "00001", "2", "02"]
+    text = "".join(f"{node} {way}\n" for node, way in enumerate(ways))
+    found = read_node_labels(labels(tmp_path / "labels.txt", text), ids)
+    assert found.classes == (*sorted(ways[:6]), "02", "2")
+
+
 def test_names_of_nodes_and_classes(tmp_path: Path) -> None:
     edges = labels(tmp_path / "edges.txt", "alice bob 1\nbob Åse 2\n")
     graph = labelled_graph(edges, labels(tmp_path / "y.txt", "Åse chess\nalice go\n"))

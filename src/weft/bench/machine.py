@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from weft.training.hardware import hardware
 
 __all__ = ["machine"]
 
@@ -22,23 +22,11 @@ def machine() -> dict[str, Any]:
     and written by a copy of 200 MB. What a program does less than this is its distance to the
     hardware.
     """
-    model = platform.processor() or platform.machine()
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
-    except OSError:
-        pass
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     size = 2048
     a, b, c = (torch.ones(size, size) for _ in range(3))
     source, target = torch.zeros(50_000_000), torch.zeros(50_000_000)
     return {
-        "cpu": model,
-        "cores": cores,
-        "memory_gib": round(memory / 2**30, 1),
+        **hardware(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "gemm_gflop_per_s": 2e-9 * size**3 / _seconds(lambda: torch.mm(a, b, out=c)),
         "copy_gb_per_s": 2e-9 * source.nbytes / _seconds(lambda: target.copy_(source)),

@@ -18,6 +18,7 @@ from weft.bench import (
     CommunicationBench,
     GCNBench,
     MoleculesBench,
+    PlanBench,
     ProgramsBench,
     SparseBench,
     bench_assemble,
@@ -25,6 +26,7 @@ from weft.bench import (
     bench_communication,
     bench_gcn,
     bench_molecules,
+    bench_plan,
     bench_programs,
     bench_sparse,
     print_result,
@@ -39,6 +41,7 @@ __all__ = [
     "Communication",
     "Gcn",
     "Molecules",
+    "Plan",
     "Programs",
     "Sparse",
 ]
@@ -160,6 +163,17 @@ class Sparse(_Bench):
         return self._go(console, self.config, bench_sparse)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Plan(_Bench):
+    """What the planner chooses, beside every sensible fixed choice: within 10% of the best?"""
+
+    config: Annotated[PlanBench, tyro.conf.arg(name="")] = field(default_factory=PlanBench)
+
+    def __call__(self, console: Console) -> int:
+        """Run it."""
+        return self._go(console, self.config, bench_plan)
+
+
 COMMANDS = {
     "gcn": Gcn,
     "assemble": Assemble,
@@ -168,4 +182,5 @@ COMMANDS = {
     "programs": Programs,
     "communication": Communication,
     "sparse": Sparse,
+    "plan": Plan,
 }

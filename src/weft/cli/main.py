@@ -20,9 +20,11 @@ GROUPS = {
     "data": "the data sets: list them, get one, look at one",
     "train": "train a model with a recipe",
     "predict": "apply a trained run to new structures, graphs or code: weft predict RUN FILE",
-    "plan": "which way to train is fastest, by formulas: weft plan full-graph",
+    "plan": "which way to train is fastest here: weft plan molecules",
     "bench": "time weft side by side with other libraries",
     "study": "rerun the papers' experiments on this machine",
+    "report": "one page on runs, plans and studies: weft report RUN",
+    "completion": "complete words in your shell: weft completion bash",
 }
 
 _HELP = """weft {version}: fast training of graph neural networks.
@@ -55,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # What is printed are names and paths: brackets and colons in them mean themselves.
     console = Console(markup=False, emoji=False)
     if not words or words[0] in ("-h", "--help", "help"):
-        groups = "\n".join(f"  {name:<7} {what}" for name, what in GROUPS.items())
+        groups = "\n".join(f"  {name:<10} {what}" for name, what in GROUPS.items())
         console.out(_HELP.format(version=weft.__version__, groups=groups), highlight=False)
         return 0
     if words[0] in ("--version", "-V"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -10,25 +10,23 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from weft.cli.plan_option import PlanOption
 from weft.cli.show import interrupted, print_config
 from weft.cli.train_full_graph import FullGraph
 from weft.cli.train_links import Links
 from weft.cli.train_nodes import Nodes
 from weft.cli.train_programs import Programs
 from weft.errors import DataError
+from weft.planning.citations import CitationsRecipe
+from weft.planning.structures import StructuresRecipe
 from weft.sources import load
 from weft.training import Run, prepare_process
 from weft.training.citations import CitationsConfig, citation_batch, train_citations
-from weft.training.structure_data import (
-    NeighbourConfig,
-    file_name_of,
-    neighbour_table,
-    some_of,
-    structure_table,
-)
+from weft.training.recipe_data import read_structures
+from weft.training.structure_data import NeighbourConfig, file_name_of
 from weft.training.structures import StructuresConfig, Trained, prepare_structures, train_prepared
 
-__all__ = ["COMMANDS", "Citations", "Crystals", "Molecules"]
+__all__ = ["COMMANDS", "Citations", "Crystals", "Molecules", "crystals_config"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +39,9 @@ class Citations:
         init_from: start from the weights of this run folder or file, nothing else of it.
         files: folder with the Planetoid files ind.*, instead of cached or downloaded ones.
         data_dir: the data folder; by default $WEFT_DATA_DIR or the user's cache folder.
+        plan: a plan of `weft plan`, or auto: the one kept for this data, model and machine, or a
+            new one, found by measuring first.
+        threads: to compute with; by default the plan's, or one for each core.
         quiet: no progress.
         print_config: print the settings as JSON and stop.
     """
@@ -53,21 +54,32 @@ class Citations:
     init_from: Path | None = None
     files: Path | None = None
     data_dir: Path | None = None
+    plan: str | None = None
+    threads: int | None = None
     quiet: bool = False
     print_config: bool = False
 
     def __call__(self, console: Console) -> int:
         """Train, then print what came out and where it is."""
         config = self.config
+        folder = self.run_dir or Path("runs") / f"citations-{config.data}"
+        option = PlanOption("citations", self.plan, self.threads, folder=folder, resume=self.resume)
         if self.print_config:
-            return print_config(config, console)
+            return print_config(option.applied(config), console)
         if self.init_from and not self.init_from.exists():
             raise DataError(f"--init-from {self.init_from} does not exist")
         prepare_process()
         table = load(config.data, files=[self.files] if self.files else [], data_dir=self.data_dir)
         batch = citation_batch(table)
-        folder = self.run_dir or Path("runs") / f"citations-{config.data}"
+        config = option.settle(
+            config,
+            lambda: CitationsRecipe(table, self.config),
+            console,
+            data_dir=self.data_dir,
+            quiet=self.quiet,
+        )
         with Run.create(folder, config, resume=self.resume) as run:
+            option.keep(run)
             if self.resume and not run.resumed:
                 console.print(f"There is no run in {folder} to resume; a new one starts.")
             _, result, scores = train_citations(
@@ -92,7 +104,8 @@ class Citations:
         return 0
 
 
-def _crystals_config() -> StructuresConfig:
+def crystals_config() -> StructuresConfig:
+    """What the recipe for crystals does by default."""
     return StructuresConfig(
         data="mp-matminer",
         target="formation_energy_per_atom",
@@ -111,6 +124,9 @@ class _Structures:
         init_from: start from the weights of this run folder or file, nothing else of it.
         files: files or folders to build the data set from, instead of cached or downloaded ones.
         data_dir: the data folder; by default $WEFT_DATA_DIR or the user's cache folder.
+        plan: a plan of `weft plan`, or auto: the one kept for this data, model and machine, or a
+            new one, found by measuring first.
+        threads: to compute with; by default the plan's, or one for each core.
         quiet: no progress.
         print_config: print the settings as JSON and stop.
     """
@@ -120,35 +136,34 @@ class _Structures:
     init_from: Path | None = None
     files: tuple[Path, ...] = ()
     data_dir: Path | None = None
+    plan: str | None = None
+    threads: int | None = None
     quiet: bool = False
     print_config: bool = False
 
-    def _train(self, recipe: str, config: StructuresConfig, console: Console) -> int:
+    def _train(self, recipe: str, asked: StructuresConfig, console: Console) -> int:
+        name = f"{recipe}-{file_name_of(asked.data)}-{asked.target}"
+        folder = self.run_dir or Path("runs") / name
+        option = PlanOption(recipe, self.plan, self.threads, folder=folder, resume=self.resume)
         if self.print_config:
-            return print_config(config, console)
+            return print_config(option.applied(asked), console)
         if self.init_from and not self.init_from.exists():
             raise DataError(f"--init-from {self.init_from} does not exist")
         prepare_process()
-        table = structure_table(
-            config.data,
-            config.targets,
-            files=self.files,
-            data_dir=self.data_dir,
-            progress=not self.quiet,
+        table = read_structures(
+            asked, files=self.files, data_dir=self.data_dir, progress=not self.quiet
         )
-        unit = table.schema[config.target].unit
-        drawn = some_of(table, config.limit, config.split_seed)
-        try:
-            table = neighbour_table(
-                drawn, config.neighbours, data_dir=self.data_dir, progress=not self.quiet
-            )
-        except DataError as error:
-            note = "" if drawn is table else f" (as numbered among the {len(drawn)} drawn)"
-            raise DataError(f"{config.data}: {error}{note}") from None
+        unit = table.schema[asked.target].unit
+        config = option.settle(
+            asked,
+            lambda: StructuresRecipe(recipe, table, asked),
+            console,
+            data_dir=self.data_dir,
+            quiet=self.quiet,
+        )
         prepared = prepare_structures(table, config)
-        name = f"{recipe}-{file_name_of(config.data)}-{config.target}"
-        folder = self.run_dir or Path("runs") / name
         with Run.create(folder, config, resume=self.resume) as run:
+            option.keep(run)
             if self.resume and not run.resumed:
                 console.print(f"There is no run in {folder} to resume; a new one starts.")
             trained = train_prepared(prepared, run=run, init_from=self.init_from, quiet=self.quiet)
@@ -158,6 +173,7 @@ class _Structures:
                 **trained.scores,
                 counts=trained.counts,
                 unit=unit,
+                fill=asdict(prepared.sampler.statistics()),
                 batching_share=trained.batching_share,
                 compilation=trained.compilation.report(),
             )
@@ -194,7 +210,7 @@ class Crystals(_Structures):
     """
 
     config: Annotated[StructuresConfig, tyro.conf.arg(name="")] = field(
-        default_factory=_crystals_config
+        default_factory=crystals_config
     )
 
     def __call__(self, console: Console) -> int:

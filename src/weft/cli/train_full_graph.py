@@ -18,11 +18,14 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from weft.cli.plan_option import PlanOption
 from weft.cli.show import interrupted, print_config
 from weft.errors import DataError
 from weft.graphs import GraphTable
+from weft.parallel.device import own_device
 from weft.parallel.grid import Grid, grid_of, grids_for
-from weft.training import prepare_process
+from weft.planning.full_graph import FullGraphRecipe
+from weft.training import Run, prepare_process
 from weft.training.full_graph import TrainedFullGraph, train_full_graph
 from weft.training.full_graph_config import FullGraphConfig
 from weft.training.full_graph_data import full_graph_table
@@ -49,6 +52,7 @@ class FullGraph:
       weft train full-graph --data cora --ranks 4 --grid 2d
       weft train full-graph --data coauthor-physics --files physics.npz --ranks 4 --partition metis
       weft train full-graph --data edges.txt --features x.npy --labels y.npy --split 0.6 0.2 0.2
+      torchrun --nproc-per-node 4 -m weft train full-graph --data cora --device cuda
       torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29400
         -m weft train full-graph --data cora --grid 1.5d
 
@@ -61,6 +65,9 @@ class FullGraph:
         data_dir: the data folder; by default $WEFT_DATA_DIR or the user's cache folder. It keeps
             the partitioned graph, for every rank to read its part of.
         max_restarts: how often the ranks are started again at most.
+        plan: a plan of `weft plan full-graph --measure`, or auto: the one kept for this data, model
+            and machine, or a new one, found by measuring first.
+        threads: of a run on one rank; by default the plan's, or one for each core.
         quiet: no progress.
         print_config: print the settings as JSON and stop.
     """
@@ -74,23 +81,36 @@ class FullGraph:
     files: tuple[Path, ...] = ()
     data_dir: Path | None = None
     max_restarts: int = 3
+    plan: str | None = None
+    threads: int | None = None
     quiet: bool = False
     print_config: bool = False
 
     def __call__(self, console: Console) -> int:
         """Train, then print what came out and where it is."""
-        config = self.config
+        folder = self.run_dir or Path("runs") / f"full-graph-{file_name_of(self.config.data)}"
+        option = PlanOption(
+            "full-graph",
+            self.plan,
+            self.threads,
+            folder=folder,
+            resume=self.resume,
+            ranks=int(os.environ.get("WORLD_SIZE", "1")),
+        )
         if self.print_config:
-            return print_config(config, console)
+            return print_config(option.applied(self.config), console)
         # Of several hosts, rank 0's alone needs it, and says so if it has none.
         if self.init_from and not is_a_rank() and not self.init_from.exists():
             raise DataError(f"--init-from {self.init_from} does not exist")
         if self.max_restarts < 0:
             raise DataError(f"--max-restarts is {self.max_restarts}; it must be at least 0")
+        config = option.settle(
+            self.config, self._recipe, console, data_dir=self.data_dir, quiet=self.quiet
+        )
         if config.grid != "auto":
             grid_of(config.grid, config.num_ranks, config.replication)
+        device = own_device(config.device, ranks=None if is_a_rank() else config.num_ranks)
         prepare_process()
-        folder = self.run_dir or Path("runs") / f"full-graph-{file_name_of(config.data)}"
         resume = self.resume
         if resume and not (folder / "config.json").exists() and _is_first():
             console.print(f"There is no run in {folder} to resume; a new one starts.")
@@ -99,9 +119,13 @@ class FullGraph:
             joined = joined_ranks(max(config.wait, _PREPARING))
             resume = resume or int(os.environ.get(_RESTARTED, "0")) > 0
         with lost_ranks_named(), joined:
-            table, grid = _first_of_host(lambda: self._data(console))
+            table, grid = _first_of_host(lambda: self._data(config, console))
             if _is_first():
-                _describe(table, grid, config, console)
+                _describe(table, grid, config, console, on_gpus=device.type == "cuda")
+            if option.plan is not None and not is_a_rank():
+                with Run.create(folder, config.recipe(), resume=resume) as run:
+                    option.keep(run)
+                resume = True
             try:
                 trained = train_full_graph(
                     table,
@@ -124,13 +148,16 @@ class FullGraph:
             _show(trained, config, folder, console)
         return 0
 
-    def _data(self, console: Console) -> tuple[GraphTable, Grid]:
+    def _recipe(self) -> FullGraphRecipe:
+        return FullGraphRecipe(self.config, files=self.files, data_dir=self.data_dir)
+
+    def _data(self, config: FullGraphConfig, console: Console) -> tuple[GraphTable, Grid]:
         def tell(stage: str) -> None:
             if not self.quiet and _is_first():
                 console.print(f"preparing: {stage}", soft_wrap=True, highlight=False)
 
         return full_graph_table(
-            self.config,
+            config,
             files=self.files,
             data_dir=self.data_dir,
             progress=not self.quiet and _is_first(),
@@ -172,7 +199,9 @@ def _first_of_host(
     return found or work()
 
 
-def _describe(table: GraphTable, grid: Grid, config: FullGraphConfig, console: Console) -> None:
+def _describe(
+    table: GraphTable, grid: Grid, config: FullGraphConfig, console: Console, *, on_gpus: bool
+) -> None:
     partition = table.metadata["partition"]
     why = "as asked"
     if config.grid == "auto":
@@ -183,6 +212,8 @@ def _describe(table: GraphTable, grid: Grid, config: FullGraphConfig, console: C
             else f"the fastest of {', '.join(names)} by the cost model (`weft plan full-graph`)"
         )
     ranks = "1 rank" if grid.ranks == 1 else f"{grid.ranks} ranks"
+    if on_gpus:
+        ranks += ", each on a GPU" if grid.ranks > 1 else ", on a GPU"
     blocks = int(partition["blocks"])
     cut = partition["cut_edges"] / max(1, table.total_edges)
     shares = (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import os
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +11,10 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from weft.cli.plan_option import PlanOption, notes
 from weft.cli.show import interrupted, print_config
 from weft.errors import DataError
+from weft.planning.programs import ProgramsRecipe
 from weft.training import prepare_process
 from weft.training.program_data import read_programs
 from weft.training.programs import (
@@ -42,6 +45,9 @@ class Programs:
         init_from: start from the weights of this run folder or file, nothing else of it.
         files: files or folders to build the data set from.
         data_dir: the data folder; by default $WEFT_DATA_DIR or the user's cache folder.
+        plan: a plan of `weft plan`, or auto: the one kept for this data, model and machine, or a
+            new one, found by measuring first.
+        threads: to compute with; by default the plan's, or one for each core.
         quiet: no progress.
         print_config: print the settings as JSON and stop.
     """
@@ -54,20 +60,28 @@ class Programs:
     init_from: Path | None = None
     files: tuple[Path, ...] = ()
     data_dir: Path | None = None
+    plan: str | None = None
+    threads: int | None = None
     quiet: bool = False
     print_config: bool = False
 
     def __call__(self, console: Console) -> int:
         """Train, then print what came out and where it is."""
         config = self.config
+        folder = self.run_dir or Path("runs") / f"programs-{file_name_of(config.data)}"
+        option = PlanOption(
+            "programs",
+            self.plan,
+            self.threads,
+            folder=folder,
+            resume=self.resume,
+            ranks=int(os.environ.get("WORLD_SIZE", "1")),
+        )
         if self.print_config:
-            return print_config(config, console)
+            return print_config(option.applied(config), console)
         if self.init_from and not self.init_from.exists():
             raise DataError(f"--init-from {self.init_from} does not exist")
         prepare_process()
-        folder = self.run_dir or Path("runs") / f"programs-{file_name_of(config.data)}"
-        if self.resume:
-            config = settled_in(folder, config)
         with joined_ranks() as ranks:
             # The first builds the table, and the others find it in the cache.
             with ranks.in_turn():
@@ -77,11 +91,20 @@ class Programs:
                     data_dir=self.data_dir,
                     progress=not self.quiet and ranks.rank == 0,
                 )
-                prepared = prepare_programs(
-                    some_of(table, config.limit, config.split_seed), config, ranks=ranks
+                table = some_of(table, config.limit, config.split_seed)
+                config = option.settle(
+                    config,
+                    lambda: ProgramsRecipe(table, self.config),
+                    console if ranks.rank == 0 else notes(quiet=True),
+                    data_dir=self.data_dir,
+                    quiet=self.quiet or ranks.rank > 0,
                 )
+                if self.resume:
+                    config = settled_in(folder, config)
+                prepared = prepare_programs(table, config, ranks=ranks)
             config = prepared.config
             with shared_run(folder, config, ranks, resume=self.resume) as run:
+                option.keep(run)
                 if self.resume and not run.resumed and ranks.rank == 0:
                     console.print(f"There is no run in {folder} to resume; a new one starts.")
                 trained = train_prepared_programs(
@@ -93,6 +116,7 @@ class Programs:
                     **trained.scores,
                     counts=trained.counts,
                     baselines={part: vars(b) for part, b in trained.baselines.items()},
+                    fill=asdict(prepared.sampler.statistics()),
                     batching_share=trained.batching_share,
                     outside_share=trained.outside_share,
                     compilation=trained.compilation.report(),

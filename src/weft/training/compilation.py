@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.graphs import GraphBatch
+from weft.training.pace import note_compilation
 
 __all__ = [
     "Compilation",
@@ -98,6 +99,7 @@ class Compilation:
         self.events: list[CompileEvent] = []
         self.eager_calls = 0
         self._backend = backend
+        note_compilation(self)
 
     @property
     def compilations(self) -> int:

@@ -21,17 +21,18 @@ from weft.graphs import GraphTable
 from weft.models import GCN, GraphSAGE
 from weft.parallel.grid import Grid
 from weft.parallel.network import GridNetwork
+from weft.parallel.own_bytes import predicted_own_bytes
 from weft.parallel.shard import GraphShard
 from weft.parallel.shards import fingerprint_of
-from weft.parallel.world import World
+from weft.parallel.world import World, settle
 from weft.training.checkpoint import copy_weights, load_weights, put_weights, save_weights
 from weft.training.config import FitResult, NonFiniteLoss
 from weft.training.full_graph_checkpoint import CHECKPOINTS, Checkpoints, Saved, rank0_says
 from weft.training.full_graph_config import FullGraphConfig
-from weft.training.full_graph_memory import before_graph
+from weft.training.full_graph_memory import before_graph, peak_on
 from weft.training.launch import note_signals
 from weft.training.numerics import denormals_flushed
-from weft.training.process_memory import peak_memory
+from weft.training.pace import current_pace
 from weft.training.progress import FitProgress
 from weft.training.randomness import seed_everything
 from weft.training.run import Run
@@ -50,13 +51,15 @@ class Communication:
 
     Attributes:
         bytes: received, by kind of collective.
+        predicted_bytes: the same by the formulas, from the edges that the rank holds.
         seconds: in collectives, waiting for others included, and in everything else.
         peak: bytes of memory at most, beyond what the process holds with all code loaded and no
-            graph.
-        predicted: the same by the cost model.
+            graph; of the GPU's memory on a GPU.
+        predicted: that memory by the cost model.
     """
 
     bytes: dict[str, float]
+    predicted_bytes: dict[str, float]
     seconds: dict[str, float]
     peak: float
     predicted: float
@@ -93,6 +96,7 @@ def check_alike(table: GraphTable, world: World, config: FullGraphConfig) -> Non
         "the dtype of the features": str(table.column("x").dtype),
         "the graph's fingerprint": fingerprint_of(table),
         **{f"the option {name}": value for name, value in dataclasses.asdict(config).items()},
+        "the device": world.device.type,
         "torch": str(torch.__version__),
     }
     if world.grid.ranks == 1:
@@ -183,7 +187,7 @@ class _Session:
     ) -> None:
         self.table, self.world, self.config = table, world, config
         self.folder, self.run, self.quiet = folder, run, quiet
-        self.before = before_graph(table, config)
+        self.before = before_graph(table, config, world.device)
         shard = GraphShard.open(table, world, self.config.method, self.config.torch_dtype)
         self.shard = shard
         seed_everything(self.config.seed)
@@ -204,13 +208,13 @@ class _Session:
         self.spent = {"communication": 0.0, "compute": 0.0}
         self.epochs_here = 0
         self.clock = time.perf_counter()
+        self.pace = current_pace()
 
     def take_weights(self, path: Path) -> None:
         """Those of rank 0's file, on every rank."""
         rank0_says(lambda: load_weights(self.model, path))
-        if self.world.grid.ranks > 1:
-            for parameter in self.model.parameters():
-                dist.broadcast(parameter.data, 0)
+        for parameter in self.model.parameters():
+            self.world.broadcast("world", 0, parameter.data, "setup").wait()
 
     def fingerprint(self) -> dict[str, Any]:
         recipe = {
@@ -297,6 +301,8 @@ class _Session:
 
     def epoch(self, number: int) -> tuple[float, dict[str, float]]:
         """A step over the whole graph; its loss, and what it cost this rank."""
+        if self.pace is not None:
+            self.pace.before_step()
         began = time.perf_counter()
         self.model.train()
         with self.world.recorder.section() as part:
@@ -311,7 +317,10 @@ class _Session:
                 batch=1,
             )
         self.optimizer.step()
+        settle(self.world.device)
         seconds = time.perf_counter() - began
+        if self.pace is not None:
+            self.pace.after_step(1)
         self.at.train_seconds += seconds
         total = part.total()
         for kind, each in part.totals().items():
@@ -325,7 +334,7 @@ class _Session:
             "bytes_received": float(total.bytes),
             "communication_seconds": total.seconds,
             "compute_seconds": seconds - total.seconds,
-            "peak_memory_bytes": peak_memory(),
+            "peak_memory_bytes": peak_on(self.world.device),
         }
         return loss, values
 
@@ -388,7 +397,9 @@ class _Session:
             )
 
     def save(self) -> None:
-        """A checkpoint of where the run is; all ranks together."""
+        """A checkpoint of where the run is; all ranks together, which all keep a pace, or none."""
+        if self.pace is not None:
+            return
         self.tick()
         if self.run is not None:
             self.run.metrics.sync()
@@ -418,7 +429,8 @@ class _Session:
         self.best = parts["best"] or None
         for name, parameter in self.model.named_parameters():
             own = {
-                key.removeprefix(f"{name}."): value
+                # How many steps there were is asked for on the CPU, by torch too.
+                key.removeprefix(f"{name}."): value.to(parameter.device) if value.ndim else value
                 for key, value in parts["optimizer"].items()
                 if key.startswith(f"{name}.")
             }
@@ -449,9 +461,17 @@ class _Session:
         if not self.epochs_here:
             return None
         kinds = ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter")
+        shard, asked = self.shard, self.config
+        formulas = predicted_own_bytes(
+            shard,
+            (shard.features, *asked.hidden, shard.classes),
+            model=asked.model,
+            input_dropout=asked.input_dropout > 0,
+        )
         mine = [self.bytes.get(kind, 0.0) / self.epochs_here for kind in kinds]
+        mine += [float(formulas.get(kind, 0)) for kind in kinds]
         mine += [seconds / self.epochs_here for seconds in self.spent.values()]
-        mine.append(max(0.0, peak_memory() - self.before))
+        mine.append(max(0.0, peak_on(self.world.device) - self.before))
         vector = torch.tensor(mine, dtype=torch.float64)
         if self.world.grid.ranks > 1:
             dist.all_reduce(vector, dist.ReduceOp.MAX)
@@ -471,7 +491,10 @@ class _Session:
         )
         return Communication(
             bytes={kind: each for kind, each in zip(kinds, most, strict=False) if each},
-            seconds=dict(zip(self.spent, most[len(kinds) :], strict=False)),
+            predicted_bytes={
+                kind: each for kind, each in zip(kinds, most[len(kinds) :], strict=False) if each
+            },
+            seconds=dict(zip(self.spent, most[2 * len(kinds) :], strict=False)),
             peak=most[-1],
             predicted=predicted.memory.total,
         )

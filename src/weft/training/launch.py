@@ -27,8 +27,16 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from weft.errors import DataError
+from weft.training.hardware import cores
 
-__all__ = ["LaunchStopped", "RankError", "is_a_rank", "launch", "lost_ranks_named", "note_signals"]
+__all__ = [
+    "LaunchStopped",
+    "RankError",
+    "is_a_rank",
+    "launch",
+    "lost_ranks_named",
+    "note_signals",
+]
 
 LOGS = "logs"
 """Folder, in that of a run, with what the ranks have written."""
@@ -158,7 +166,7 @@ def _attempt(
             start_method=start_method,
             logs_specs=DefaultLogsSpecs(log_dir=errors),
         )
-        threads = max(1, _cores() // ranks)
+        threads = max(1, cores() // ranks)
         task = (function, arguments, str(logs), threads)
         with _signals_kept(), _elastic_logged(logs / "launcher.log"):
             try:
@@ -166,13 +174,6 @@ def _attempt(
             except SignalException as stop:
                 raise LaunchStopped(stop.sigval.name) from None
     return [found[rank] for rank in range(ranks)]
-
-
-def _cores() -> int:
-    """Those that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _words(rank: int, failure: ProcessFailure) -> tuple[str, bool]:

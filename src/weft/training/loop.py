@@ -28,6 +28,7 @@ from weft.training.checkpoint import (
 )
 from weft.training.config import FitConfig, FitResult, NonFiniteLoss
 from weft.training.numerics import denormals_flushed
+from weft.training.pace import current_pace
 from weft.training.progress import FitProgress
 from weft.training.run import Run
 from weft.training.stopping import is_better, stop_on_signals
@@ -143,6 +144,7 @@ class _Fit:
         self.best_weights: dict[str, Any] | None = None
         self.best_is_saved = True
         self.clock = self.saved_at = time.perf_counter()
+        self.pace = current_pace()
 
     def go(self, progress: FitProgress) -> FitResult:
         if not self.model.training:
@@ -190,6 +192,8 @@ class _Fit:
             batches = self.batches.open(at.epoch)
             total = self.total_steps()
             while not self.is_over():
+                if self.pace is not None:
+                    self.pace.before_step()
                 began = time.perf_counter()
                 self.batches.mark()
                 try:
@@ -198,6 +202,8 @@ class _Fit:
                     break
                 value = self.step(batch)
                 at.train_seconds += time.perf_counter() - began
+                if self.pace is not None:
+                    self.pace.after_step(graphs_in(batch))
                 progress.step(
                     epoch=at.epoch + 1,
                     step=at.step,
@@ -347,7 +353,7 @@ class _Fit:
     def save(self, *, rewind: bool = False) -> None:
         """Look at the weights and write a checkpoint, if there is a run to write it to."""
         self.check_weights()
-        if self.run is not None:
+        if self.run is not None and self.pace is None:
             self.write(self.run, rewind=rewind)
         self.saved_at = time.perf_counter()
 

@@ -36,6 +36,7 @@ from weft.training.randomness import seed_everything
 from weft.training.ranks import Ranks, StopTogether
 from weft.training.run import Run
 from weft.training.schedules import ScheduleConfig, make_scheduler
+from weft.training.spy import write_spy
 from weft.training.supergraph_choice import packed_sampler, settled
 from weft.training.supergraphs import Step, StepLoader
 
@@ -198,6 +199,7 @@ def train_prepared_programs(
         }
         text = json_text(about, indent=2) + "\n"
         write_atomically(run.folder / ABOUT, lambda file: file.write(text.encode()))
+        write_spy(run.folder, prepared.table, prepared.sampler.plan()[0].graphs)
     if init_from is not None:
         load_weights(model, init_from)
     form = _Former(prepared)

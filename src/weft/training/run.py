@@ -19,9 +19,10 @@ import weft
 from weft.errors import DataError
 from weft.files import json_text, write_atomically
 from weft.training.checkpoint import CHECKPOINT, WEIGHTS
+from weft.training.hardware import hardware
 from weft.training.metrics import MetricsLog
 
-__all__ = ["Run"]
+__all__ = ["Run", "first_difference"]
 
 CONFIG = "config.json"
 SUMMARY = "summary.json"
@@ -178,6 +179,7 @@ def _session() -> dict[str, Any]:
             "torch": str(torch.__version__),
             "python": platform.python_version(),
         },
+        "machine": hardware(),
     }
 
 
@@ -211,7 +213,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _check_same(earlier: Any, asked: Any, folder: Path) -> None:
-    found = _first_difference(earlier, asked, "")
+    found = first_difference(earlier, asked)
     if found is not None:
         field, before, now = found
         raise DataError(
@@ -220,7 +222,8 @@ def _check_same(earlier: Any, asked: Any, folder: Path) -> None:
         )
 
 
-def _first_difference(before: Any, now: Any, field: str) -> tuple[str, str, str] | None:
+def first_difference(before: Any, now: Any, field: str = "") -> tuple[str, str, str] | None:
+    """The dotted name of the first JSON value that differs, and both values; None if none does."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for name in [*before, *(name for name in now if name not in before)]:
             inner = f"{field}.{name}" if field else str(name)
@@ -228,7 +231,7 @@ def _first_difference(before: Any, now: Any, field: str) -> tuple[str, str, str]
                 return inner, json.dumps(before[name]), "not there"
             if name not in before:
                 return inner, "nothing", json.dumps(now[name])
-            found = _first_difference(before[name], now[name], inner)
+            found = first_difference(before[name], now[name], inner)
             if found is not None:
                 return found
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -22,10 +23,14 @@ from weft.sparsify import (
 )
 from weft.sparsify.admm import ADMM
 from weft.sparsify.lottery import lottery_ticket
+from weft.sparsify.schedules import DropSchedule
 from weft.sparsify.slr import SLR
 from weft.training.batches import Stateful
+from weft.training.sparse_form import sparse_layers
 
-__all__ = ["Sparsifier", "SparsifierName", "SparsityConfig", "sparsifier_for"]
+__all__ = ["Form", "Sparsifier", "SparsifierName", "SparsityConfig", "sparsifier_for"]
+
+Form = Literal["dense", "sparse"]
 
 SparsifierName = Literal[
     "none",
@@ -40,8 +45,11 @@ SparsifierName = Literal[
     "gmp",
     "slr",
     "admm",
+    "oneshot",
     "lottery",
 ]
+# Those with as many weights from the first step to the last.
+_CONSTANT = ("rigl", "set", "snfs", "random", "magnitude", "snip", "grasp", "synflow")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +59,14 @@ class SparsityConfig:
     Attributes:
         sparsify: rigl, set, snfs: drop and grow while training; random, magnitude, snip, grasp,
             synflow: masks chosen once, before training; gmp: pruned by and by; slr, admm: dense
-            for half of the epochs, re-weighted for a quarter, pruned and retrained; lottery: found
-            by `rounds` trainings before the last; none: dense.
+            for half of the epochs, re-weighted for a quarter, pruned and retrained; oneshot: the
+            same without re-weighting; lottery: found by `rounds` trainings before the last; none:
+            dense.
         sparsity: share of the weights that is 0, biases left alone.
+        form: of the layers in training, for a method with as many weights from the first step to
+            the last (rigl, set, snfs, random, magnitude, snip, grasp, synflow). dense: masks on
+            all weights, which saves no time; sparse: only the weights that are there are kept,
+            multiplied and updated, which is faster in wide layers that are sparse enough.
         update_every: rigl, set, snfs, gmp: steps from one change of the masks to the next; 0 for a
             twentieth of the training.
         death: rigl, set, snfs: share of the weights dropped at the first change.
@@ -64,6 +77,7 @@ class SparsityConfig:
 
     sparsify: SparsifierName = "none"
     sparsity: float = 0.906
+    form: Form = "dense"
     update_every: int = 0
     death: float = 0.5
     rho: float = 0.01
@@ -76,13 +90,30 @@ class SparsityConfig:
             )
         if not 0 <= self.sparsity < 1:
             raise ValueError(f"sparsity is {self.sparsity}; it is from 0 (dense) to below 1")
+        if self.form not in get_args(Form):
+            raise ValueError(f"form is {self.form!r}; choose from {', '.join(get_args(Form))}")
+        if self.form == "sparse" and not self.may_be_sparse:
+            why = (
+                "there is nothing to leave out without a method"
+                if self.sparsify == "none"
+                else f"{self.sparsify} needs all weights for a part of the training"
+            )
+            raise ValueError(
+                f"form is sparse, but {why}: choose sparsify from {', '.join(_CONSTANT)}, or leave "
+                "the form dense"
+            )
         for name, low in (("update_every", 0), ("rounds", 1)):
             if getattr(self, name) < low:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {low}")
-        if not 0 <= self.death <= 1:
-            raise ValueError(f"death is {self.death}; it is from 0 to 1")
+        if not 0 < self.death <= 1:
+            raise ValueError(f"death is {self.death}; it must be above 0 and at most 1")
         if not self.rho > 0:
             raise ValueError(f"rho is {self.rho}; it must be above 0")
+
+    @property
+    def may_be_sparse(self) -> bool:
+        """Whether the method can train with form = sparse."""
+        return self.sparsify in _CONSTANT
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,12 +121,13 @@ class Sparsifier:
     """What a training loop needs to know of how its model becomes sparse.
 
     Attributes:
-        masks: of the model; None where it stays dense.
+        masks: of the model; None where it stays dense, or has sparse layers alone.
         extras: what has a state to be resumed, for `fit`.
         penalty: to be added to every batch's loss; None for nothing.
         end_epoch: to be told of every epoch's end, with the loss over fixed training data.
         finished: whether the model is as sparse by now as it shall be, so that its weights may be
             called the best.
+        schedule: when weights are dropped and grown, where they are.
     """
 
     masks: Masks | None
@@ -103,6 +135,7 @@ class Sparsifier:
     penalty: Callable[[], Tensor] | None = None
     end_epoch: Callable[[Callable[[], Tensor]], None] = lambda objective: None
     finished: Callable[[], bool] = lambda: True
+    schedule: DropSchedule | None = None
 
 
 def sparsifier_for(
@@ -120,6 +153,8 @@ def sparsifier_for(
 ) -> Sparsifier:
     """Make the model sparse in the way that `config` names, or see to it that it becomes so.
 
+    A model that has sparse layers already keeps their weights, or as many of them.
+
     Args:
         config: which way, how sparse.
         model: to be trained.
@@ -134,6 +169,9 @@ def sparsifier_for(
 
     Raises:
         ValueError: the sparsity would leave a layer without weights.
+
+    Warns:
+        UserWarning: the training is too short for masks to change, or to retrain after pruning.
     """
     name, density = config.sparsify, 1 - config.sparsity
     every = config.update_every or max(1, steps // 20)
@@ -150,7 +188,13 @@ def sparsifier_for(
             death=config.death,
             seed=seed,
         )
-        return Sparsifier(masks=grown.masks, extras={"sparsifier": grown})
+        return Sparsifier(
+            masks=grown.masks if len(grown.masks) else None,
+            extras={"sparsifier": grown},
+            schedule=grown.schedule,
+        )
+    if sparse_layers(model):
+        return Sparsifier(masks=None, extras={})
     if name == "gmp":
         gradual = GradualPruning(
             model,
@@ -164,9 +208,16 @@ def sparsifier_for(
             extras={"sparsifier": gradual},
             finished=lambda: gradual.step >= gradual.schedule.end,
         )
-    if name in ("slr", "admm"):
+    if name in ("slr", "admm", "oneshot"):
         quarter = epochs // 4
-        phases = (epochs - 2 * quarter, quarter, quarter)
+        if quarter == 0:
+            warnings.warn(
+                f"{name} only prunes, after the last epoch: a quarter of epochs={epochs} to "
+                "retrain in is none; train for 4 epochs or more",
+                stacklevel=2,
+            )
+        reweighting = 0 if name == "oneshot" else quarter
+        phases = (epochs - reweighting - quarter, reweighting, quarter)
         pruned = (
             SLR(
                 model,
@@ -176,7 +227,7 @@ def sparsifier_for(
                 rho=config.rho,
                 step=config.rho,
             )
-            if name == "slr"
+            if name != "admm"
             else ADMM(model, optimizer, sparsity=config.sparsity, phases=phases, rho=config.rho)
         )
         return Sparsifier(

@@ -1,0 +1,363 @@
+"""`weft plan full-graph`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import tyro
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+import weft
+from weft.cli.plan_full_graph_measure import measure_full_graph
+from weft.cli.plan_option import PLAN
+from weft.errors import DataError
+from weft.files import json_text, write_atomically
+from weft.graphs import GraphTable, open_table
+from weft.parallel.calibrate import calibrate
+from weft.parallel.cost import (
+    Estimate,
+    Problem,
+    choose,
+    estimate,
+    estimate_published,
+)
+from weft.parallel.grid import Grid, grids_for
+from weft.parallel.machine import NETWORKS, Link, Machine, load_machine, save_machine
+from weft.parallel.method import Method
+from weft.planning.plan import Target
+
+__all__ = ["FullGraph", "ranks_of"]
+
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_MOST_RANKS = 2**16
+# A range of no more numbers than this is tried whole, a longer one at its powers of two.
+_FEW = 16
+_MOST_MEASURED = 8
+_RANKS = "4..4096"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullGraph:
+    """Time, bytes and memory of an epoch on every grid of ranks, and which grid to take.
+
+    By formulas; no rank is started, so thousands cost nothing. With --measure the ways that are
+    best by them are timed on this machine, for `weft train full-graph --plan`. Examples:
+      weft plan full-graph --nodes 14249639 --edges 230788269 --widths 300 16 24
+      weft plan full-graph --data physics.weft --ranks 4,8,16 --memory-limit 8
+      weft plan full-graph --data physics.weft --ranks 2..8 --calibrate --save here.json
+      weft plan full-graph --data physics.weft --machine here.json
+      weft plan full-graph --measure --data cora --epochs 200 --out plan.json
+
+    Attributes:
+        ranks: how many: 64, a list 4,9,27, or a range 4..4096 (its powers of two if it is long).
+        nodes: of the graph.
+        edges: nonzeros of the adjacency: an undirected edge counts twice, a self-loop once.
+        widths: of the features, the hidden layers and the classes.
+        data: a table's folder, for nodes, edges and widths (one hidden layer of 16) not given.
+        model: gcn, or sage with a second weight matrix for a node's own features.
+        directed: the adjacency differs from its transpose: both are held.
+        published: volumes as the algorithms' authors count them, without weft's reductions.
+        network: usual latency and bandwidth, where nothing better is given.
+        alpha: latency of a message, s.
+        beta: inverse bandwidth, s/byte.
+        flops: floating-point operations of a rank's matrix products, 1/s.
+        spmm_bytes: bytes that a rank's sparse products read and write, 1/s.
+        calibrate: measure all four on this machine, with ranks that talk through gloo.
+        machine: read them from this file.
+        save: write them to this file.
+        memory_limit: that a rank may hold, GB.
+        json: write every grid, also the replications not shown, to this file.
+        measure: train for a few seconds in each of the best ways; --ranks is then one number, by
+            default every one up to the cores.
+        epochs: of the training that is planned with --measure.
+        target: what is to be least with --measure: time or memory.
+        budget: seconds that --measure may take, about; by default two minutes, or 5% of the run.
+        out: file for the plan that --measure makes.
+        data_dir: the data folder; by default $WEFT_DATA_DIR or the user's cache folder.
+        quiet: no progress of --measure.
+    """
+
+    config: Annotated[Method, tyro.conf.arg(name="")] = field(default_factory=Method)
+    ranks: str = _RANKS
+    nodes: int | None = None
+    edges: int | None = None
+    widths: tuple[int, ...] = ()
+    data: Path | None = None
+    model: Literal["gcn", "sage"] = "gcn"
+    directed: bool = False
+    published: bool = False
+    network: Literal["ethernet-10", "infiniband-100"] = "ethernet-10"
+    alpha: float | None = None
+    beta: float | None = None
+    flops: float | None = None
+    spmm_bytes: float | None = None
+    calibrate: bool = False
+    machine: Path | None = None
+    save: Path | None = None
+    memory_limit: float | None = None
+    json: Path | None = None
+    measure: bool = False
+    epochs: int = 200
+    target: Target = "time"
+    budget: float | None = None
+    out: Path = Path(PLAN)
+    data_dir: Path | None = None
+    quiet: bool = False
+
+    def __call__(self, console: Console) -> int:
+        """Estimate, print the table and the choice, and write the files."""
+        for path in (self.json, self.save):
+            if path is not None and not path.absolute().parent.is_dir():
+                raise DataError(f"there is no folder {path.parent} to write {path.name} to")
+        if self.memory_limit is not None and not self.memory_limit > 0:
+            raise ValueError(f"memory_limit is {self.memory_limit} GB; it must be positive")
+        if self.measure:
+            return measure_full_graph(self, console)
+        if self.published and self.config != Method():
+            raise ValueError(
+                "--published counts whole blocks and nothing else; leave out --exchange, --panels "
+                "and the other options of a method, or --published"
+            )
+        problem = self._problem()
+        counts = ranks_of(self.ranks)
+        if counts[-1] > problem.nodes:
+            raise ValueError(
+                f"{counts[-1]} ranks for {problem.nodes} nodes; each rank needs a node of its own"
+            )
+        machine = self._machine(console)
+        estimates = [
+            self._estimate(problem, grid, machine) for count in counts for grid in grids_for(count)
+        ]
+        limit = None if self.memory_limit is None else 1e9 * self.memory_limit
+        _print_head(problem, machine, console)
+        if self.published:
+            console.print("volumes as published, without the f² terms", soft_wrap=True)
+        elif self.config.exchange == "rows":
+            console.print(
+                "rows that travel: as if edges were drawn at random; a partition leaves fewer",
+                soft_wrap=True,
+            )
+        console.print(_table(estimates, limit))
+        if self.json is not None:
+            self._write(self.json, problem, machine, estimates)
+            console.print(f"written to {self.json}", soft_wrap=True)
+        best = choose(estimates, limit)
+        console.print(
+            f"Fastest: {_name(best.grid)} on {best.grid.ranks:,} ranks, {_time(best.seconds)} an "
+            f"epoch; marks show the fastest for each number of ranks"
+            + ("." if limit is None else f" within {self.memory_limit:g} GB a rank."),
+            soft_wrap=True,
+        )
+        return 0
+
+    def _estimate(self, problem: Problem, grid: Grid, machine: Machine) -> Estimate:
+        if self.published:
+            return estimate_published(problem, grid, machine)
+        return estimate(problem, grid, self.config, machine)
+
+    def _problem(self) -> Problem:
+        nodes, edges, widths = self.nodes, self.edges, self.widths
+        symmetric, training = not self.directed, None
+        if self.data is not None:
+            if not self.data.exists():
+                raise DataError(f"--data {self.data} does not exist; name the folder of a table")
+            table = open_table(self.data)
+            nodes = table.total_nodes if nodes is None else nodes
+            edges = _nonzeros(table, self.model) if edges is None else edges
+            widths = widths or _widths(table, self.data)
+            symmetric = symmetric and bool(table.metadata.get("symmetric_values", symmetric))
+            training = table.metadata.get("counts", {}).get("train")
+        if nodes is None or edges is None or not widths:
+            missing = [
+                name
+                for name, value in (("nodes", nodes), ("edges", edges), ("widths", widths or None))
+                if value is None
+            ]
+            raise ValueError(f"give --{' and --'.join(missing)}, or --data with a table")
+        return Problem(
+            nodes=nodes,
+            edges=edges,
+            widths=widths,
+            model=self.model,
+            symmetric=symmetric,
+            training=training,
+        )
+
+    def _machine(self, console: Console) -> Machine:
+        if self.calibrate and self.machine is not None:
+            raise ValueError(
+                f"--calibrate measures what --machine {self.machine} would give; take one of them"
+            )
+        if self.calibrate:
+            machine = _measured(console)
+        elif self.machine is not None:
+            machine = load_machine(self.machine)
+        else:
+            machine = Machine(name=self.network, link=NETWORKS[self.network])
+        given = {
+            name: value
+            for name in ("alpha", "beta", "flops", "spmm_bytes")
+            if (value := getattr(self, name)) is not None
+        }
+        link = Link(
+            alpha=given.pop("alpha", machine.link.alpha), beta=given.pop("beta", machine.link.beta)
+        )
+        changed = replace(machine, link=link, **given)
+        if changed != machine:
+            changed = replace(changed, name=f"{machine.name}, changed by options")
+        if self.save is not None:
+            save_machine(changed, self.save)
+            console.print(f"the machine is written to {self.save}", soft_wrap=True)
+        return changed
+
+    def _write(
+        self, path: Path, problem: Problem, machine: Machine, estimates: list[Estimate]
+    ) -> None:
+        whole = {
+            "schema": "weft plan 1",
+            "command": shlex.join(["weft", *sys.argv[1:]]),
+            "versions": {"weft": weft.__version__},
+            "problem": asdict(problem),
+            "method": "published" if self.published else asdict(self.config),
+            "machine": asdict(machine),
+            "estimates": [estimate.to_json() for estimate in estimates],
+        }
+        write_atomically(path, lambda file: file.write(json_text(whole, indent=1).encode()))
+
+
+def ranks_of(words: str) -> list[int]:
+    """Numbers of ranks that `64`, `4,9,27` or `4..4096` mean, ascending."""
+    if match := _RANGE.fullmatch(words.strip()):
+        first, last = map(int, match.groups())
+        powers = [2**k for k in range(_MOST_RANKS.bit_length()) if first <= 2**k <= last]
+        few = last - first < _FEW or not powers
+        found = list(range(first, min(last, first + _FEW - 1) + 1)) if few else powers
+    elif re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", words):
+        found = sorted({int(word) for word in words.split(",")})
+        last = found[-1]
+    else:
+        raise ValueError(f"ranks is '{words}'; give a number, a list 4,9,27 or a range 4..4096")
+    if not found or found[0] < 1 or last > _MOST_RANKS:
+        raise ValueError(
+            f"ranks is '{words}'; they must ascend, from at least 1 to at most {_MOST_RANKS:,}"
+        )
+    return found
+
+
+def _nonzeros(table: GraphTable, model: str) -> int:
+    # A prepared table has the self-loops of a GCN already.
+    prepared = table.metadata.get("kind") == "full graph"
+    return table.total_edges + (0 if prepared or model == "sage" else table.total_nodes)
+
+
+def _widths(table: GraphTable, path: Path) -> tuple[int, ...]:
+    for name in ("x", "y"):
+        if name not in table.schema:
+            raise DataError(
+                f"{path} has no node column '{name}' to take widths from; give --widths"
+            )
+    classes = table.metadata.get("classes")
+    if classes is None:
+        labels = table.column("y")
+        classes = int(np.max(labels)) + 1 if labels.ndim == 1 else int(labels.shape[1])
+    return (int(table.column("x").shape[1]), 16, int(classes))
+
+
+def _measured(console: Console) -> Machine:
+    # More ranks than cores would measure how they wait for each other.
+    ranks = max(2, min(os.cpu_count() or 2, _MOST_MEASURED))
+    console.print(f"measuring with up to {ranks} ranks here ...", soft_wrap=True)
+    found = calibrate(ranks)
+    for size, link in found.links.items():
+        console.print(
+            f"  groups of {size}: α {_time(link.alpha)}, β {link.beta:.3g} s/byte "
+            f"({1e-9 / link.beta:.3g} GB/s)",
+            soft_wrap=True,
+        )
+    return found.machine()
+
+
+def _print_head(problem: Problem, machine: Machine, console: Console) -> None:
+    widths = "-".join(map(str, problem.widths))
+    console.print(
+        f"{problem.model} of widths {widths} on {problem.nodes:,} nodes and {problem.edges:,} "
+        "nonzeros, float32",
+        soft_wrap=True,
+    )
+    link = machine.link
+    console.print(
+        f"machine: {machine.name}; α {_time(link.alpha)}, {1e-9 / link.beta:.3g} GB/s; products "
+        f"{machine.flops / 1e9:,.4g} GFLOP/s, sparse {machine.spmm_bytes / 1e9:,.3g} GB/s a rank",
+        soft_wrap=True,
+    )
+
+
+def _table(estimates: list[Estimate], limit: float | None) -> Table:
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("ranks", justify="right")
+    table.add_column("grid", no_wrap=True)
+    for heading in ("time an\nepoch", "compute", "messages", "received\na rank", "memory\na rank"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("")
+    for count, group in groupby(estimates, key=lambda e: e.grid.ranks):
+        rows = list(group)
+        best = min(
+            (e for e in rows if limit is None or e.memory.total <= limit),
+            key=lambda e: e.seconds,
+            default=None,
+        )
+        shown = _one_of_each_name(rows, limit)
+        for number, row in enumerate(shown):
+            over = limit is not None and row.memory.total > limit
+            table.add_row(
+                f"{count:,}" if number == 0 else "",
+                _name(row.grid),
+                _time(row.seconds),
+                _time(row.compute),
+                _time(row.bandwidth + row.latency - row.hidden),
+                _size(row.bytes),
+                _size(row.memory.total),
+                "too large" if over else "◀" if row is best else "",
+                end_section=number == len(shown) - 1,
+            )
+    return table
+
+
+def _one_of_each_name(rows: list[Estimate], limit: float | None) -> list[Estimate]:
+    """Of the replications of 1.5d, which are many, only the fastest that fits if one does."""
+
+    def rank(row: Estimate) -> tuple[bool, float]:
+        return limit is not None and row.memory.total > limit, row.seconds
+
+    best: dict[str, Estimate] = {}
+    for row in rows:
+        best[row.grid.name] = min(best.get(row.grid.name, row), row, key=rank)
+    return list(best.values())
+
+
+def _name(grid: Grid) -> str:
+    return f"{grid.name} c={grid.layers}" if grid.name == "1.5d" else grid.name
+
+
+def _time(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{seconds / scale:,.3g} {unit}" if seconds < 1000 else f"{seconds:,.0f} s"
+    return f"{seconds / 1e-6:.3g} µs"
+
+
+def _size(count: float) -> str:
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count / 1e3:.1f} kB"

@@ -1,0 +1,157 @@
+"""`--plan` and `--threads` of the commands of `weft train`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+
+from weft.errors import DataError
+from weft.planning.candidate import THREADS, applied, set_threads
+from weft.planning.plan import Plan
+from weft.planning.recipe import Recipe
+from weft.planning.recipes import find_plan, made_for
+from weft.planning.show import show_plan
+from weft.training import Run
+from weft.training.run import CONFIG
+
+__all__ = ["AUTO", "PLAN", "PlanOption", "notes"]
+
+AUTO = "auto"
+"""The word for a plan that is found, or made."""
+PLAN = "plan.json"
+"""File of a run with the plan that it follows."""
+
+Config = TypeVar("Config")
+
+
+class PlanOption:
+    """The plan of a command, once it is known.
+
+    Attributes:
+        plan: None where there is none, or none yet.
+    """
+
+    def __init__(
+        self,
+        recipe: str,
+        given: str | None,
+        threads: int | None,
+        *,
+        folder: Path,
+        resume: bool,
+        ranks: int = 1,
+    ) -> None:
+        """Read the plan that is given, or that the run to be resumed has, and set the threads.
+
+        Args:
+            recipe: of the command.
+            given: a plan's file, `auto`, or None.
+            threads: to compute with, whatever the plan says; None for what it says.
+            folder: of the run.
+            resume: whether a run there is gone on with: its plan is then taken.
+            ranks: processes of the run. They share the machine, so that a plan's threads do not
+                hold for them.
+
+        Raises:
+            DataError: there is no such plan, it is for another recipe, or the folder is taken
+                (better known before planning than after).
+            ValueError: there are several ranks and no plan yet, or threads below 1.
+        """
+        self._own_threads, self._ranks = threads, ranks
+        set_threads({THREADS: threads})
+        self.plan: Plan | None = None
+        path = None if given in (None, AUTO) else Path(str(given))
+        if resume and (folder / PLAN).exists():
+            path = folder / PLAN
+        if path is not None:
+            self.plan = Plan.load(path)
+            if self.plan.recipe != recipe:
+                raise DataError(
+                    f"{path} is a plan for {self.plan.recipe}, not for {recipe}; make one with "
+                    f"`weft plan {recipe} --out {path.name}`"
+                )
+        self._is_given = path is not None and path != folder / PLAN
+        is_run = (folder / CONFIG).exists()
+        # A run that was started without a plan goes on without.
+        self._wanted = given == AUTO and self.plan is None and not (is_run and resume)
+        if self._wanted and is_run:
+            raise DataError(
+                f"{folder} holds a run already; go on with it (--resume) or choose another folder"
+            )
+        if self._wanted and ranks > 1:
+            raise ValueError(
+                f"--plan auto measures in one process, and there are {ranks} ranks; make a plan "
+                f"with `weft plan {recipe}` and give it: --plan plan.json"
+            )
+
+    def applied(self, config: Config) -> Config:
+        """The configuration with the plan's settings, and this process with its threads."""
+        if self.plan is None:
+            return config
+        if self._own_threads is None and self._ranks == 1:
+            set_threads(self.plan.settings)
+        return applied(config, self.plan.settings)
+
+    def settle(
+        self,
+        config: Config,
+        recipe: Callable[[], Recipe],
+        console: Console,
+        *,
+        data_dir: Path | None,
+        quiet: bool,
+    ) -> Config:
+        """The same, once the data is there: finds or makes a plan if `auto` asks for one.
+
+        Says what the plan changes and, where it was made for something else, for what.
+
+        Args:
+            config: as asked for.
+            recipe: gives it with its data.
+            console: to print to.
+            data_dir: the data folder.
+            quiet: no progress of planning.
+        """
+        if self._wanted:
+            tell = notes(quiet=quiet).print
+            self.plan, new = find_plan(recipe(), data_dir=data_dir, tell=tell)
+            self._wanted = False
+            if new and not quiet:
+                show_plan(self.plan, console)
+        elif self._is_given and self.plan is not None:
+            other = made_for(self.plan, recipe())
+            if other:
+                console.print(f"the plan was made for {other}; it is taken as it is")
+        settled = self.applied(config)
+        if self.plan is not None:
+            console.print(f"plan: {self._changes(config)}", soft_wrap=True)
+        return settled
+
+    def keep(self, run: Run) -> None:
+        """Write the plan to the run's folder, unless it is from there."""
+        if self.plan is not None and not (run.folder / PLAN).exists():
+            self.plan.save(run.folder / PLAN)
+
+    def _changes(self, config: Any) -> str:
+        assert self.plan is not None
+        words = []
+        for name, value in self.plan.settings.items():
+            before = config
+            for part in name.split(".") if name != THREADS else ():
+                before = getattr(before, part)
+            if name != THREADS and before != value:
+                words.append(f"{name} {value} (was {before})")
+        threads = self._own_threads or self.plan.settings.get(THREADS)
+        if threads is not None and self._ranks == 1:
+            words.append(f"{threads} thread{'s' * (threads != 1)}")
+        return ", ".join(words) or "nothing to change"
+
+
+def notes(*, quiet: bool) -> Console:
+    """Where progress is told: not among what a command gives."""
+    return Console(
+        stderr=True, soft_wrap=True, markup=False, emoji=False, highlight=False, quiet=quiet
+    )

@@ -1,0 +1,269 @@
+"""The plots of a page, each with the table of what it shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weft.graphs import Array
+from weft.report.numbers import number
+from weft.report.page import Figure, Table
+from weft.report.svg import INK, PALETTE, drawn
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+
+__all__ = ["Points", "curves", "grouped_bars", "intervals", "spy_plots"]
+
+Points = Sequence[tuple[float, float]]
+"""x and y of each."""
+
+_MOST_POINTS = 120
+_WIDE = (9.4, 3.4)
+_USUAL = (5.6, 3.3)
+
+
+def curves(
+    title: str,
+    series: Mapping[str, Points],
+    *,
+    x: str,
+    y: str,
+    x_log: bool = False,
+    y_log: bool = False,
+    from_zero: bool = False,
+    note: str = "",
+    wide: bool = False,
+) -> Figure | None:
+    """Lines by name; None where there is nothing to draw.
+
+    More than 120 points of a line are drawn as means of neighbours, and the table has those.
+    """
+    # A line keeps its colour from plot to plot, whichever others have nothing to show.
+    order = {name: index for index, name in enumerate(series)}
+    series = {name: _thinned(points) for name, points in series.items()}
+    series = {name: points for name, points in series.items() if points}
+    if not series:
+        return None
+    y_log = y_log and _spans([value for points in series.values() for _, value in points])
+    x_log = x_log and _spans([place for points in series.values() for place, _ in points])
+
+    places = sorted({place for points in series.values() for place, _ in points})
+
+    def draw(ax: Axes) -> None:
+        for name, points in series.items():
+            index, few = order[name], len(points) <= 40
+            ax.plot(
+                *zip(*points, strict=True),
+                _LINES[index // len(PALETTE) % len(_LINES)],
+                color=PALETTE[index % len(PALETTE)],
+                marker=_MARKS[index % len(_MARKS)] if few else None,
+                label=name,
+            )
+        ax.set_xscale("log" if x_log else "linear")
+        ax.set_yscale("log" if y_log else "linear")
+        _ticks(ax.xaxis, log=x_log, whole=all(place == int(place) for place in places))
+        _ticks(ax.yaxis, log=y_log)
+        if from_zero and not y_log:
+            ax.set_ylim(0, 1.08 * max(value for points in series.values() for _, value in points))
+        ax.set_xlabel(x)
+        ax.set_ylabel(y)
+        ax.grid(True)
+        _legend(ax, len(series))
+
+    found = [dict(points) for points in series.values()]
+    table = Table(
+        caption=f"{title}: {y} by {x}",
+        headings=(x, *series),
+        rows=[
+            (number(place), *(number(points.get(place)) for points in found)) for place in places
+        ],
+    )
+    described = "; ".join(
+        f"{name} goes from {number(points[0][1])} to {number(points[-1][1])}"
+        for name, points in series.items()
+    )
+    svg = drawn(
+        draw, title=title, description=f"{y} by {x}. {described}.", size=_WIDE if wide else _USUAL
+    )
+    return Figure(title=title, svg=svg, table=table, note=note, wide=wide)
+
+
+def intervals(
+    title: str,
+    bars: Sequence[tuple[str, float, float, float]],
+    *,
+    x: str,
+    marked: int | None = None,
+    note: str = "",
+) -> Figure:
+    """Horizontal bars with whiskers: (name, value, low, high) each, from top to bottom."""
+
+    def draw(ax: Axes) -> None:
+        places = range(len(bars))
+        values = [value for _, value, _, _ in bars]
+        spread = [
+            [max(0.0, value - low) for _, value, low, _ in bars],
+            [max(0.0, high - value) for _, value, _, high in bars],
+        ]
+        colours = [PALETTE[0] if place == marked else PALETTE[7] for place in places]
+        ax.barh(list(places), values, height=0.62, color=colours, alpha=0.85)
+        if any(map(any, spread)):
+            ax.errorbar(
+                values, list(places), xerr=spread, fmt="none", ecolor=INK, capsize=3, elinewidth=1
+            )
+        reach = max(high for _, _, _, high in bars)
+        for place, (_, value, _, high) in enumerate(bars):
+            ax.text(max(value, high) + 0.012 * reach, place, number(value), va="center", fontsize=9)
+        ax.set_yticks(list(places), [_short(name) for name, *_ in bars])
+        ax.tick_params(axis="y", length=0)
+        ax.set_ylim(len(bars) - 0.4, -0.6)
+        ax.set_xlim(0, 1.12 * reach if reach > 0 else 1)
+        ax.grid(True, axis="x")
+        ax.spines["left"].set_visible(False)
+        ax.set_xlabel(x)
+
+    table = Table(
+        caption=f"{title}: {x}",
+        headings=("candidate", x, "from", "to"),
+        rows=[(name, *map(number, figures)) for name, *figures in bars],
+        marked=() if marked is None else (marked,),
+    )
+    best = min(bars, key=lambda bar: bar[1])
+    svg = drawn(
+        draw,
+        title=title,
+        description=f"{x} of {len(bars)} candidates; the least is {number(best[1])}, {best[0]}.",
+        size=(_WIDE[0], 0.9 + 0.34 * len(bars)),
+    )
+    return Figure(title=title, svg=svg, table=table, note=note, wide=True)
+
+
+def grouped_bars(
+    title: str, groups: Sequence[str], series: Mapping[str, Sequence[float]], *, y: str, note: str
+) -> Figure:
+    """A bar for each series in each group."""
+    width = 0.8 / max(1, len(series))
+
+    def draw(ax: Axes) -> None:
+        for index, (name, values) in enumerate(series.items()):
+            places = [place + (index + 0.5) * width - 0.4 for place in range(len(groups))]
+            ax.bar(places, values, 0.92 * width, color=PALETTE[index], label=name)
+        ax.set_xticks(range(len(groups)), list(groups))
+        ax.tick_params(axis="x", length=0)
+        ax.set_ylabel(y)
+        ax.grid(True, axis="y")
+        _legend(ax, len(series))
+
+    table = Table(
+        caption=f"{title}: {y}",
+        headings=("", *series),
+        rows=[
+            (name, *(number(values[place]) for values in series.values()))
+            for place, name in enumerate(groups)
+        ],
+    )
+    described = f"{y}: " + "; ".join(
+        f"{name} {', '.join(f'{g} {number(v)}' for g, v in zip(groups, values, strict=True))}"
+        for name, values in series.items()
+    )
+    svg = drawn(draw, title=title, description=described, size=_USUAL)
+    return Figure(title=title, svg=svg, table=table, note=note)
+
+
+def spy_plots(title: str, pictures: Mapping[str, Array], table: Table, note: str) -> Figure:
+    """Where the entries of matrices are: int [k, k] counts by name, beside each other."""
+
+    def draw(axes: Any) -> None:
+        for ax, (name, counts) in zip(np.atleast_1d(axes), pictures.items(), strict=True):
+            _draw_counts(ax, np.asarray(counts))
+            ax.set_title(name, fontsize=10)
+
+    svg = drawn(
+        draw,
+        title=title,
+        description=f"Matrices of edges, {' and '.join(pictures)}; dark cells hold more of them.",
+        size=(9.0, 4.7),
+        columns=len(pictures),
+    )
+    return Figure(title=title, svg=svg, table=table, note=note, wide=True)
+
+
+_MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_LINES = ("-", "--", ":", "-.")
+_SHADES = (0.3, 0.55, 0.8, 1.0)
+
+
+def _draw_counts(ax: Axes, counts: Array) -> None:
+    """Cells as vector shapes, in four shades: a page's colours reach them."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    size = counts.shape[0]
+    levels = np.ceil(len(_SHADES) * np.sqrt(counts / max(1, counts.max()))).astype(int)
+    for level, shade in enumerate(_SHADES, start=1):
+        corners: list[tuple[float, float]] = []
+        for row in range(size):
+            columns = np.flatnonzero(levels[row] == level)
+            # Neighbours in a row are one shape.
+            for run in np.split(columns, np.flatnonzero(np.diff(columns) > 1) + 1):
+                if len(run):
+                    left, right = float(run[0]), float(run[-1] + 1)
+                    corners += [(left, row), (right, row), (right, row + 1), (left, row + 1)]
+                    corners.append((left, row))
+        if corners:
+            codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
+            shape = Path(corners, codes * (len(corners) // 5))
+            ax.add_patch(
+                PathPatch(shape, facecolor=PALETTE[0], edgecolor="none", linewidth=0, alpha=shade)
+            )
+    ax.set_xlim(0, size)
+    ax.set_ylim(size, 0)
+    ax.set_aspect("equal")
+    ax.set_xticks([])
+    ax.set_yticks([])
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(True)
+    ax.set_xlabel("sender")
+    ax.set_ylabel("receiver")
+
+
+def _ticks(axis: Axis, *, log: bool, whole: bool = False) -> None:
+    """Ticks with plain numbers; on a logarithmic scale as many as there is room for."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    if log:
+        low, high = axis.get_view_interval()
+        decades = math.log10(high / low)
+        steps = (1, 2, 5) if decades < 2 else (1, 3) if decades < 3 else (1,)
+        axis.set_major_locator(LogLocator(subs=steps, numticks=12))
+        axis.set_minor_formatter(NullFormatter())
+    elif whole:
+        axis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=(1, 2, 5, 10)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+
+
+def _spans(values: Sequence[float]) -> bool:
+    """Whether a logarithmic scale shows more: all positive, and some much larger than others."""
+    return min(values) > 0 and max(values) > 4 * min(values)
+
+
+def _legend(ax: Axes, series: int) -> None:
+    if series > 1:
+        ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=min(4, series), borderaxespad=0.2)
+
+
+def _thinned(points: Points) -> Points:
+    clean = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    if len(clean) <= _MOST_POINTS:
+        return clean
+    parts = np.array_split(np.array(clean), _MOST_POINTS)
+    return [(float(part[-1, 0]), float(part[:, 1].mean())) for part in parts]
+
+
+def _short(name: str, most: int = 46) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"

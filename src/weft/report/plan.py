@@ -1,0 +1,294 @@
+"""A plan as a chapter: what was tried, what it took, what was chosen and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from weft.errors import DataError
+from weft.planning import Plan
+from weft.planning.plan import CHOSEN, SCHEMA, Measured
+from weft.report.figures import curves, intervals
+from weft.report.numbers import memory, number, plain, seconds
+from weft.report.page import Block, Chapter, Code, Facts, Figure, Part, Table, Words
+
+__all__ = ["FORMULAS", "plan_chapter", "plan_parts", "read_plan"]
+
+FORMULAS = "weft plan 1"
+"""Schema of a plan that was made by formulas alone."""
+
+
+def read_plan(path: Path) -> dict[str, Any] | None:
+    """The JSON values of a plan's file; None of a file that is something else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if isinstance(value, dict) and value.get("schema") in (SCHEMA, FORMULAS):
+        return value
+    return None
+
+
+def plan_chapter(path: Path, value: Mapping[str, Any]) -> Chapter:
+    """The plan in the file `path`.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    if value.get("schema") == FORMULAS:
+        return _formulas_chapter(path, value)
+    plan = Plan.from_json(dict(value), str(path))
+    amount = f"{number(plan.steps)} steps" if plan.steps else _amount(plan)
+    return Chapter(
+        kind="Plan",
+        title=f"How to train {plan.recipe}",
+        lead=f"{len(plan.measured)} ways to train, measured in {seconds(plan.planning_seconds)} "
+        f"for a run of {amount}; wanted: least {plan.target}.",
+        parts=_measured_parts(plan, path),
+    )
+
+
+def plan_parts(value: Mapping[str, Any], *, within: str = "") -> list[Part]:
+    """The parts of a plan inside another chapter; a damaged plan gives a sentence."""
+    try:
+        chapter = plan_chapter(Path("plan.json"), value)
+    except DataError as error:
+        return [Part(title="Plan", blocks=[Words(words=[str(error)])])]
+    return [
+        Part(title=f"{within}{part.title[0].lower()}{part.title[1:]}", blocks=part.blocks)
+        for part in chapter.parts
+        if part.title in ("Candidates", "Choice", "Grids")
+    ]
+
+
+def _amount(plan: Plan) -> str:
+    return f"{number(plan.total_units)} {plan.units}"
+
+
+def _measured_parts(plan: Plan, path: Path) -> list[Part]:
+    chosen = plan.chosen
+    facts = [("chosen", chosen.label, "")]
+    if chosen.projected_seconds is not None:
+        facts.append(("projected", seconds(chosen.projected_seconds), _amount(plan)))
+    slowest = max((each.projected_seconds or 0.0 for each in plan.measured), default=0.0)
+    if chosen.projected_seconds and slowest > chosen.projected_seconds:
+        gain = f"{slowest / chosen.projected_seconds:.2f}×"
+        facts.append(("against the slowest", gain, "as fast"))
+    facts.append(("planning took", seconds(plan.planning_seconds), ""))
+    settings = [(name, plain(setting)) for name, setting in plan.settings.items()]
+    return [
+        Part(
+            title="Choice",
+            blocks=[
+                Facts(facts=facts),
+                Words(words=list(plan.reasons), points=len(plan.reasons) > 1),
+                Table(caption="Chosen settings", headings=("setting", "value"), rows=settings),
+            ],
+        ),
+        Part(title="Candidates", blocks=_candidates(plan)),
+        Part(title="To use it", blocks=_use(plan, path)),
+    ]
+
+
+def _candidates(plan: Plan) -> list[Block]:
+    timed = [each for each in plan.measured if each.median is not None]
+    blocks: list[Block] = []
+    unit = plan.units.removesuffix("s")
+    if timed:
+        largest = max(each.high or each.median or 0.0 for each in timed)
+        scale, name = (
+            (1.0, "s") if largest >= 1 else (1e3, "ms") if largest >= 1e-3 else (1e6, "µs")
+        )
+        bars = [
+            (
+                each.label,
+                scale * (each.median or 0.0),
+                scale * _or(each.low, each.median),
+                scale * _or(each.high, each.median),
+            )
+            for each in timed
+        ]
+        marked = next((i for i, each in enumerate(timed) if each.outcome == CHOSEN), None)
+        note = "Whiskers are 95% intervals of the median, by the bootstrap."
+        title = f"Time a {unit}"
+        blocks.append(intervals(title, bars, x=f"{name} a {unit}", marked=marked, note=note))
+        projected = [
+            (each.label, each.projected_seconds, *_projected_interval(plan, each))
+            for each in timed
+            if each.projected_seconds is not None
+        ]
+        if projected:
+            names = [label for label, *_ in projected]
+            blocks.append(
+                intervals(
+                    "Projected time of the whole run",
+                    projected,
+                    x="s",
+                    marked=names.index(plan.chosen.label) if plan.chosen.label in names else None,
+                    note=f"{_amount(plan).capitalize()}, with compiling and warming up.",
+                )
+            )
+    blocks.append(
+        Table(
+            caption="Everything that was considered",
+            headings=(
+                *("candidate", f"time a {unit}", "interval", "start", "compiling"),
+                *("memory", "projected", "outcome"),
+            ),
+            rows=[_candidate_row(each) for each in plan.measured],
+            marked=tuple(i for i, each in enumerate(plan.measured) if each.outcome == CHOSEN),
+            chips=(7,),
+        )
+    )
+    return blocks
+
+
+def _candidate_row(each: Measured) -> tuple[str, ...]:
+    between = (
+        "–"
+        if each.low is None or each.high is None
+        else f"{seconds(each.low)} – {seconds(each.high)}"
+    )
+    return (
+        each.label,
+        seconds(each.median),
+        between,
+        seconds(each.start_seconds) if each.start_seconds else "–",
+        f"{seconds(each.compile_seconds)} ({each.compilations}×)" if each.compilations else "–",
+        memory(each.peak_memory) if each.peak_memory else "–",
+        seconds(each.projected_seconds),
+        each.outcome,
+    )
+
+
+def _projected_interval(plan: Plan, each: Measured) -> tuple[float, float]:
+    low = each.start_seconds + plan.total_units * _or(each.low, each.median)
+    high = each.start_seconds + plan.total_units * _or(each.high, each.median)
+    return low, high
+
+
+def _or(value: float | None, other: float | None) -> float:
+    return value if value is not None else other or 0.0
+
+
+def _use(plan: Plan, path: Path) -> list[Block]:
+    blocks: list[Block] = []
+    words = plan.command.split()
+    if words[:2] == ["weft", "plan"] and len(words) > 2:
+        use = f"weft train {words[2]} --plan {path}"
+        blocks.append(Code(caption="Train with it", text=use))
+    if plan.command:
+        blocks.append(Code(caption="Make it again", text=plan.command))
+    rows = [("made", plan.created)]
+    for name in ("machine", "versions"):
+        about = plan.key.get(name)
+        if isinstance(about, Mapping):
+            rows += [(f"{name}: {key}", plain(each)) for key, each in about.items()]
+    blocks.append(Table(caption="It holds for", headings=("what", "value"), rows=rows))
+    return blocks
+
+
+def _formulas_chapter(path: Path, value: Mapping[str, Any]) -> Chapter:
+    try:
+        return _by_formulas(value)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(
+            f"{path} says it is a {FORMULAS!r}, but its fields are not those of one ({error!r}); "
+            "make it again with `weft plan full-graph --json FILE`"
+        ) from error
+
+
+def _by_formulas(value: Mapping[str, Any]) -> Chapter:
+    problem, machine, estimates = value["problem"], value["machine"], value["estimates"]
+    best = min(estimates, key=lambda each: each["seconds"])
+    widths = "-".join(map(str, problem["widths"]))
+    facts = [
+        ("fastest", _grid(best), f"{best['ranks']:,} ranks"),
+        ("an epoch", seconds(best["seconds"]), ""),
+        ("received a rank", memory(best["bytes"]), "an epoch"),
+        ("memory a rank", memory(best["memory"]["total"]), ""),
+    ]
+    fastest: dict[int, Mapping[str, Any]] = {}
+    for each in estimates:
+        known = fastest.setdefault(each["ranks"], each)
+        if each["seconds"] < known["seconds"]:
+            fastest[each["ranks"]] = each
+    rows = [
+        (
+            f"{each['ranks']:,}",
+            _grid(each),
+            seconds(each["seconds"]),
+            seconds(each["compute"]),
+            seconds(each["bandwidth"] + each["latency"] - each["hidden"]),
+            memory(each["bytes"]),
+            memory(each["memory"]["total"]),
+        )
+        for each in estimates
+    ]
+    marked = tuple(i for i, each in enumerate(estimates) if fastest[each["ranks"]] is each)
+    figures = [
+        _by_ranks("Time of an epoch by ranks", estimates, "seconds", 1.0, "s an epoch"),
+        _by_ranks("Received by a rank", estimates, "bytes", 1e6, "MB an epoch"),
+    ]
+    versions = [(f"version of {k}", str(v)) for k, v in value.get("versions", {}).items()]
+    link = machine["link"]
+    about = [
+        ("machine", str(machine["name"])),
+        ("latency of a message", seconds(link["alpha"])),
+        ("bandwidth", f"{1e-9 / link['beta']:.3g} GB/s"),
+        ("matrix products of a rank", f"{machine['flops'] / 1e9:,.4g} GFLOP/s"),
+        ("sparse products of a rank", f"{machine['spmm_bytes'] / 1e9:,.3g} GB/s"),
+        *versions,
+    ]
+    return Chapter(
+        kind="Plan, by formulas",
+        title="One graph on many ranks",
+        lead=f"{problem['model'].upper()} of widths {widths} on {problem['nodes']:,} nodes and "
+        f"{problem['edges']:,} nonzeros: what an epoch would cost, by formulas; nothing was run.",
+        parts=[
+            Part(
+                title="Grids",
+                blocks=[
+                    Facts(facts=facts),
+                    *(figure for figure in figures if figure is not None),
+                    Table(
+                        caption="Every grid; the fastest for each number of ranks stands out",
+                        headings=(
+                            *("ranks", "grid", "epoch", "compute", "messages"),
+                            *("received a rank", "memory a rank"),
+                        ),
+                        rows=rows,
+                        marked=marked,
+                        folded=len(rows) > 40,
+                    ),
+                ],
+            ),
+            Part(
+                title="To do it again",
+                blocks=[
+                    Code(caption="Command", text=str(value["command"])),
+                    Table(caption="Assumed of the machine", headings=("what", "value"), rows=about),
+                ],
+            ),
+        ],
+    )
+
+
+def _by_ranks(
+    title: str, estimates: list[Mapping[str, Any]], name: str, scale: float, y: str
+) -> Figure | None:
+    """The least of each family of grids."""
+    lines: dict[str, dict[float, float]] = {}
+    for each in estimates:
+        line = lines.setdefault(str(each["grid"]["name"]), {})
+        value = each[name] / scale
+        line[each["ranks"]] = min(value, line.get(each["ranks"], value))
+    series = {family: sorted(line.items()) for family, line in lines.items()}
+    return curves(title, series, x="ranks", y=y, x_log=True, y_log=True)
+
+
+def _grid(each: Mapping[str, Any]) -> str:
+    grid = each["grid"]
+    return f"{grid['name']} c={grid['layers']}" if grid["name"] == "1.5d" else str(grid["name"])

@@ -1,0 +1,144 @@
+"""A study as a chapter: its tables, its sentences and its plots, as its folder has them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from weft.errors import DataError
+from weft.report.numbers import plain
+from weft.report.page import Block, Chapter, Code, Figure, Part, Picture, Table, Words
+from weft.report.svg import inlined
+from weft.studies import RESULTS
+
+__all__ = ["is_study", "study_chapter"]
+
+TABLES = "results.md"
+# Larger drawings would make a page that no browser likes.
+_MOST_BYTES = 4_000_000
+
+
+def is_study(folder: Path) -> bool:
+    """Whether `folder` is one that `weft study` makes."""
+    return (folder / RESULTS).is_file()
+
+
+def study_chapter(folder: Path) -> Chapter:
+    """The study in `folder`; one that is not finished says so.
+
+    Raises:
+        DataError: results.json is damaged.
+    """
+    try:
+        values = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+        schema, command = str(values["schema"]), str(values["command"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{folder / RESULTS} is damaged ({error!r}); no page can be made") from None
+    try:
+        text = (folder / TABLES).read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    title, intro, sections = _read_tables(text)
+    parts = [Part(title=heading, blocks=blocks) for heading, blocks in sections]
+    pictures, refused = _pictures(folder)
+    if pictures:
+        words: list[Block] = [Words(words=["The numbers are in the tables above."])]
+        parts.append(Part(title="Plots", blocks=[*words, *pictures]))
+    notes = list(refused)
+    if not text:
+        notes.append(f"The study has not come to its end: {TABLES} is not there yet.")
+    if notes:
+        parts.insert(0, Part(title="To be said first", blocks=[Words(words=notes)]))
+    parts.append(_again(values, command))
+    return Chapter(
+        kind="Study",
+        title=title or schema,
+        lead=intro or "Measured on this machine, beside what was published.",
+        parts=parts,
+    )
+
+
+def _again(values: Mapping[str, Any], command: str) -> Part:
+    rows = [("begun", str(values.get("created", "–")))]
+    for name in ("machine", "versions"):
+        about = values.get(name)
+        if isinstance(about, Mapping):
+            rows += [(f"{name}: {key}", plain(value)) for key, value in about.items()]
+    return Part(
+        title="To do it again",
+        blocks=[
+            Code(caption="Command", text=command),
+            Table(caption="Machine and versions", headings=("what", "value"), rows=rows),
+        ],
+    )
+
+
+def _read_tables(text: str) -> tuple[str, str, list[tuple[str, list[Block]]]]:
+    """Title, method, and the sections of the Markdown that `write_markdown` writes."""
+    title, intro = "", ""
+    sections: list[tuple[str, list[Block]]] = []
+    rows: list[tuple[str, ...]] = []
+
+    def end_table() -> None:
+        if len(rows) > 1 and sections:
+            headings, width = rows[0], len(rows[0])
+            cells = [(*row, *[""] * width)[:width] for row in rows[2:]]
+            heading = sections[-1][0]
+            folded = len(cells) > 40
+            sections[-1][1].append(
+                Table(
+                    caption=heading,
+                    headings=headings,
+                    rows=cells,
+                    folded=folded,
+                    titled=not folded,
+                )
+            )
+        rows.clear()
+
+    for line in text.splitlines():
+        if line.startswith("|"):
+            rows.append(tuple(cell.strip() for cell in line.strip().strip("|").split("|")))
+            continue
+        end_table()
+        if line.startswith("# "):
+            title = line[2:].strip()
+        elif line.startswith("## "):
+            sections.append((line[3:].strip(), []))
+        elif line.startswith(("![", "    ")) or not line.strip():
+            continue
+        elif sections:
+            sections[-1][1].append(Words(words=[line.strip()]))
+        else:
+            # The last paragraph before the tables says how it was measured.
+            intro = line.strip()
+    end_table()
+    return title, intro, [(heading, blocks) for heading, blocks in sections if blocks]
+
+
+def _pictures(folder: Path) -> tuple[list[Block], list[str]]:
+    found: list[Block] = []
+    refused = []
+    for path in sorted([*folder.glob("*.svg"), *folder.glob("*.png")]):
+        title = path.stem.replace("_", " ").capitalize()
+        try:
+            if path.stat().st_size > _MOST_BYTES:
+                raise DataError(f"it is larger than {_MOST_BYTES:,} bytes")
+            if path.suffix == ".png":
+                data = base64.b64encode(path.read_bytes()).decode()
+                found.append(Picture(title=title, data=data))
+                continue
+            words = f"A plot of the study: {title}; its numbers are in the tables."
+            svg = inlined(path.read_text(encoding="utf-8"), title=title, description=words)
+            found.append(Figure(title=title, svg=svg, table=None, wide=_is_wide(svg)))
+        except (OSError, ValueError) as error:
+            refused.append(f"The plot {path.name} is left out: {error}.")
+    return found, refused
+
+
+def _is_wide(svg: str) -> bool:
+    _, _, width, height = map(float, svg.partition('viewBox="')[2].partition('"')[0].split())
+    return width > 2 * height

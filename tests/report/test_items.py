@@ -1,0 +1,240 @@
+"""Runs, plans and studies as pages: what they say, and what damage does not stop them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from sound_pages import Looked, assert_is_sound
+
+from weft.errors import DataError
+from weft.parallel.cost import Problem, estimate
+from weft.parallel.grid import grids_for
+from weft.parallel.machine import NETWORKS, Machine
+from weft.parallel.method import Method
+from weft.report import Claim, page_path, write_four_papers, write_page
+
+
+def page_on(*items: Path, out: Path) -> Looked:
+    return assert_is_sound(write_page(items, out).read_text(encoding="utf-8"))
+
+
+def test_a_run(run, tmp_path, awkward) -> None:
+    page = page_on(run, out=tmp_path / "page.html")
+    assert f"SchNet on {awkward}, to predict u0 in eV: finished after 3 epochs" in page.words
+    for words in ("test MAE", "61 s", "Learning rate", "batching.policy", "packed", "torch"):
+        assert words in page.words
+    assert len(page.all("svg")) == len(page.all("figure")) - 1
+    again = tmp_path / "again.html"
+    write_page([run], again)
+    assert again.read_bytes() == (tmp_path / "page.html").read_bytes()
+
+
+def test_a_run_under_way_or_damaged_still_gives_a_page(run, tmp_path) -> None:
+    (run / "summary.json").unlink()
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 40, "lo')
+    page = page_on(run, out=tmp_path / "page.html")
+    assert "not finished, so far to epoch 3, step 30" in page.words
+    assert "The last line of metrics.jsonl is not finished" in page.words
+    text = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(f"\0\n[1]\n{text}\n")
+    (run / "plan.json").write_text("{")
+    (run / "spy.json").write_text('{"orders": [{"order": 1}]}')
+    (run / "summary.json").write_text('{"counts": 3, "compilation": [], "communication": "x"}')
+    page = page_on(run, out=tmp_path / "page.html")
+    assert "plan.json cannot be read" in page.words
+    assert "lines of metrics.jsonl cannot be read and are left out, the first is line 1" in (
+        page.words
+    )
+
+
+def test_a_run_that_has_logged_nothing(run, tmp_path) -> None:
+    (run / "metrics.jsonl").unlink()
+    (run / "summary.json").unlink()
+    page = page_on(run, out=tmp_path / "page.html")
+    assert "not finished" in page.words
+    assert page.all("svg") == []
+
+
+def test_values_that_are_not_finite(run, tmp_path) -> None:
+    rows = [{"step": 1, "epoch": 1, "seconds": 1, "loss": None, "lr": 0.0}]
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    assert "Learning rate" in page_on(run, out=tmp_path / "page.html").words
+
+
+def test_what_a_run_of_ranks_and_of_supergraphs_says(make_run, tmp_path) -> None:
+    kinds = {"all_reduce": 92256.0, "all_to_all": 62496.0}
+    communication = {
+        "bytes": kinds,
+        "predicted_bytes": kinds,
+        "seconds": {"communication": 0.03, "compute": 0.01},
+        "peak": 3e7,
+        "predicted": 1e7,
+    }
+    compilation = {
+        "mode": "static",
+        "compilations": 2,
+        "recompiles": 1,
+        "compile_seconds": 12.5,
+        "causes": ["first call", "nodes 10 -> <12>"],
+        "graph_breaks": [],
+        "eager_calls": 0,
+    }
+    folder = make_run(
+        tmp_path / "ranks",
+        communication=communication,
+        compilation=compilation,
+        grid="1d",
+        ranks=2,
+        fill={"node_fill": 0.966, "edge_fill": 0.77, "distinct_shapes": 1},
+        batching_share=0.01,
+    )
+    counts = [[1, 0], [0, 2]]
+    orders = [
+        {"order": name, "bandwidth": width, "near": [0.5, 1.0], "counts": counts}
+        for name, width in (("order of the text", 1542), ("rcm order", 148))
+    ]
+    spy = {"graphs": 9, "nodes": 2000, "edges": 7000, "distances": [8, 512], "orders": orders}
+    (folder / "spy.json").write_text(json.dumps(spy))
+    page = page_on(folder, out=tmp_path / "page.html")
+    for words in (
+        "What the formulas predict is what was recorded, to the byte.",
+        "1d on 2 ranks",
+        "75.0%",
+        "96.6%",
+        "12.5 s",
+        "nodes 10 -> <12>",
+        "order of the text: bandwidth 1,542",
+    ):
+        assert words in page.words
+
+
+def test_runs_side_by_side(make_run, tmp_path) -> None:
+    slow = make_run(tmp_path / "slow", rate=1e-3)
+    fast = make_run(tmp_path / "fast", rate=1e-2, epochs=4)
+    page = page_on(slow, fast, out=tmp_path / "page.html")
+    assert "2 runs compared" in page.words
+    assert "Settings that are not the same in all" in page.words
+    assert page.words.index("Side by side") < page.words.index("What was different")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    # exp(-0.01 * 40) * 2, the lower error.
+    assert "<strong>1.341</strong>" in text
+    assert "<strong>1.941</strong>" not in text
+
+
+def test_runs_of_one_name_are_told_apart(make_run, tmp_path) -> None:
+    runs = [make_run(tmp_path / place / "run") for place in ("a", "b")]
+    page = page_on(*runs, out=tmp_path / "page.html")
+    assert "a/run" in page.words
+    assert "Their settings are the same." in page.words
+
+
+def test_a_plan(plan, tmp_path) -> None:
+    page = page_on(plan, out=tmp_path / "page.html")
+    for words in (
+        "Compiling costs 3 s & saves less.",
+        "out of memory",
+        "not tried: no time was left",
+        "weft train molecules --plan",
+        "2.86×",
+        "900 µs – 1.2 ms",
+        "a <fast> one",
+    ):
+        assert words in page.words
+    assert len(page.all("svg")) == 2
+
+
+def test_a_plan_inside_a_run(run, plan, tmp_path) -> None:
+    shutil.copy(plan, run / "plan.json")
+    page = page_on(run, out=tmp_path / "page.html")
+    assert "Plan: candidates" in page.words
+    assert "Plan: choice" in page.words
+
+
+def test_a_plan_by_formulas(tmp_path) -> None:
+    problem = Problem(nodes=1000, edges=9000, widths=(32, 16, 4))
+    machine = Machine(name="ethernet-10", link=NETWORKS["ethernet-10"])
+    estimates = [
+        estimate(problem, grid, Method(), machine).to_json()
+        for ranks in (4, 8, 16)
+        for grid in grids_for(ranks)
+    ]
+    link = {"alpha": machine.link.alpha, "beta": machine.link.beta}
+    value = {
+        "schema": "weft plan 1",
+        "command": "weft plan full-graph --nodes 1000",
+        "problem": {"nodes": 1000, "edges": 9000, "widths": [32, 16, 4], "model": "gcn"},
+        "machine": {
+            "name": "<here>",
+            "link": link,
+            "flops": machine.flops,
+            "spmm_bytes": machine.spmm_bytes,
+        },
+        "estimates": estimates,
+    }
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(value))
+    page = page_on(path, out=tmp_path / "page.html")
+    assert "GCN of widths 32-16-4 on 1,000 nodes and 9,000 nonzeros" in page.words
+    assert len(page.all("svg")) == 2
+    path.write_text(json.dumps({**value, "estimates": [{}]}))
+    with pytest.raises(DataError, match="its fields are not those of one"):
+        write_page([path], tmp_path / "other.html")
+    assert not (tmp_path / "other.html").exists()
+
+
+def test_a_study(study, tmp_path) -> None:
+    page = page_on(study, out=tmp_path / "page.html")
+    for words in ("Study of <nothing>", "dynamic <old>", "Packed is fastest; published: 1.4."):
+        assert words in page.words
+    assert len(page.all("svg")) == 1
+    assert page.all("img")[0]["src"].startswith("data:image/png;base64,")
+    drawing = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "#1f77b4" not in drawing
+    (study / "time.svg").write_text('<svg viewBox="0 0 1 1"><script>1</script></svg>')
+    (study / "results.md").unlink()
+    page = page_on(study, out=tmp_path / "page.html")
+    assert "The plot time.svg is left out: it runs or fetches something" in page.words
+    assert "has not come to its end" in page.words
+
+
+def test_papers(study, tmp_path) -> None:
+    claims = [
+        Claim(
+            paper=paper,
+            claim="Packing <pays>",
+            published="2.7×",
+            measured=f"{place}.5×",
+            command="weft study batching --quick",
+            holds=(True, False, None)[place],
+        )
+        for place, paper in enumerate(["Speckhard (2025)", "Balog (2019)", "Speckhard (2025)"])
+    ]
+    path = tmp_path / "papers.html"
+    assert write_four_papers(claims, [study], path, missing={"all": "no <data>"}) == path
+    page = assert_is_sound(path.read_text(encoding="utf-8"))
+    for words in ("holds", "does not hold", "cannot be told", "no <data>", "Packing <pays>"):
+        assert words in page.words
+    assert page.words.count("Claims of Speckhard (2025)") == 1
+
+
+def test_where_pages_go(run, plan, study) -> None:
+    assert page_path([run]) == run / "report.html"
+    assert page_path([plan]) == plan.parent / "report.html"
+    assert page_path([run, study]) == Path("report.html")
+
+
+def test_what_is_none_of_these(tmp_path) -> None:
+    (tmp_path / "notes.json").write_text("{}")
+    for item in (tmp_path, tmp_path / "notes.json"):
+        with pytest.raises(DataError, match=r"neither a run .* a study .* nor a plan"):
+            write_page([item], tmp_path / "page.html")
+    with pytest.raises(DataError, match="does not exist"):
+        write_page([tmp_path / "nothing"], tmp_path / "page.html")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(DataError, match=r"config.json is damaged"):
+        write_page([tmp_path], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()

@@ -1,0 +1,140 @@
+"""The page itself: escaping, soundness, the same page for the same content."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from sound_pages import assert_is_sound
+
+from weft.errors import DataError
+from weft.report import Chapter, Page, Part, Table, render, write_html
+from weft.report.figures import curves, grouped_bars, intervals, spy_plots
+from weft.report.page import Code, Facts, Figure, Words
+from weft.report.svg import inlined
+
+NASTY = "<script>alert('&\"')</script>"
+
+
+def chapter(title: str, *figures: Figure | None) -> Chapter:
+    table = Table(caption=NASTY, headings=(NASTY, "n"), rows=[(NASTY, "1"), ("b", "2")])
+    return Chapter(
+        kind="Run",
+        title=title,
+        lead=NASTY,
+        parts=[
+            Part(
+                title=NASTY,
+                blocks=[
+                    Facts(facts=[(NASTY, NASTY, NASTY)]),
+                    Words(words=[NASTY, NASTY], points=True),
+                    Code(caption=NASTY, text=NASTY),
+                    table,
+                    *(figure for figure in figures if figure is not None),
+                ],
+            )
+        ],
+    )
+
+
+def test_what_a_user_wrote_is_text_everywhere() -> None:
+    line = curves(NASTY, {NASTY: [(1, 2), (2, 4)], "&b": [(1, 3)]}, x=NASTY, y=NASTY)
+    bars = intervals(NASTY, [(NASTY, 1.0, 0.5, 2.0), ("&", 2.0, 2.0, 2.0)], x=NASTY, marked=0)
+    groups = grouped_bars(NASTY, [NASTY, "b"], {NASTY: [1, 2]}, y=NASTY, note=NASTY)
+    text = render(Page(title="", chapters=[chapter(NASTY, line, bars, groups)]))
+    page = assert_is_sound(text)
+    assert page.words.count(NASTY) > 20
+
+
+def test_several_chapters_have_headings_in_order_and_names_of_their_own() -> None:
+    figure = curves("Loss", {"a": [(1, 2), (2, 4)]}, x="step", y="loss")
+    other = curves("Loss", {"a": [(1, 2), (2, 5)]}, x="step", y="loss")
+    page = Page(title="Two", chapters=[chapter("one", figure), chapter("two", other)])
+    assert_is_sound(render(page))
+    assert render(page) == render(page)
+
+
+def test_figures_have_their_numbers_in_a_table() -> None:
+    figure = curves("Loss", {"a": [(1, 0.5), (2, 0.25)], "b": [(2, 8.0)]}, x="step", y="loss")
+    assert figure is not None
+    assert figure.table is not None
+    assert figure.table.rows == [("1", "0.5", "–"), ("2", "0.25", "8")]
+    assert figure.table.numeric == [True, True, True]
+    # Text is text, in the page's own colours, and there is no date.
+    assert ">loss</text>" in figure.svg
+    assert "currentColor" in figure.svg
+    assert "var(--c2)" in figure.svg
+    assert "#0a0b" not in figure.svg
+    assert "#010203" not in figure.svg
+    assert "<metadata" not in figure.svg
+
+
+def test_which_columns_are_numbers() -> None:
+    columns = {
+        True: [("1", "2.5"), ("–", "1,200 s"), ("60.4% (78.1)", ""), ("4.4e-16", "-3"), ("+1", "")],
+        False: [("1d", "1.5d(c=2)"), ("–", "–"), ("2026-11-16T00:00", ""), ("1", "real")],
+    }
+    for numeric, cells in columns.items():
+        for cell in cells:
+            rows = [("a", text) for text in cell]
+            table = Table(caption="", headings=("name", "value"), rows=rows)
+            assert table.numeric == [False, numeric], cell
+
+
+def test_a_long_curve_is_drawn_as_means_and_the_table_has_those() -> None:
+    points = [(float(x), float(x % 2)) for x in range(1, 1201)]
+    figure = curves("Loss", {"a": points}, x="step", y="loss")
+    assert figure is not None
+    assert figure.table is not None
+    assert len(figure.table.rows) == 120
+    assert {row[1] for row in figure.table.rows} == {"0.5"}
+    assert figure.table.rows[-1][0] == "1,200"
+
+
+def test_nothing_to_draw_gives_no_figure() -> None:
+    assert curves("Loss", {"a": [], "b": [(1, float("nan"))]}, x="step", y="loss") is None
+
+
+def test_a_matrix_is_drawn_in_shades() -> None:
+    counts = np.zeros((96, 96), dtype=int)
+    counts[3, 4:9], counts[50, 50] = 1, 100
+    table = Table(caption="near", headings=("nodes", "share"), rows=[("8", "90%")])
+    figure = spy_plots("Edges", {"before": counts, "after": counts.T}, table, "")
+    assert_is_sound(render(Page(title="", chapters=[chapter("spy", figure)])))
+    assert figure.svg.count("var(--c1)") == 4
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "<script>1</script>",
+        '<image xlink:href="http://example.org/a.png"/>',
+        '<rect onclick="x()"/>',
+        '<a href="javascript:x()"/>',
+        "<style>@import 'x'</style>",
+        '<rect style="fill: url(http://example.org/#a)"/>',
+        "<foreignObject/>",
+    ],
+)
+def test_drawings_that_run_or_fetch_something_are_refused(inside: str) -> None:
+    text = f'<svg viewBox="0 0 1 1">{inside}</svg>'
+    with pytest.raises(DataError, match="runs or fetches"):
+        inlined(text, title="t", description="d")
+
+
+@pytest.mark.parametrize("text", ["", "<svg viewBox='0 0 1 1'>", "<svg><rect/></svg>"])
+def test_what_is_no_drawing_is_refused(text: str) -> None:
+    with pytest.raises(DataError, match="no drawing"):
+        inlined(text, title="t", description="d")
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    page = Page(title="", chapters=[chapter("one")])
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(DataError, match=r"jinja2.*pip install 'weft\[report\]'"):
+        write_html(page, tmp_path / "page.html")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(DataError, match=r"matplotlib.*pip install 'weft\[report\]'"):
+        curves("Loss", {"a": [(1, 2)]}, x="step", y="loss")
+    assert list(tmp_path.iterdir()) == []
