@@ -140,6 +140,21 @@ def test_a_compiler_that_is_not_done_in_time_says_nothing_about_compiling():
     assert "whether compiling pays is not known" in words
 
 
+def test_what_is_slow_to_get_ready_says_nothing_about_compiling(monkeypatch):
+    def waves() -> Generator[Sequence[Candidate], Sequence[Measured], None]:
+        yield policies("fast", compile="eager")
+        monkeypatch.setattr(racing, "_START_SECONDS", 0.5)
+        monkeypatch.setattr(racing, "_MOST_PATIENCE_SECONDS", 0.5)
+        yield policies("sleeps before", compile="static")
+
+    plan = search(
+        Sleeper({"fast": 0.01, "sleeps before": 0.01}), waves(), total_units=100, seconds=BUDGET
+    )
+    assert plan.measured[1].outcome.startswith("unfinished: ")
+    assert "of getting ready" in plan.measured[1].outcome
+    assert not any("do not compile" in each for each in plan.reasons)
+
+
 def test_one_disturbed_turn_is_forgiven():
     # Its first turn is twice as long as the other's, and then some.
     times = {"fast": 0.01, "disturbed": 0.006}

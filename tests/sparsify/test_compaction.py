@@ -59,6 +59,28 @@ def test_functions_in_place() -> None:
     torch.testing.assert_close(small(x), model(x))
 
 
+class AlwaysDropping(nn.Module):
+    """Samples its outputs by dropout, in evaluation too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 64), nn.Linear(64, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.second(nn.functional.dropout(self.first(x).relu(), 0.5))
+        return y
+
+
+def test_units_that_are_dropped_at_random_are_no_constants() -> None:
+    model = AlwaysDropping()
+    with torch.no_grad():
+        model.first.weight.zero_()
+    small, table = compact(model)
+    assert table == ()
+    x = torch.ones(20, 4)
+    assert small(x).unique().numel() > 1
+
+
 def test_the_papers_link_network_keeps_a_dozen_units() -> None:
     torch.manual_seed(0)
     model = FNN((16, 128, 1))

@@ -175,6 +175,7 @@ def test_a_layer_that_would_be_empty_is_named() -> None:
         ({"rho": 0.0}, r"rho is 0\.0; it must be above 0"),
         ({"length": 1}, "length is 1; it must be at least 2"),
         ({"epochs": 0}, "epochs is 0; it must be at least 1"),
+        ({"death": 0.0}, r"death is 0\.0; it must be above 0"),
         ({"learning_rate": float("nan")}, "learning_rate is nan"),
         ({"hidden": (8, 0)}, r"hidden widths are \(8, 0\)"),
         ({"keep": 0.0}, r"keep is 0\.0; it is a fraction above 0"),

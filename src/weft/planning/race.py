@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from weft.errors import DataError
 from weft.planning.candidate import Candidate
@@ -278,9 +279,11 @@ class Race:
 
     def stop(self) -> None:
         """End all processes, whatever has happened."""
-        for each in self.entrants:
-            if each.worker is not None:
-                each.leave(each.outcome)
+        # Each of them, even if Ctrl-C comes a second time.
+        with ExitStack() as stack:
+            for each in self.entrants:
+                if each.worker is not None:
+                    stack.callback(each.leave, each.outcome)
 
 
 def _is_usable(entrant: Entrant) -> bool:

@@ -133,6 +133,9 @@ def _is_elementwise(model: nn.Module, node: fx.Node) -> bool:
         return False
     if node.op == "call_module":
         return isinstance(model.get_submodule(str(node.target)), _MODULES)
+    if node.target is functional.dropout:
+        # In evaluation too unless it is told: then no unit is constant.
+        return not node.kwargs.get("training", node.args[2] if len(node.args) > 2 else True)
     if node.op == "call_function":
         return node.target in _FUNCTIONS
     return node.op == "call_method" and node.target in _METHODS
