@@ -155,7 +155,7 @@ def test_the_report(results, tmp_path):
     scores, costs, epochs = sections[:3]
     assert [row[0] for row in scores.rows] == ["0 (dense)", "0.5", "0.75"]
     assert "±" in scores.rows[0][1]
-    assert "At 0.75, points from dense on the same input: SLR " in scores.says[0]
+    assert "At 0.75, points from dense on the same input: pruned once " in scores.says[0]
     assert {"training FLOPs", "training time, masks"} < set(costs.headings)
     assert "save nothing" in costs.says[0]
     assert [row[0] for row in epochs.rows] == ["1", "2", "3", "4"]

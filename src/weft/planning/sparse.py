@@ -137,7 +137,11 @@ class NodesRecipe(_SparseRecipe):
         self._epoch_steps = -(-self._rows // config.batch_size) if self._linear else 1
         work = NodesWork(prepared=prepared, update_every=_every(config, self._steps))
         inputs = prepared.inputs
-        own = {"x": inputs} if isinstance(inputs, Tensor) else {"senders": inputs.senders}
+        own = (
+            {"x": inputs}
+            if isinstance(inputs, Tensor)
+            else {"senders": inputs.senders, "receivers": inputs.receivers, **inputs.nodes}
+        )
         tensors = {"y": prepared.y, "train": train, **own}
         data = content_of_arrays({name: tensor.numpy() for name, tensor in tensors.items()})
         super().__init__("nodes", config, work, data)
