@@ -14,7 +14,7 @@ from temporal_graphs import grouped
 from weft.errors import DataError
 from weft.graphs import Graph, GraphBatch
 from weft.models import FNN, GCN
-from weft.sources import planetoid
+from weft.sources import planetoid, planted_partition
 from weft.training import Run
 from weft.training.nodes import NodesConfig, TrainedNodes, node_split, prepare_nodes, train_nodes
 
@@ -112,6 +112,12 @@ def test_the_random_split_is_clean() -> None:
     assert not np.array_equal(parts["test"], node_split(y, seed=4)["test"])
     with pytest.raises(DataError, match="2 nodes have a class, too few"):
         node_split(np.array([0, 1, -1]))
+
+
+def test_the_split_is_not_the_shuffle_of_a_graph_from_the_same_seed() -> None:
+    y = planted_partition(500, 5, mean_degree=2, homophily=0.5, num_features=1, seed=7).nodes["y"]
+    for nodes in node_split(y, seed=7).values():
+        assert np.bincount(y[nodes], minlength=5).min() > 0.1 * len(nodes)
 
 
 def test_a_run_is_resumed_with_the_same_settings_only(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ KIND = "nodes"
 ModelName = Literal["fnn", "gcn"]
 SplitName = Literal["random", "public"]
 _PARTS = ("train", "validation", "test")
+_SPLIT = 60_20_20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +195,10 @@ def node_split(y: Array, *, seed: int = 0) -> dict[str, Array]:
     Raises:
         DataError: too few nodes have a class.
     """
-    order = np.random.default_rng(seed).permutation(np.flatnonzero(y >= 0))
+    # A stream of its own: a generated graph whose classes were shuffled by the same seed would be
+    # cut along its classes.
+    rng = np.random.default_rng([seed, _SPLIT])
+    order = rng.permutation(np.flatnonzero(y >= 0))
     first, second = round(0.6 * len(order)), round(0.8 * len(order))
     parts = {"train": order[:first], "validation": order[first:second], "test": order[second:]}
     if not all(len(part) for part in parts.values()):
