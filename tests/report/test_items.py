@@ -65,6 +65,24 @@ def test_values_that_are_not_finite(run, tmp_path) -> None:
     assert "Learning rate" in page_on(run, out=tmp_path / "page.html").words
 
 
+def test_names_are_no_formulas_and_nothing_may_be_zero(make_run, tmp_path) -> None:
+    runs = [make_run(tmp_path / name) for name in ("a$\\oops$", "b")]
+    for run in runs:
+        row = {"step": 1, "epoch": 1, "seconds": 1, "graphs_per_second": 0.0, "train_loss": 1.0}
+        (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    page = page_on(*runs, out=tmp_path / "page.html")
+    assert "a$\\oops$" in page.words
+
+
+def test_a_run_of_python_m_weft_can_be_done_again(run, tmp_path) -> None:
+    config = json.loads((run / "config.json").read_text())
+    config["sessions"][0]["command"] = ["__main__.py", "train", "nodes"]
+    (run / "config.json").write_text(json.dumps(config))
+    page = page_on(run, out=tmp_path / "page.html")
+    assert "python -m weft train nodes" in page.words
+    assert "nodes a second" in page.words
+
+
 def test_what_a_run_of_ranks_and_of_supergraphs_says(make_run, tmp_path) -> None:
     kinds = {"all_reduce": 92256.0, "all_to_all": 62496.0}
     communication = {
@@ -123,6 +141,18 @@ def test_runs_side_by_side(make_run, tmp_path) -> None:
     # exp(-0.01 * 40) * 2, the lower error.
     assert "<strong>1.341</strong>" in text
     assert "<strong>1.941</strong>" not in text
+
+
+def test_what_only_rounding_tells_apart_is_not_better_and_ranks_are_a_difference(
+    make_run, tmp_path
+) -> None:
+    runs = [
+        make_run(tmp_path / f"on-{ranks}", ranks=ranks, test_mae=0.1 + ranks * 1e-15)
+        for ranks in (2, 4)
+    ]
+    page = page_on(*runs, out=tmp_path / "page.html")
+    assert page.all("strong") == []
+    assert "ranks 2 4" in " ".join(page.words.split())
 
 
 def test_runs_of_one_name_are_told_apart(make_run, tmp_path) -> None:

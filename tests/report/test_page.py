@@ -68,6 +68,7 @@ def test_figures_have_their_numbers_in_a_table() -> None:
     assert "#0a0b" not in figure.svg
     assert "#010203" not in figure.svg
     assert "<metadata" not in figure.svg
+    assert "<style" not in figure.svg
 
 
 def test_which_columns_are_numbers() -> None:
@@ -115,6 +116,8 @@ def test_a_matrix_is_drawn_in_shades() -> None:
         "<style>@import 'x'</style>",
         '<rect style="fill: url(http://example.org/#a)"/>',
         "<foreignObject/>",
+        "<style>* { color: red }",
+        '</svg><meta http-equiv="refresh" content="0; example.org"><svg>',
     ],
 )
 def test_drawings_that_run_or_fetch_something_are_refused(inside: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,11 @@ class All:
     def __call__(self, console: Console) -> int:
         """Run the studies and write the page."""
         check_folder(self.folder)
+        if find_spec("jinja2") is None:
+            # Better known now than after minutes of measuring.
+            raise DataError(
+                "a page needs jinja2, which is not installed: pip install 'weft[report]'"
+            )
         begun = [name for name in _STUDIES if (self.folder / name / RESULTS).exists()]
         if begun and not self.resume:
             raise DataError(

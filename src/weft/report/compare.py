@@ -46,16 +46,17 @@ def _outcomes(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Block]:
     for metric in dict.fromkeys(name for each in scores for name in each):
         values = [each.get(metric) for each in scores]
         there = [value for value in values if value is not None]
-        best = (min if better_when_low(metric) else max)(there)
-        if len(set(there)) > 1:
-            strong += [(len(rows), i + 1) for i, value in enumerate(values) if value == best]
-        rows.append((spoken(metric), *(score_text(metric, value) for value in values)))
-    rates = dict.fromkeys(map(per_second, runs))
+        best = score_text(metric, (min if better_when_low(metric) else max)(there))
+        # By what is shown: rounding makes no run the better one.
+        cells = [score_text(metric, value) for value in values]
+        if len({score_text(metric, value) for value in there}) > 1:
+            strong += [(len(rows), i + 1) for i, cell in enumerate(cells) if cell == best]
+        rows.append((spoken(metric), *cells))
     for label, name, show in (
         ("training time", "seconds", seconds),
         ("epochs", "epochs", number),
         ("best epoch", "best_epoch", number),
-        (" or ".join(rates), "graphs_per_second", number),
+        (_rates(runs), "graphs_per_second", number),
     ):
         if any(name in run.summary for run in runs):
             rows.append((label, *(show(run.summary.get(name)) for run in runs)))
@@ -71,7 +72,12 @@ def _outcomes(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Block]:
 
 
 def _differences(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Block]:
-    configs = [flat(run.config) for run in runs]
+    # A run may go on with other ranks, so that they are no setting of it.
+    shared = ("ranks", "grid")
+    configs = [
+        flat(run.config) | {name: run.summary[name] for name in shared if name in run.summary}
+        for run in runs
+    ]
     rows = []
     for setting in dict.fromkeys(name for config in configs for name in config):
         cells = [plain(config.get(setting)) if setting in config else "–" for config in configs]
@@ -92,8 +98,9 @@ def _differences(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Block]
 def _curves(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Block]:
     blocks: list[Block] = []
     found = dict.fromkeys(name for run in runs for name in run.names())
+    units = {"train_loss": "loss", "graphs_per_second": _rates(runs)}
     for metric in found:
-        if metric not in _DRAWN and not metric.startswith("validation_"):
+        if metric not in units and not metric.startswith("validation_"):
             continue
         if sum(metric in run.names() for run in runs) < 2:
             # Nothing to lay over one another; it is in the run's own chapter.
@@ -106,7 +113,7 @@ def _curves(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Block]:
                 f"{_title(metric)} by {by}",
                 lines,
                 x=by if by == "epoch" else "s since the start",
-                y=_DRAWN.get(metric, spoken(metric)),
+                y=units.get(metric, spoken(metric)),
                 y_log=better_when_low(metric),
                 from_zero=metric == "graphs_per_second",
             )
@@ -122,4 +129,5 @@ def _title(metric: str) -> str:
     return words[0].upper() + words[1:]
 
 
-_DRAWN = {"train_loss": "loss", "graphs_per_second": "graphs a second"}
+def _rates(runs: Sequence[RunRecord]) -> str:
+    return " or ".join(dict.fromkeys(map(per_second, runs)))

@@ -69,7 +69,8 @@ def curves(
         _ticks(ax.xaxis, log=x_log, whole=all(place == int(place) for place in places))
         _ticks(ax.yaxis, log=y_log)
         if from_zero and not y_log:
-            ax.set_ylim(0, 1.08 * max(value for points in series.values() for _, value in points))
+            highest = max(value for points in series.values() for _, value in points)
+            ax.set_ylim(0, 1.08 * highest if highest > 0 else 1)
         ax.set_xlabel(x)
         ax.set_ylabel(y)
         ax.grid(True)

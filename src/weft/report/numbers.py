@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 __all__ = ["memory", "number", "percent", "plain", "seconds"]
@@ -11,6 +12,8 @@ def number(value: float | None, digits: int = 4) -> str:
     """`value` with so many digits that count; a dash for nothing."""
     if value is None:
         return "–"
+    if not math.isfinite(value):
+        return str(value)
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     if abs(value) >= 1000:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -177,8 +178,8 @@ def _use(plan: Plan, path: Path) -> list[Block]:
     blocks: list[Block] = []
     words = plan.command.split()
     if words[:2] == ["weft", "plan"] and len(words) > 2:
-        use = f"weft train {words[2]} --plan {path}"
-        blocks.append(Code(caption="Train with it", text=use))
+        use = f"weft train {words[2]} --plan {shlex.quote(str(path))}"
+        blocks.append(Code(caption="Train with it, with the same options", text=use))
     if plan.command:
         blocks.append(Code(caption="Make it again", text=plan.command))
     rows = [("made", plan.created)]

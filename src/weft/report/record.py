@@ -63,10 +63,14 @@ class RunRecord:
     @property
     def commands(self) -> list[str]:
         """One for each session, to be copied."""
-        return [
-            shlex.join(str(word) for word in _list(session.get("command")))
-            for session in self.sessions
-        ]
+        found = []
+        for session in self.sessions:
+            words = [str(word) for word in _list(session.get("command"))]
+            if words[:1] == ["__main__.py"]:
+                # By `python -m weft`, or under torchrun.
+                words[:1] = ["python", "-m", "weft"]
+            found.append(shlex.join(words))
+        return found
 
     def series(self, name: str, by: str = "step") -> Points:
         """A metric by step, epoch or seconds."""

@@ -89,6 +89,7 @@ def per_second(run: RunRecord) -> str:
         "full-graph": "epochs a second",
         "citations": "epochs a second",
         "links": "pairs a second",
+        "nodes": "nodes a second",
     }.get(run.recipe, "graphs a second")
 
 

@@ -51,7 +51,7 @@ def study_chapter(folder: Path) -> Chapter:
     if not text:
         notes.append(f"The study has not come to its end: {TABLES} is not there yet.")
     if notes:
-        parts.insert(0, Part(title="To be said first", blocks=[Words(words=notes)]))
+        parts.insert(0, Part(title="Notes", blocks=[Words(words=notes)]))
     parts.append(_again(values, command))
     return Chapter(
         kind="Study",

@@ -27,6 +27,8 @@ _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, Arial, sans-serif"
 _SETTINGS: dict[str, Any] = {
     # Text stays text: it can be searched, read aloud and copied.
     "svg.fonttype": "none",
+    # Names of runs and metrics are no formulas, whatever their dollar signs.
+    "text.parse_math": False,
     "font.size": 10,
     "text.color": INK,
     "axes.edgecolor": INK,
@@ -53,7 +55,11 @@ _TABLEAU = (
     *("8c564b", "e377c2", "7f7f7f", "bcbd22", "17becf"),
 )
 """Colours that matplotlib takes by itself."""
-_UNSAFE = re.compile(r"<script|<foreignobject|<!entity|\son\w+\s*=|javascript:|@import", re.I)
+_UNSAFE = re.compile(
+    r"<script|<style(?![^<]*</style>)|<foreignobject|<!entity|<(?:meta|base|form|iframe)\b|</svg"
+    r"|\son\w+\s*=|javascript:|@import",
+    re.I,
+)
 _REFERENCE = re.compile(r"(?:href|src)\s*=\s*(['\"])(?!#|data:image/)", re.I)
 _URL = re.compile(r"url\(\s*['\"]?(?!#)", re.I)
 
@@ -109,11 +115,12 @@ def inlined(text: str, *, title: str, description: str) -> str:
         raise DataError("it holds no drawing")
     inner = text[begins.end() : ends]
     inner = re.sub(r"<metadata>.*?</metadata>", "", inner, flags=re.S)
-    # Comments and style sheets of a drawing are not needed; the page's rules say the rest.
     inner = re.sub(r"<!--.*?-->", "", inner, flags=re.S)
     for pattern in (_UNSAFE, _REFERENCE, _URL):
         if pattern.search(inner):
             raise DataError("it runs or fetches something, so it is left out of the page")
+    # A drawing's style sheet would reach the whole page, whose own has the same rules.
+    inner = re.sub(r"<style[^<]*</style>", " ", inner, flags=re.I)
     box = re.search(r'viewBox="([\d. ]+)"', begins.group())
     if box is None:
         raise DataError("it holds no drawing of a known size")
