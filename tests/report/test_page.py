@@ -47,6 +47,15 @@ def test_what_a_user_wrote_is_text_everywhere() -> None:
     assert page.words.count(NASTY) > 20
 
 
+def test_a_name_that_looks_like_an_attribute_is_drawn() -> None:
+    figure = curves(
+        "x on y=1 src='a'", {"a onb=2": [(1, 2), (2, 4)]}, x="javascript: url(b)", y="l"
+    )
+    assert_is_sound(render(Page(title="", chapters=[chapter("one", figure)])))
+    assert figure is not None
+    assert "javascript: url(b)</text>" in figure.svg
+
+
 def test_several_chapters_have_headings_in_order_and_names_of_their_own() -> None:
     figure = curves("Loss", {"a": [(1, 2), (2, 4)]}, x="step", y="loss")
     other = curves("Loss", {"a": [(1, 2), (2, 5)]}, x="step", y="loss")

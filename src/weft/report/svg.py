@@ -100,28 +100,37 @@ def drawn(
         draw(axes[0] if columns == 1 else axes)
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None})
-    return inlined(file.getvalue(), title=title, description=description)
+    return _element(file.getvalue(), title=title, description=description)
 
 
 def inlined(text: str, *, title: str, description: str) -> str:
-    """An SVG file's text as an element of the page.
+    """The text of an SVG file, from wherever it is, as an element of the page.
 
     Raises:
-        DataError: it is no SVG drawing, runs something, or fetches something.
+        DataError: it is no SVG drawing, or has anything in it that could run or fetch something.
     """
+    # By its words alone, which may be harmless: what was drawn here is not asked.
+    for pattern in (_UNSAFE, _REFERENCE, _URL):
+        if pattern.search(_inner(text)):
+            raise DataError("it runs or fetches something, so it is left out of the page")
+    return _element(text, title=title, description=description)
+
+
+def _inner(text: str) -> str:
+    """What is inside the SVG element, without comments."""
     begins = re.search(r"<svg\b[^>]*>", text)
     ends = text.rfind("</svg>")
     if begins is None or ends < begins.end():
         raise DataError("it holds no drawing")
     inner = text[begins.end() : ends]
     inner = re.sub(r"<metadata>.*?</metadata>", "", inner, flags=re.S)
-    inner = re.sub(r"<!--.*?-->", "", inner, flags=re.S)
-    for pattern in (_UNSAFE, _REFERENCE, _URL):
-        if pattern.search(inner):
-            raise DataError("it runs or fetches something, so it is left out of the page")
+    return re.sub(r"<!--.*?-->", "", inner, flags=re.S)
+
+
+def _element(text: str, *, title: str, description: str) -> str:
     # A drawing's style sheet would reach the whole page, whose own has the same rules.
-    inner = re.sub(r"<style[^<]*</style>", " ", inner, flags=re.I)
-    box = re.search(r'viewBox="([\d. ]+)"', begins.group())
+    inner = re.sub(r"<style[^<]*</style>", " ", _inner(text), flags=re.I)
+    box = re.search(r'<svg\b[^>]*viewBox="([\d. ]+)"', text)
     if box is None:
         raise DataError("it holds no drawing of a known size")
     name = FIGURE
