@@ -7,7 +7,18 @@ import json
 from weft.sources import temporal
 
 TINY = [
-    *("--sparsities", "0.75", "--curve-sparsity", "0.75", "--epochs", "4", "--gcn-epochs", "4"),
+    *(
+        "--sparsities",
+        "0.75",
+        "--curve-sparsity",
+        "0.75",
+        "--epochs",
+        "4",
+        "--nodes-epochs",
+        "4",
+        "--gcn-epochs",
+        "4",
+    ),
     *("--repeats", "1", "--edges", "300", "--nodes", "60", "--networks", "6-8-3x4"),
     *("--time-sparsities", "0.9", "--rounds", "1", "--quiet"),
 ]

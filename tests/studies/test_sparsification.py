@@ -32,6 +32,7 @@ TINY = SparsificationStudy(
     sparsities=(0.5,),
     curve_sparsity=0.75,
     epochs=4,
+    nodes_epochs=4,
     gcn_epochs=6,
     repeats=2,
     edges=400,

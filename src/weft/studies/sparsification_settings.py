@@ -62,7 +62,8 @@ class SparsificationStudy:
         curve_sparsity: the one whose scores are shown epoch by epoch.
         links_keep: fraction of the links' embeddings that stays where they are sparse.
         nodes_keep: the same of the nodes' embeddings.
-        epochs: of the trainings on embeddings.
+        epochs: of the trainings on pairs of embeddings.
+        nodes_epochs: of the trainings on embeddings of single nodes, which have fewer steps.
         gcn_epochs: of the GCN's trainings.
         batch_size: of the trainings on embeddings.
         repeats: trainings of each kind, from different seeds.
@@ -81,6 +82,7 @@ class SparsificationStudy:
     links_keep: float = 0.262
     nodes_keep: float = 0.469
     epochs: int = 40
+    nodes_epochs: int = 40
     gcn_epochs: int = 200
     batch_size: int = 128
     repeats: int = 5
@@ -109,6 +111,7 @@ class SparsificationStudy:
         for name, least in (
             # Each phase of SLR needs an epoch.
             ("epochs", 4),
+            ("nodes_epochs", 4),
             ("gcn_epochs", 4),
             ("batch_size", 1),
             ("repeats", 1),
@@ -131,9 +134,11 @@ def quick_sparsification(config: SparsificationStudy) -> SparsificationStudy:
     smaller = SparsificationStudy(
         sparsities=(0.5, 0.75, 0.906, 0.969),
         epochs=16,
+        # Sparse networks begin slowly: fewer steps would show that and nothing else.
+        nodes_epochs=60,
         gcn_epochs=80,
         repeats=3,
-        edges=6_000,
+        edges=5_000,
         nodes=1_500,
         time_sparsities=(0.5, 0.75, 0.875, 0.906, 0.938, 0.969),
         rounds=5,

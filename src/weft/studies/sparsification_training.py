@@ -141,7 +141,7 @@ def prepare_task(
         graph,
         NodesConfig(
             model="fnn" if fnn else "gcn",
-            epochs=config.epochs if fnn else config.gcn_epochs,
+            epochs=config.nodes_epochs if fnn else config.gcn_epochs,
             batch_size=config.batch_size,
             seed=config.seed,
         ),
