@@ -71,7 +71,7 @@ class All:
       weft study all --quick --resume     (after Ctrl-C: what is measured is kept)
 
     Attributes:
-        quick: the quick form of each: about 10 minutes on 2 cores in all.
+        quick: the quick form of each: about 8 minutes on 2 cores in all.
         folder: for the page, and a folder for each study in it.
         resume: go on with the studies in that folder; what is measured there is kept.
         data_dir: the data folder; by default $WEFT_DATA_DIR or the user's cache folder.
