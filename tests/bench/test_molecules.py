@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 from rich.progress import Progress
+from small_qm9 import small_qm9
 
 from weft.bench import (
     BenchResult,
@@ -22,38 +23,18 @@ from weft.bench import (
 )
 from weft.bench.molecules import labelled
 from weft.bench.runner import Entry, run_case
-from weft.graphs import GraphTable, write_table
+from weft.graphs import write_table
 from weft.sources import ATOM_REFERENCES
-from weft.sources.qm9 import QM9_ELEMENTS, QM9_TARGETS, Molecule, molecules_of
+from weft.sources.qm9 import QM9_ELEMENTS
 
 MOLECULES = 40
 LIBRARY = {"torch_geometric": "torch_geometric", "JAX": "haiku", "SchNetPack": "schnetpack"}
 
 
-def small_qm9(count: int = MOLECULES) -> GraphTable:
-    """Random molecules with the columns of QM9, atoms about an Å apart."""
-    rng = np.random.default_rng(0)
-    molecules = []
-    for i in range(count):
-        size = int(rng.integers(2, 7))
-        places = np.arange(size)[:, None] * [1.1, 0.0, 0.0] + rng.uniform(0, 0.1, (size, 3))
-        molecules.append(
-            Molecule(
-                index=i + 1,
-                smiles="C",
-                elements=rng.choice(list(QM9_ELEMENTS), size).tolist(),
-                positions=places.ravel().tolist(),
-                charges=[0.0] * size,
-                targets=rng.normal(size=len(QM9_TARGETS)).tolist(),
-            )
-        )
-    return molecules_of(molecules).table(first=0)
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """A data folder with the random molecules as QM9."""
-    write_table(tmp_path / "data" / "qm9.weft", [small_qm9()])
+    write_table(tmp_path / "data" / "qm9.weft", [small_qm9(MOLECULES)])
     return tmp_path / "data"
 
 
@@ -116,7 +97,7 @@ def test_nothing_to_train_on(data: Path, changes: dict[str, Any], message: str) 
 
 
 def test_the_label_is_a_standardised_atomization_energy() -> None:
-    qm9 = small_qm9()
+    qm9 = small_qm9(MOLECULES)
     table = labelled(qm9)
     y = table.columns["y"].astype(float)
     assert y.mean() == pytest.approx(0, abs=1e-5)

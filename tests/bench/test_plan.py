@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 from rich.console import Console
 from rich.progress import Progress
+from small_qm9 import small_qm9
 
 from weft.bench import PlanBench, bench_plan, print_result
 from weft.bench.plan import full_result, short_result
@@ -18,7 +18,6 @@ from weft.errors import DataError
 from weft.graphs import write_table
 from weft.planning.plan import Measured, Plan
 from weft.planning.recipe import thread_counts
-from weft.sources.qm9 import QM9_ELEMENTS, QM9_TARGETS, Molecule, molecules_of
 
 QUIET = Progress(disable=True)
 MACHINE = {"cpu": "a", "cores": 2, "memory_gib": 8, "gemm_gflop_per_s": 9, "copy_gb_per_s": 9}
@@ -27,22 +26,7 @@ MACHINE = {"cpu": "a", "cores": 2, "memory_gib": 8, "gemm_gflop_per_s": 9, "copy
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """A data folder with some random molecules as QM9."""
-    rng = np.random.default_rng(0)
-    molecules = []
-    for i in range(300):
-        size = int(rng.integers(2, 7))
-        places = np.arange(size)[:, None] * [1.1, 0.0, 0.0] + rng.uniform(0, 0.1, (size, 3))
-        molecules.append(
-            Molecule(
-                index=i + 1,
-                smiles="C",
-                elements=rng.choice(list(QM9_ELEMENTS), size).tolist(),
-                positions=places.ravel().tolist(),
-                charges=[0.0] * size,
-                targets=rng.normal(size=len(QM9_TARGETS)).tolist(),
-            )
-        )
-    write_table(tmp_path / "data" / "qm9.weft", [molecules_of(molecules).table(first=0)])
+    write_table(tmp_path / "data" / "qm9.weft", [small_qm9(300)])
     return tmp_path / "data"
 
 

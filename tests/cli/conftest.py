@@ -13,7 +13,7 @@ from ase.io import write
 
 from weft.cli import main
 from weft.graphs import Graph, write_table
-from weft.sources import planted_partition
+from weft.sources import planted_partition, small_graphs
 
 
 @dataclass(frozen=True)
@@ -111,3 +111,23 @@ def small_molecules(tmp_path: Path) -> Path:
     """A file with some."""
     write(tmp_path / "mols.extxyz", molecules())
     return tmp_path / "mols.extxyz"
+
+
+@pytest.fixture
+def small_qm9(tmp_path: Path) -> Path:
+    """A few made-up molecules in the cache under the name of QM9."""
+    path = tmp_path / "data" / "qm9.weft"
+    path.parent.mkdir(exist_ok=True)
+    none = np.zeros(0, dtype=np.int64)
+    graphs = [
+        Graph(
+            num_nodes=graph.num_nodes,
+            senders=none,
+            receivers=none,
+            nodes=graph.nodes,
+            graph={"u0": np.float64(graph.graph["energy"])},
+        )
+        for graph in small_graphs(24)
+    ]
+    write_table(path, graphs)
+    return path

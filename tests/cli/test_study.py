@@ -4,37 +4,12 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
-import pytest
-
-from weft.graphs import Graph, write_table
-from weft.sources import small_graphs
-
 TINY = [
     *("--models", "schnet", "--batch-sizes", "4", "--policies", "dynamic", "unpadded"),
     *("--structures", "20", "--hidden", "4", "--rounds", "1", "--steps", "1"),
     *("--planned-steps", "10", "--repeats", "2", "--repeat-batch-size", "8"),
     *("--repeat-structures", "16", "--repeat-epochs", "1", "--quiet"),
 ]
-
-
-@pytest.fixture
-def small_qm9(tmp_path):
-    none = np.zeros(0, dtype=np.int64)
-    (tmp_path / "data").mkdir()
-    write_table(
-        tmp_path / "data" / "qm9.weft",
-        [
-            Graph(
-                num_nodes=graph.num_nodes,
-                senders=none,
-                receivers=none,
-                nodes=graph.nodes,
-                graph={"u0": np.float64(graph.graph["energy"])},
-            )
-            for graph in small_graphs(24)
-        ],
-    )
 
 
 def test_print_config(weft, tmp_path):

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from weft.cli import study_all
 from weft.cli.main import parse
-from weft.graphs import Graph, write_table
-from weft.sources import small_graphs
 
 TINY = {
     "dense-hardware": [
@@ -75,23 +72,6 @@ def tiny(tmp_path, monkeypatch):
     monkeypatch.setattr(study_all, "_STUDIES", studies)
 
 
-@pytest.fixture
-def small_qm9(tmp_path):
-    none = np.zeros(0, dtype=np.int64)
-    (tmp_path / "data").mkdir()
-    graphs = [
-        Graph(
-            num_nodes=graph.num_nodes,
-            senders=none,
-            receivers=none,
-            nodes=graph.nodes,
-            graph={"u0": np.float64(graph.graph["energy"])},
-        )
-        for graph in small_graphs(24)
-    ]
-    write_table(tmp_path / "data" / "qm9.weft", graphs)
-
-
 def test_four_studies_on_one_page(weft, mistake, tmp_path, tiny, small_qm9):
     said = weft("study", "all", "--quick", "--quiet")
     assert said.code == 0, said
@@ -104,6 +84,8 @@ def test_four_studies_on_one_page(weft, mistake, tmp_path, tiny, small_qm9):
         assert (tmp_path / "studies" / name / "results.json").exists()
     assert "16 of 16 entries equal to every printed digit" in page
     assert "bytes received equal the formulas" in page
+    assert "RigL against SLR: AUC of links" in page
+    assert "pairs of policies differ" in page
     assert "go on with it (--resume)" in mistake("study", "all", "--quick", "--quiet")
     before = (tmp_path / "studies" / "batching" / "results.json").read_text()
     assert weft("study", "all", "--quick", "--quiet", "--resume").code == 0

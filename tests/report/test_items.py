@@ -246,14 +246,21 @@ def test_papers(study, tmp_path) -> None:
     path = tmp_path / "papers.html"
     assert write_four_papers(claims, [study], path, missing={"all": "no <data>"}) == path
     page = assert_is_sound(path.read_text(encoding="utf-8"))
-    for words in ("holds", "does not hold", "cannot be told", "no <data>", "Packing <pays>"):
+    for words in (
+        "holds",
+        "does not hold",
+        "not claimed",
+        "beyond the papers",
+        "no <data>",
+        "Packing <pays>",
+    ):
         assert words in page.words
     assert page.words.count("Claims of Speckhard (2025)") == 1
 
 
 def test_where_pages_go(run, plan, study) -> None:
     assert page_path([run]) == run / "report.html"
-    assert page_path([plan]) == plan.parent / "report.html"
+    assert page_path([plan]) == plan.parent / "plan.html"
     assert page_path([run, study]) == Path("report.html")
 
 

@@ -25,7 +25,8 @@ class Report:
 
     Attributes:
         items: folders of runs or studies, files of plans.
-        out: the page; by default report.html in the one folder, beside the one plan, or here.
+        out: the page; by default report.html in the one folder, or here for several, and
+            plan.html beside plan.json.
     """
 
     items: tyro.conf.Positional[tuple[Path, ...]]

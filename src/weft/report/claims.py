@@ -12,7 +12,7 @@ from weft.report.study import study_chapter
 
 __all__ = ["Claim", "claims_chapter", "write_four_papers"]
 
-_HOLDS = {True: "holds", False: "does not hold", None: "cannot be told"}
+_HOLDS = {True: "holds", False: "does not hold", None: "not claimed"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Claim:
         published: the paper's figure, as text with its unit.
         measured: ours, as text with its unit.
         command: that measures it.
-        holds: whether it is so here; None where this run cannot tell.
+        holds: whether it is so here; None where the paper leaves it open.
     """
 
     paper: str
@@ -50,11 +50,15 @@ def claims_chapter(
     ordered = sorted(claims, key=lambda claim: order.index(claim.paper))
     papers = [(paper, list(own)) for paper, own in groupby(ordered, lambda claim: claim.paper)]
     held = [claim.holds for claim in claims]
-    known = sum(each is not None for each in held)
-    facts = [("claims", str(len(claims)), f"of {len(papers)} papers")]
+    known = len(held) - held.count(None)
+    facts = [("claims", str(known), f"of {len(papers)} papers")]
     facts += [
-        (words, str(held.count(what)), f"of {known}" if what is not None else "here")
-        for what, words in ((True, "hold here"), (False, "do not hold here"), (None, "untold"))
+        (words, str(held.count(what)), remark)
+        for what, words, remark in (
+            (True, "hold here", f"of {known}"),
+            (False, "do not hold here", f"of {known}"),
+            (None, "beyond the papers", "what they leave open"),
+        )
         if held.count(what)
     ]
     first: list[Block] = [Facts(facts=facts)]

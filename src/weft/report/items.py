@@ -41,10 +41,13 @@ def page_of(items: Sequence[Path]) -> Page:
 
 
 def page_path(items: Sequence[Path]) -> Path:
-    """Where the page of these items goes if nobody says: beside the one, here for several."""
+    """Where the page of these items goes if nobody says: beside the one, here for several.
+
+    A file's page has its name: in a run's folder plan.json gives plan.html, not the run's page.
+    """
     if len(items) != 1:
         return Path(REPORT)
-    return (items[0] if items[0].is_dir() else items[0].parent) / REPORT
+    return items[0] / REPORT if items[0].is_dir() else items[0].with_suffix(".html")
 
 
 def write_page(items: Sequence[Path], path: Path | None = None) -> Path:
@@ -52,7 +55,8 @@ def write_page(items: Sequence[Path], path: Path | None = None) -> Path:
 
     Args:
         items: folders of runs or studies, files or folders of plans.
-        path: the page; by default report.html beside the one item, or here for several.
+        path: the page; by default report.html in the one folder or here for several, plan.html
+            beside plan.json.
 
     Raises:
         DataError: an item is none of these or is damaged, jinja2 or matplotlib is not installed,

@@ -11,7 +11,7 @@ from weft.graphs import Array, GraphTable, table_from_columns
 from weft.layout import ORDERS, BandStatistics, band_statistics
 from weft.sources.text_order import text_order
 
-__all__ = ["BINS", "STUDIED_ORDERS", "OrderFigures", "Spy", "order_figures", "spy", "text_order"]
+__all__ = ["BINS", "STUDIED_ORDERS", "OrderFigures", "Spy", "order_figures", "spy"]
 
 STUDIED_ORDERS = ("random", "text", "degree", "metis", "rcm")
 """`text`: tokens as they come, then the syntax tree, then candidates, as a parser numbers them."""
