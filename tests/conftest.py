@@ -1,12 +1,23 @@
 import os
+import signal
+import socket
 import sys
+import threading
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 # Threads that wait spin by default: beside any other busy process a small step takes ten times as
 # long. Read when torch is loaded, so it is set before any test imports it; children inherit it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# What an example takes is the machine's affair: beside other programs any of them may take long,
+# to be made or to be run.
+hypothesis.settings.register_profile(
+    "steady", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("steady")
 
 # Ranks of the tests outnumber any machine's GPUs, and what is compared are numbers of the CPU.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -18,3 +29,41 @@ def _plain_arithmetic() -> Iterator[None]:
     yield
     if "torch" in sys.modules:
         sys.modules["torch"].set_flush_denormal(False)
+
+
+_signals: list[socket.socket] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "sends_sigint: the test interrupts its own process")
+    if threading.current_thread() is not threading.main_thread():
+        return
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    # Python writes every signal's number there, whoever handles it.
+    signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+    _signals.extend((ours, theirs))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _signals:
+        signal.set_wakeup_fd(-1)
+    while _signals:
+        _signals.pop().close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """Ctrl-C ends the suite also where the training under test has taken it for itself."""
+    done = yield
+    if _signals and _interrupted() and item.get_closest_marker("sends_sigint") is None:
+        raise KeyboardInterrupt
+    return done
+
+
+def _interrupted() -> bool:
+    try:
+        return signal.SIGINT in _signals[0].recv(4096)
+    except BlockingIOError:
+        return False

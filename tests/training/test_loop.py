@@ -262,6 +262,7 @@ def test_gradients_are_clipped() -> None:
     assert (model.weight - before).norm().item() == pytest.approx(0.25, rel=1e-4)
 
 
+@pytest.mark.sends_sigint
 def test_signal_stops_after_the_step_and_handlers_come_back() -> None:
     model = fixed_model()
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
