@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import select
 import shlex
 import signal
 import subprocess
@@ -229,6 +230,35 @@ def test_sigterm_gives_the_command_to_go_on(undisturbed, tmp_path):
     assert "cora: finished" in out
     assert f"going on after step {found[1]} of run[1]" in err
     assert_the_same(tmp_path / "run[1]", undisturbed)
+
+
+def test_a_closed_terminal_leaves_a_checkpoint(undisturbed, tmp_path):
+    screen, terminal = os.openpty()
+    process = subprocess.Popen(
+        ["setsid", "--ctty", sys.executable, "-m", "weft", *recipe("run")],
+        cwd=tmp_path,
+        env={**os.environ, "WEFT_DATA_DIR": str(tmp_path / "data")},
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+    )
+    os.close(terminal)
+    log, end = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 60
+    shown = b""
+    while not (log.exists() and len(read_metrics(log)) >= 5):
+        assert process.poll() is None, shown.decode()
+        assert time.monotonic() < end
+        if select.select([screen], [], [], 0.005)[0]:
+            shown += os.read(screen, 2**16)
+    os.close(screen)
+    assert process.wait(120) == 128 + signal.SIGHUP
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["stopped"] == "interrupted by SIGHUP"
+    assert 5 <= summary["steps"] < 150
+    code, _, err = finish(start(tmp_path, *recipe("run"), "--resume"))
+    assert code == 0, err
+    assert f"going on after step {summary['steps']} of run" in err
+    assert_the_same(tmp_path / "run", undisturbed)
 
 
 def test_killed_at_a_random_moment_it_resumes_to_the_bit(undisturbed, tmp_path):

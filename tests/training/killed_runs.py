@@ -141,10 +141,12 @@ WAYS = {
     "kill in write": kill_in_write,
     "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "SIGINT": lambda: os.kill(os.getpid(), signal.SIGINT),
+    # Twice, as the system and the shell both tell of a terminal that was closed.
+    "SIGHUP": lambda: [os.kill(os.getpid(), signal.SIGHUP) for _ in range(2)],
 }
 # Checkpoints are at steps 3, 6, 9, 12; epochs end at 4, 8, 12.
 PLAN = {
-    "full": [("kill", 5), ("kill in write", 5), ("SIGTERM", 6)],
+    "full": [("kill", 5), ("kill in write", 5), ("SIGTERM", 6), ("SIGHUP", 7)],
     "loader": [
         ("kill", 1),
         ("kill", 4),

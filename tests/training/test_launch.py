@@ -121,17 +121,39 @@ def test_numbers_that_cannot_be(tmp_path, option, value):
         launch(launch_cases.add, (1.0,), **options)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGHUP])
 def test_nothing_is_left_of_a_stopped_launcher(tmp_path, number):
-    child = subprocess.Popen([sys.executable, launch_cases.__file__, str(tmp_path)])
+    command = [sys.executable, launch_cases.__file__, str(tmp_path)]
+    child = subprocess.Popen(command, start_new_session=True)
     try:
         until(lambda: len(list(tmp_path.glob("ready-*"))) == 2)
-        child.send_signal(number)
+        if number == signal.SIGHUP:
+            # As the system does it where a terminal is closed: to all processes at once.
+            os.killpg(child.pid, number)
+        else:
+            child.send_signal(number)
         child.wait(SECONDS)
     finally:
         child.kill()
         child.wait()
     until(lambda: not any(is_alive(pid) for pid in pids(tmp_path)))
-    if number == signal.SIGINT:
-        assert (tmp_path / "said").read_text() == "interrupted by SIGINT"
+    if number != signal.SIGKILL:
+        name = signal.Signals(number).name
+        assert (tmp_path / "said").read_text() == f"interrupted by {name}"
+        assert {path.read_text() for path in tmp_path.glob("stopped-*")} == {name}
     assert len(list(tmp_path.glob("stopped-*"))) == 2
+
+
+def test_under_nohup_a_closed_terminal_is_not_heard(tmp_path):
+    command = ["nohup", sys.executable, launch_cases.__file__, str(tmp_path)]
+    child = subprocess.Popen(command, start_new_session=True)
+    try:
+        until(lambda: len(list(tmp_path.glob("ready-*"))) == 2)
+        os.killpg(child.pid, signal.SIGHUP)
+        child.send_signal(signal.SIGTERM)
+        child.wait(SECONDS)
+    finally:
+        child.kill()
+        child.wait()
+    assert (tmp_path / "said").read_text() == "interrupted by SIGTERM"
+    assert {path.read_text() for path in tmp_path.glob("stopped-*")} == {"SIGTERM"}

@@ -276,6 +276,22 @@ def test_signal_stops_after_the_step_and_handlers_come_back() -> None:
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
+def test_sighup_stays_ignored_where_nohup_has_it_so() -> None:
+    model = fixed_model()
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        os.kill(os.getpid(), signal.SIGHUP)
+        return squared_error(model, batch)
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        result = fit(model, adam(model), [data()], loss, config=quiet())
+        assert (result.steps, result.stopped) == (3, "finished")
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_second_signal_interrupts_at_once() -> None:
     model = fixed_model()
 

@@ -54,15 +54,18 @@ def test_a_signal_waits_until_all_know_of_it():
     before = signal.signal(signal.SIGTERM, lambda number, frame: got.append(number))
     try:
         together = StopTogether()
-        assert together.heard().tolist() == [0.0, 0.0]
+        assert together.heard().tolist() == [0.0, 0.0, 0.0]
         signal.raise_signal(signal.SIGTERM)
         assert got == []
-        together.tell(torch.zeros(2))
+        together.tell(torch.zeros(3))
         assert got == []
         heard = together.heard()
-        assert heard.tolist() == [0.0, 1.0]
+        assert heard.tolist() == [0.0, 1.0, 0.0]
         together.tell(heard)
         assert got == [signal.SIGTERM]
+        # Another rank has heard what this one does not listen to.
+        together.tell(torch.tensor([0.0, 0.0, 1.0]))
+        assert got == [signal.SIGTERM, signal.SIGHUP]
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -31,4 +32,4 @@ def interrupted(result: FitResult, folder: Path, console: Console, *, show: bool
             f"{folder}. Go on with:\n  {shlex.join(['weft', *words, '--resume'])}",
             soft_wrap=True,
         )
-    return 128 + (2 if "SIGINT" in result.stopped else 15)
+    return 128 + int(signal.Signals[result.stopped.removeprefix("interrupted by ")])

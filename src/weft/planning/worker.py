@@ -21,6 +21,7 @@ from weft.planning.processes import descendants, hush_tracker, kill_all, peak_of
 from weft.planning.turns import PaceAddress, pace_address, pace_at
 from weft.planning.work import Work
 from weft.planning.worker_process import run_worker
+from weft.training.launch import start_fork_server
 
 __all__ = [
     "PaceAddress",
@@ -243,11 +244,8 @@ def prepare_workers(*modules: str) -> None:
         modules: to be loaded besides, such as the one of the work.
     """
     if _has_server():
-        from multiprocessing import forkserver
-
-        multiprocessing.get_context("forkserver").set_forkserver_preload([*_PRELOADED, *modules])
         hush_tracker()
-        forkserver.ensure_running()
+        start_fork_server(*_PRELOADED, *modules)
 
 
 def _has_server() -> bool:

@@ -36,7 +36,7 @@ from weft.training.pace import current_pace
 from weft.training.progress import FitProgress
 from weft.training.randomness import seed_everything
 from weft.training.run import Run
-from weft.training.stopping import is_better
+from weft.training.stopping import SIGNALS, is_better
 
 __all__ = ["ABOUT", "KIND", "Communication", "TrainedFullGraph", "check_alike", "train_shared"]
 
@@ -340,15 +340,14 @@ class _Session:
 
     def share(self, values: dict[str, float], heard: list[str]) -> str | None:
         """The largest over the ranks of each value, and a signal that any of them has heard."""
-        signals = ("SIGINT", "SIGTERM")
         vector = torch.tensor(
-            [*values.values(), *(float(name in heard) for name in signals)], dtype=torch.float64
+            [*values.values(), *(float(name in heard) for name in SIGNALS)], dtype=torch.float64
         )
         if self.world.grid.ranks > 1:
             dist.all_reduce(vector, dist.ReduceOp.MAX)
         values.update(zip(values, vector.tolist(), strict=False))
-        came = [name for name, number in zip(signals, vector[-2:].tolist(), strict=True) if number]
-        return came[0] if came else None
+        numbers = vector[-len(SIGNALS) :].tolist()
+        return next((name for name, number in zip(SIGNALS, numbers, strict=True) if number), None)
 
     def measure(self) -> dict[str, float]:
         """Loss and accuracy of each part."""

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from weft.errors import DataError
 from weft.training.hardware import cores
+from weft.training.stopping import hear_signals, heard_signals, leave_lost_terminal, terminals
 
 __all__ = [
     "LaunchStopped",
@@ -36,6 +36,7 @@ __all__ = [
     "launch",
     "lost_ranks_named",
     "note_signals",
+    "start_fork_server",
 ]
 
 LOGS = "logs"
@@ -118,7 +119,7 @@ def launch(
         DataError: a rank met a user's mistake; its words, and its number.
         RankError: a rank failed for good; the sentence names the rank, its signal or exit code,
             and its own words.
-        LaunchStopped: SIGINT or SIGTERM came; the ranks have ended.
+        LaunchStopped: SIGINT, SIGTERM or SIGHUP came; the ranks have ended.
     """
     if ranks < 1:
         raise ValueError(f"ranks is {ranks}; it must be at least 1")
@@ -147,9 +148,8 @@ def _attempt(
     if "forkserver" in multiprocessing.get_all_start_methods():
         # A rank is then a fork of a process that has torch loaded: milliseconds, not seconds.
         start_method = "forkserver"
-        multiprocessing.get_context("forkserver").set_forkserver_preload(
-            [*_PRELOADED, function.__module__]
-        )
+        start_fork_server(*_PRELOADED, function.__module__)
+    shown, hears = terminals(), heard_signals()
     with TemporaryDirectory(prefix="weft-launch-") as errors:
         config = LaunchConfig(
             min_nodes=1,
@@ -165,15 +165,35 @@ def _attempt(
             monitor_interval=_MONITOR_SECONDS,
             start_method=start_method,
             logs_specs=DefaultLogsSpecs(log_dir=errors),
+            signals_to_handle=",".join([*hears, "SIGQUIT"]),
         )
         threads = max(1, cores() // ranks)
-        task = (function, arguments, str(logs), threads)
+        task = (function, arguments, str(logs), threads, "SIGHUP" in hears)
         with _signals_kept(), _elastic_logged(logs / "launcher.log"):
             try:
                 found = elastic_launch(config, run_rank)(*task)
             except SignalException as stop:
+                leave_lost_terminal(shown)
                 raise LaunchStopped(stop.sigval.name) from None
     return [found[rank] for rank in range(ranks)]
+
+
+def start_fork_server(*modules: str) -> None:
+    """Start, unless it runs, the process that new ones are forked from, with `modules` loaded.
+
+    A closed terminal does not end it: through it one knows whether its children are alive.
+    """
+    from multiprocessing import forkserver
+
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))
+    if threading.current_thread() is not threading.main_thread():
+        forkserver.ensure_running()
+        return
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL if before is None else before)
 
 
 def _words(rank: int, failure: ProcessFailure) -> tuple[str, bool]:
@@ -199,10 +219,13 @@ def _first_line(text: str) -> str:
 
 
 def run_rank(
-    function: Callable[..., Any], arguments: tuple[Any, ...], logs: str, threads: int
+    function: Callable[..., Any], arguments: tuple[Any, ...], logs: str, threads: int, hangup: bool
 ) -> Any:
     """What a rank's process does: its own share of the cores, its own log, then the function."""
     rank = int(os.environ["RANK"])
+    if hasattr(signal, "SIGHUP"):
+        # As it was for the launcher: the server that this is a fork of ignores it.
+        signal.signal(signal.SIGHUP, signal.SIG_DFL if hangup else signal.SIG_IGN)
     _in_background(_end_with_launcher)
     torch.set_num_threads(threads)
     if sys.platform == "linux" and any(name == "lo" for _, name in socket.if_nameindex()):
@@ -271,7 +294,7 @@ _heard: list[str] = []
 
 @contextmanager
 def note_signals() -> Iterator[list[str]]:
-    """Note SIGINT and SIGTERM instead of ending; gives the names that have come so far.
+    """Note signals that ask to stop instead of ending; gives the names that have come so far.
 
     However many come: of one Ctrl-C a rank hears from the terminal, and from its launcher too,
     which ends it for good if it takes too long. Only the main thread can listen.
@@ -280,16 +303,8 @@ def note_signals() -> Iterator[list[str]]:
         yield []
         return
     _heard.clear()
-
-    def note(number: int, frame: FrameType | None) -> None:
-        _heard.append(signal.Signals(number).name)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with hear_signals(_heard.append):
         yield _heard
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 @contextmanager

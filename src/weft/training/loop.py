@@ -72,9 +72,9 @@ def fit(
 ) -> FitResult:
     """Train `model`; with a `run`, log, keep checkpoints, and go on where the run stopped.
 
-    SIGINT and SIGTERM end it after the current step, with a checkpoint; a second one raises
-    KeyboardInterrupt. Denormal floats count as zero meanwhile (see `flush_denormals`); no global
-    setting is different afterwards.
+    SIGINT, SIGTERM and SIGHUP (a closed terminal; under nohup it stays ignored) end it after the
+    current step, with a checkpoint; a second one raises KeyboardInterrupt. Denormal floats count
+    as zero meanwhile (see `flush_denormals`); no global setting is different afterwards.
 
     Args:
         model: any module, on any device, compiled or not.

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from weft.errors import DataError
 from weft.training.checkpoint import CHECKPOINT
 from weft.training.run import Run
+from weft.training.stopping import SIGNALS, heard_signals, leave_lost_terminal, terminals
 
 __all__ = ["Ranks", "StopTogether", "joined_ranks", "shared_run"]
 
@@ -124,36 +125,41 @@ def shared_run(
 
 
 class StopTogether:
-    """Holds SIGINT and SIGTERM back from the training loop until every rank knows of them.
+    """Holds signals back from the training loop until every rank knows of them.
 
     A rank that stopped by itself would leave the others waiting for its gradients.
     """
 
     def __init__(self) -> None:
-        self._heard: int | None = None
-        self._loops: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self._heard: str | None = None
+        self._loops: dict[str, Callable[[int, FrameType | None], Any]] = {}
+        self._shown = terminals()
 
     def heard(self) -> Tensor:
-        """float64 [2], whether SIGINT and SIGTERM have come here; to be added over the ranks."""
+        """float64 [3], which of SIGNALS has come here first; to be added over the ranks."""
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for name in heard_signals():
+                number = getattr(signal, name)
                 handler = signal.getsignal(number)
                 # The loop has its own only while it runs, and puts the earlier ones back.
                 if handler != self._note and callable(handler):
-                    self._loops[number] = handler
+                    self._loops[name] = handler
                     signal.signal(number, self._note)
-        return torch.tensor(
-            [self._heard == signal.SIGINT, self._heard == signal.SIGTERM], dtype=torch.float64
-        )
+        return torch.tensor([self._heard == name for name in SIGNALS], dtype=torch.float64)
 
     def tell(self, heard: Tensor) -> None:
         """Hand a signal that any rank has heard to the loop, which ends after this step."""
-        for number, count in zip((signal.SIGINT, signal.SIGTERM), heard.tolist(), strict=True):
-            if count and number in self._loops:
-                self._loops[number](number, None)
+        for name, count in zip(SIGNALS, heard.tolist(), strict=True):
+            # Where this rank has SIGHUP ignored it stops all the same: the others do.
+            handler = self._loops.get(name, self._loops.get("SIGTERM"))
+            if count and handler is not None:
+                handler(getattr(signal, name), None)
                 return
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._heard is not None:
+        leave_lost_terminal(self._shown)
+        name = signal.Signals(number).name
+        if self._heard is None:
+            self._heard = name
+        elif name != "SIGHUP":
             raise KeyboardInterrupt
-        self._heard = number

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
-__all__ = ["StopRequest", "is_better", "stop_on_signals"]
+__all__ = [
+    "SIGNALS",
+    "StopRequest",
+    "hear_signals",
+    "heard_signals",
+    "is_better",
+    "leave_lost_terminal",
+    "stop_on_signals",
+    "terminals",
+]
+
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+"""Names of the signals that ask a run to stop: Ctrl-C, a scheduler, a closed terminal."""
 
 
 def is_better(value: float, best: float | None, mode: str) -> bool:
@@ -32,25 +45,70 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Turn the first SIGINT or SIGTERM into a request; a second one raises KeyboardInterrupt.
+    """Turn the first of SIGNALS into a request; a second one raises KeyboardInterrupt.
+
+    A second SIGHUP does not: of one closed terminal the system tells, and the shell too.
+    """
+    request = StopRequest()
+
+    def note(name: str) -> None:
+        if request.signal is None:
+            request.signal = name
+        elif name != "SIGHUP":
+            raise KeyboardInterrupt
+
+    with hear_signals(note):
+        yield request
+
+
+@contextmanager
+def hear_signals(note: Callable[[str], None]) -> Iterator[None]:
+    """Call `note` with the name of each signal that comes, instead of what it did before.
 
     Only the main thread may set handlers, so in any other nothing is caught. The handlers that
     were there come back at the end.
     """
-    request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
-        yield request
+        yield
         return
+    shown = terminals()
 
-    def note(number: int, frame: FrameType | None) -> None:
-        if request.signal is not None:
-            raise KeyboardInterrupt
-        request.signal = signal.Signals(number).name
+    def handle(number: int, frame: FrameType | None) -> None:
+        leave_lost_terminal(shown)
+        note(signal.Signals(number).name)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {name: signal.signal(getattr(signal, name), handle) for name in heard_signals()}
     try:
-        yield request
+        yield
     finally:
-        for number, handler in before.items():
+        for name, handler in before.items():
             # None: it was set outside Python, where it cannot be put back from here.
+            number = getattr(signal, name)
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def heard_signals() -> list[str]:
+    """Those of SIGNALS that this system has; SIGHUP only where nobody (nohup) has it ignored."""
+    there = [name for name in SIGNALS if hasattr(signal, name)]
+    if "SIGHUP" in there and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        there.remove("SIGHUP")
+    return there
+
+
+def terminals() -> list[int]:
+    """Which of standard output and error are a terminal."""
+    return [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
+
+
+def leave_lost_terminal(shown: list[int]) -> None:
+    """Send what is printed to those of the descriptors `shown` whose terminal is gone nowhere.
+
+    Each line would fail otherwise, and end what is still to be saved.
+    """
+    lost = [descriptor for descriptor in shown if not os.isatty(descriptor)]
+    if lost:
+        with suppress(OSError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for descriptor in lost:
+                os.dup2(nowhere, descriptor)
+            os.close(nowhere)
