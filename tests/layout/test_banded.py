@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from typed_graphs import assert_as_coo, coo, edge_lists, parameters, typed_graph, with_gradients
 
 from weft.errors import DataError
@@ -282,3 +283,18 @@ def test_batches_of_one_size_are_compiled_once():
             found = compiled(h, BandedAdjacency.of(*edges, 64, 2, block=16))
         expected = model(h, TypedEdges.of(*edges, 64, 2))
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("outside", ["drop", "spill"])
+def test_the_counts_go_with_the_parts(outside):
+    edges = np.array([0, 7]), np.array([1, 0]), np.zeros(2, int)
+    adjacency = BandedAdjacency.of(*edges, 8, 1, block=2, outside=outside)
+    parts, spec = tree_flatten(adjacency)
+    again = tree_unflatten(parts, spec)
+    assert (again.inside, again.outside, again.spill) == (1, 1, adjacency.spill)
+    assert all(
+        torch.equal(getattr(again, n), getattr(adjacency, n)) for n in ("C", "U", "L", "deg")
+    )
+    # Another with other counts has the same shape to an exported program; one without spill not.
+    other = BandedAdjacency.of(*(end[:1] for end in edges), 8, 1, block=2)
+    assert (tree_flatten(other)[1] == spec) == (outside == "drop")
+
+

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from typed_graphs import assert_as_coo, coo, parameters, typed_graph, with_gradients
 
 from weft.errors import DataError
@@ -83,6 +86,23 @@ def test_an_edge_between_graphs():
     edges = np.array([1]), np.array([2]), np.array([0])
     with pytest.raises(DataError, match=r"from node 1 to node 2 is between graphs 0 and 1"):
         DenseAdjacency.of(*edges, np.array([0, 2, 4]), 1)
+
+
+def test_a_program_is_saved_and_takes_another_batch():
+    class Product(nn.Module):
+        def forward(self, h, weight, adjacency):
+            return adjacency.propagate(h, weight)
+
+    table = table_from_graphs([typed_graph(n, 2 * n, reach=9, seed=n) for n in (4, 6, 5, 7)])
+    budget = Budget(nodes=20, edges=40, graphs=3)
+    one, other = (assemble(table, ids, budget) for ids in ([0, 1], [2, 3]))
+    h, weight, _ = (x.detach() for x in parameters(20, 3))
+    program = torch.export.export(Product(), (h, weight, DenseAdjacency.of_batch(one, 3, 7)))
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    found = torch.export.load(file).module()(h, weight, DenseAdjacency.of_batch(other, 3, 7))
+    torch.testing.assert_close(found, coo(edges_of(other), h, weight, None))
 
 
 def test_another_device_holds_every_tensor():

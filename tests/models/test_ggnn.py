@@ -1,14 +1,18 @@
 """Gated graph networks against plain torch, and the choice among candidates."""
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from weft.graphs import Budget, Graph, assemble, table_from_graphs
 from weft.layout import BandedAdjacency, TypedEdges
+from weft.layout.csr import edges_of
 from weft.models.ggnn import (
     GGNN,
     GatedGraph,
@@ -150,6 +154,83 @@ def test_the_exported_banded_model_runs_on_dense_hardware():
     named = GGNN(GGNNConfig(hidden=8, steps=1, num_types=TYPES, vocabulary=50)).eval()
     looked_up = torch.export.export(named, (batch, adjacency)).graph.nodes
     assert any(indexing(str(node.target)) for node in looked_up)
+
+
+def two_supergraphs():
+    """Two of one shape with other graphs, edges and counts of them, and their bands."""
+    rng = np.random.default_rng(0)
+    sizes = ((8, 2), (15, 5), (11, 3)), ((13, 4), (9, 2))
+    tables = [table_from_graphs([program(rng, n, c) for n, c in some]) for some in sizes]
+    budget = Budget(nodes=48, edges=120, graphs=6)
+    batches = [assemble(table, range(len(table)), budget) for table in tables]
+    return [(batch, BandedAdjacency.of_batch(batch, TYPES, block=16)) for batch in batches]
+
+
+@pytest.fixture(scope="module")
+def exported_model():
+    """A model and its program, exported with the first of `two_supergraphs`."""
+    torch.manual_seed(0)
+    config = GGNNConfig(hidden=8, steps=3, num_types=TYPES, vocabulary=50)
+    model = GGNN(config).double().eval()
+    first, _ = two_supergraphs()
+    with torch.no_grad():
+        return model, torch.export.export(model, first)
+
+
+def scores_edge_by_edge(model, batch):
+    senders, receivers, types = edges_of(batch)
+    start = model.start(batch)
+    h = plain_steps(model.gated, start, senders, receivers, types)
+    return model.score(torch.tanh(model.mix(torch.cat([h, start], dim=1)))).flatten()
+
+
+def test_the_exported_banded_model_takes_another_supergraph_of_its_shape(exported_model):
+    model, exported = exported_model
+    first, other = two_supergraphs()
+    assert first[1].inside != other[1].inside
+    run = exported.module()
+    for batch, adjacency in (first, other):
+        found = run(batch, adjacency)
+        torch.testing.assert_close(found, scores_edge_by_edge(model, batch))
+
+
+RUN_ELSEWHERE = """
+import sys, torch, weft.layout
+_, program, arguments, found = sys.argv
+batch, adjacency = torch.load(arguments, weights_only=True)
+torch.save(torch.export.load(program).module()(batch, adjacency), found)
+"""
+
+
+def test_a_saved_banded_model_runs_in_a_fresh_process(exported_model, tmp_path):
+    model, exported = exported_model
+    files = [tmp_path / name for name in ("model.pt2", "arguments.pt", "found.pt")]
+    torch.export.save(exported, files[0])
+    _, other = two_supergraphs()
+    torch.save(other, files[1])
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_ELSEWHERE, *map(str, files)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    # What torch says when it unpickles anything at all.
+    assert "weights_only" not in done.stderr
+    torch.testing.assert_close(torch.load(files[2]), scores_edge_by_edge(model, other[0]))
+
+
+# Of torch and onnxscript about themselves.
+@pytest.mark.filterwarnings("ignore")
+def test_the_banded_model_runs_as_onnx(exported_model, tmp_path):
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model, exported = exported_model
+    torch.onnx.export(exported, dynamo=True, verbose=False).save(tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    names = [taken.name for taken in session.get_inputs()]
+    for batch, adjacency in two_supergraphs():
+        leaves = tree_leaves((batch, adjacency))
+        values = {n: leaf.numpy() for n, leaf in zip(names, leaves, strict=True)}
+        (found,) = session.run(None, values)
+        torch.testing.assert_close(torch.from_numpy(found), scores_edge_by_edge(model, batch))
 
 
 def test_label_smoothing_is_that_of_torch():

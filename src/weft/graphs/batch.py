@@ -150,7 +150,10 @@ class GraphBatch:
         return graphs
 
 
-torch.export.register_dataclass(GraphBatch)
+# Batches are arguments of exported models. A saved program holds an example of its arguments, which
+# torch unpickles: from the list of what is allowed, or else anything.
+torch.export.register_dataclass(GraphBatch, serialized_type_name="weft.GraphBatch")
+torch.serialization.add_safe_globals([GraphBatch])
 
 
 def assemble(

@@ -7,13 +7,15 @@ index in it (Balog et al. 2019; US patent 11,562,239 B2 covers this method).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
 from weft.errors import DataError
 from weft.graphs import Array, GraphBatch
@@ -37,6 +39,9 @@ class BandedAdjacency(Blocks):
         inside: distinct edges in blocks.
         outside: distinct edges in no block; dropped if `spill` is None.
     """
+
+    The two counts are for reports. A program exported with one adjacency takes any other of the
+    same shape, whatever its counts, so a model must not compute with them.
 
     U: Tensor
     L: Tensor
@@ -149,8 +154,54 @@ class BandedAdjacency(Blocks):
         return torch.cat([before, self.C, after], dim=3).flatten(1, 2)
 
 
-# Adjacencies are arguments of exported and compiled models.
-torch.export.register_dataclass(BandedAdjacency)
+class _Counts(tuple[int, ...]):
+    """`inside` and `outside` as what is static in a program: all of them are as good as equal."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Counts)
+
+    def __hash__(self) -> int:
+        return hash(_Counts)
+
+
+_Context = tuple[_Counts, tuple[str, ...]]
+
+
+def _flatten(adjacency: BandedAdjacency) -> tuple[list[Any], _Context]:
+    parts, context = _flatten_with_keys(adjacency)
+    return [part for _, part in parts], context
+
+
+def _flatten_with_keys(
+    adjacency: BandedAdjacency,
+) -> tuple[list[tuple[pytree.KeyEntry, Any]], _Context]:
+    names = [f.name for f in fields(adjacency) if f.name not in ("inside", "outside")]
+    parts = {name: getattr(adjacency, name) for name in names}
+    kept = {name: part for name, part in parts.items() if part is not None}
+    counts = _Counts((adjacency.inside, adjacency.outside))
+    return [(pytree.GetAttrKey(name), part) for name, part in kept.items()], (counts, tuple(kept))
+
+
+def _unflatten(parts: Iterable[Any], context: _Context) -> BandedAdjacency:
+    (inside, outside), names = context
+    given: dict[str, Any] = {"spill": None} | dict(zip(names, parts, strict=True))
+    return BandedAdjacency(**given, inside=inside, outside=outside)
+
+
+# Adjacencies are arguments of exported and compiled models. Not torch.export.register_dataclass:
+# it makes every count an input, whose value the program then insists on.
+pytree.register_pytree_node(
+    BandedAdjacency,
+    _flatten,
+    _unflatten,
+    serialized_type_name="weft.BandedAdjacency",
+    to_dumpable_context=lambda context: [list(context[0]), list(context[1])],
+    from_dumpable_context=lambda saved: (_Counts(saved[0]), tuple(saved[1])),
+    flatten_with_keys_fn=_flatten_with_keys,
+)
+torch.serialization.add_safe_globals([BandedAdjacency])
 
 
 def block_distance(senders: Array, receivers: Array, block: int) -> Array:

@@ -132,4 +132,5 @@ class DenseAdjacency(Blocks):
 
 
 # Adjacencies are arguments of exported and compiled models.
-torch.export.register_dataclass(DenseAdjacency)
+torch.export.register_dataclass(DenseAdjacency, serialized_type_name="weft.DenseAdjacency")
+torch.serialization.add_safe_globals([DenseAdjacency])
