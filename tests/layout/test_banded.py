@@ -13,7 +13,7 @@ from typed_graphs import assert_as_coo, coo, edge_lists, parameters, typed_graph
 
 from weft.errors import DataError
 from weft.graphs import Budget, Graph, assemble, table_from_graphs
-from weft.layout import BandedAdjacency, TypedEdges, reorder
+from weft.layout import BandedAdjacency, TypedEdges, band_statistics, reorder
 
 NONE = np.zeros(0, np.int64)
 
@@ -126,6 +126,34 @@ def test_the_remedy_of_the_message_helps():
     with pytest.raises(DataError, match=r"\(2 of 3 edges are\): .*'rcm'.* block=11"):
         BandedAdjacency.of(*edges, 12, 1, block=2)
     assert BandedAdjacency.of(*edges, 12, 1, block=11).outside == 0
+
+
+def grid(side: int) -> Graph:
+    """A square of nodes, each joined with the one to its right and the one below."""
+    nodes = np.arange(side * side).reshape(side, side)
+    senders = np.concatenate([nodes[:, :-1].ravel(), nodes[:-1].ravel()])
+    receivers = np.concatenate([nodes[:, 1:].ravel(), nodes[1:].ravel()])
+    shuffled = np.random.default_rng(0).permutation(side * side)
+    return Graph(num_nodes=side**2, senders=shuffled[senders], receivers=shuffled[receivers])
+
+
+def test_an_order_is_recommended_only_where_it_helps():
+    table = table_from_graphs([grid(3), grid(8)])
+    ordered = reorder(table, "rcm")
+    # No order of a square has a smaller band than its side.
+    (width,) = {int(band_statistics(t).bandwidth[1]) for t in (ordered, reorder(ordered, "rcm"))}
+    assert width >= 8
+    message = rf"graph 1 of the batch: .*reorder\(table, 'rcm'\) brings them within {width} nodes;"
+    with pytest.raises(DataError, match=message):
+        BandedAdjacency.of_batch(assemble(table, [0, 1]), 1, width)
+    assert BandedAdjacency.of_batch(assemble(ordered, [0, 1]), 1, width).outside == 0
+    for data in (table, ordered):
+        with pytest.raises(
+            DataError, match=rf"Cuthill-McKee order, too, .* {width} apart"
+        ) as error:
+            BandedAdjacency.of_batch(assemble(data, [0, 1]), 1, 4)
+        assert "reorder(" not in str(error.value)
+        assert "form 'csr'" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -273,16 +301,6 @@ def test_the_search_for_indices_finds_them():
     assert any(indexing(str(node.target)) for node in exported.graph.nodes)
 
 
-def test_batches_of_one_size_are_compiled_once():
-    model = Gated(8, 2, 2)
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    h = torch.randn(64, 8)
-    for reach in (3, 5, 7):
-        edges = path_edges(64, reach)
-        with torch._dynamo.config.patch(error_on_recompile=reach > 3):
-            found = compiled(h, BandedAdjacency.of(*edges, 64, 2, block=16))
-        expected = model(h, TypedEdges.of(*edges, 64, 2))
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 @pytest.mark.parametrize("outside", ["drop", "spill"])
 def test_the_counts_go_with_the_parts(outside):
     edges = np.array([0, 7]), np.array([1, 0]), np.zeros(2, int)
@@ -298,3 +316,13 @@ def test_the_counts_go_with_the_parts(outside):
     assert (tree_flatten(other)[1] == spec) == (outside == "drop")
 
 
+def test_batches_of_one_size_are_compiled_once():
+    model = Gated(8, 2, 2)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    h = torch.randn(64, 8)
+    for reach in (3, 5, 7):
+        edges = path_edges(64, reach)
+        with torch._dynamo.config.patch(error_on_recompile=reach > 3):
+            found = compiled(h, BandedAdjacency.of(*edges, 64, 2, block=16))
+        expected = model(h, TypedEdges.of(*edges, 64, 2))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

@@ -21,6 +21,7 @@ from weft.errors import DataError
 from weft.graphs import Array, GraphBatch
 from weft.layout.blocks import Blocks, multiplied
 from weft.layout.csr import TypedEdges, distinct_edges, edges_of
+from weft.layout.orders import ORDERS
 
 __all__ = ["BandedAdjacency", "Outside", "block_distance"]
 
@@ -38,10 +39,10 @@ class BandedAdjacency(Blocks):
         spill: the edges outside the blocks, if they are kept.
         inside: distinct edges in blocks.
         outside: distinct edges in no block; dropped if `spill` is None.
-    """
 
     The two counts are for reports. A program exported with one adjacency takes any other of the
     same shape, whatever its counts, so a model must not compute with them.
+    """
 
     U: Tensor
     L: Tensor
@@ -222,15 +223,27 @@ def _too_far(of: Array, to: Array, far: Array, block: int, offsets: Array | None
     degree = np.bincount(both[0][both[0] != both[1]], minlength=stop)[first:stop]
     hub = int(np.argmax(degree))
     # A node sees its own block and the two beside it.
-    remedy = (
-        f"no order of nodes helps, as node {hub} has {int(degree[hub])} neighbours"
-        if degree[hub] >= 3 * block
-        else "weft.layout.reorder(table, 'rcm') may bring them closer"
-    )
+    if degree[hub] >= 3 * block:
+        remedy = f"no order of nodes helps, as node {hub} has {int(degree[hub])} neighbours"
+    else:
+        own = (to >= first) & (to < stop) & (of >= first) & (of < stop)
+        within = _rcm_bandwidth(stop - first, of[own] - first, to[own] - first)
+        remedy = (
+            f"weft.layout.reorder(table, 'rcm') brings them within {within} nodes"
+            if within <= block
+            else f"in reverse Cuthill-McKee order, too, nodes with an edge are {within} apart"
+        )
     return (
         f"{where}the edge from node {int(of[worst]) - first} to node {int(to[worst]) - first} "
         f"joins nodes {int(distance[worst])} apart, which is outside the blocks of {block} "
         f"({int(far.sum())} of {len(far)} edges are): {remedy}; or take "
-        f"block={int(distance.max())}, or multiply such edges as sparse ones with "
+        f"block={int(distance.max())}, or form 'csr', or multiply such edges as sparse ones with "
         "outside='spill', or leave them out with outside='drop'"
     )
+
+
+def _rcm_bandwidth(num_nodes: int, senders: Array, receivers: Array) -> int:
+    """How far apart the ends of an edge are at most in reverse Cuthill-McKee order."""
+    place = np.empty(num_nodes, dtype=np.int64)
+    place[ORDERS["rcm"](num_nodes, senders, receivers)] = np.arange(num_nodes)
+    return int(np.abs(place[senders] - place[receivers]).max(initial=0))
