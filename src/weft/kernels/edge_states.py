@@ -11,6 +11,7 @@ from weft.compiled import compiled
 from weft.kernels import operators
 from weft.kernels.exponential import softplus_of
 from weft.kernels.operator import array_of, has_loop, operator, require
+from weft.kernels.pairs import pair_sums
 from weft.kernels.softplus import shifted_softplus, softplus_slope
 from weft.kernels.team import openmp, share, threads_for
 
@@ -110,14 +111,9 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    y, senders, receivers, in_offsets, out_offsets, out_order, forward, backward, _ = (
-        ctx.saved_tensors
-    )
+    y, senders, receivers, in_offsets, out_offsets, out_order, *pairs = ctx.saved_tensors
     slope = softplus_slope(y, grad)
-    own = slope
-    if forward is not None:
-        other = slope[backward.long()].masked_fill((forward == backward)[:, None], 0.0)
-        own = slope[forward.long()] + other
+    own = slope if pairs[0] is None else pair_sums(slope, *pairs)
     return (
         operators.segment_sum(slope, out_offsets, out_order, senders, False),
         operators.segment_sum(slope, in_offsets, None, receivers, False),

@@ -149,12 +149,11 @@ def _segment_max_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 
 def _segment_max_backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     (winners,) = ctx.saved_tensors
-    if ctx.rows == 0:
-        return grad.new_zeros(0, grad.shape[1]), None, None
-    grad = grad.masked_fill(winners < 0, 0.0)
-    # Every edge is in one segment, so no two rows add to the same place but exact zeros.
-    empty = grad.new_zeros(ctx.rows, grad.shape[1])
-    return empty.scatter_add(0, winners.clamp(min=0), grad), None, None
+    # Every edge is in one segment, so each place is written once; empty segments write to a row
+    # that is cut off.
+    places = winners.where(winners >= 0, ctx.rows)
+    spread = grad.new_zeros(ctx.rows + 1, grad.shape[1]).scatter(0, places, grad)
+    return spread[: ctx.rows], None, None
 
 
 segment_max.register_autograd(_segment_max_backward, setup_context=_segment_max_setup)

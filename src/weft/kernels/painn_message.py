@@ -399,8 +399,7 @@ def _plain_backward(
     by_edge = torch.cat([a * b for a, b in zip(xs, factors, strict=True)], dim=1) * mask[:, None]
     grad_filters = by_edge
     if forward is not None and backward is not None:
-        second = by_edge.index_select(0, backward) * (forward != backward)[:, None]
-        grad_filters = by_edge.index_select(0, forward) + second
+        grad_filters = plain.pair_sums(by_edge, forward, backward)
     return (
         plain.segment_reduce(to_x, out_offsets, out_order, "sum"),
         grad_mu_in,

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from weft.compiled import compiled
+from weft.kernels import plain
 from weft.kernels.loops import prefetch
 from weft.kernels.operator import array_of, has_loop, operator, require, require_csr
 from weft.kernels.team import openmp, share, threads_for
 
-__all__ = ["EdgePairs", "pair_products", "pair_spmm", "sorted_pairs"]
+__all__ = ["EdgePairs", "pair_products", "pair_spmm", "pair_sums", "sorted_pairs"]
 
 _here = sys.modules[__name__]
 _compiled = compiled(fastmath={"contract"}, error_model="numpy")
@@ -172,8 +173,7 @@ def pair_spmm(
     require(x.shape[0] == offsets_t.shape[0] - 1, "x must have a row a node", x, offsets_t)
     _require_pairs(rows, columns, offsets, order, forward, backward, of_edge)
     if not has_loop(x, weight):
-        out = x.new_zeros(offsets.shape[0] - 1, x.shape[1])
-        return out.index_add_(0, rows, x[columns.long()] * weight[of_edge.long()])
+        return plain.spmm(x, weight.index_select(0, of_edge), columns, offsets, order)
     out = torch.empty(offsets.shape[0] - 1, x.shape[1], dtype=x.dtype)
     starts = array_of(offsets)
     arguments = (
@@ -233,8 +233,8 @@ def pair_products(
     require(right, "a and b must have a row a node, of one width", a, b, offsets, offsets_t)
     _require_pairs(rows, columns, offsets, order, forward, backward, of_edge)
     if not has_loop(a, b):
-        products = a[rows.long()] * b[columns.long()]
-        return a.new_zeros(forward.shape[0], a.shape[1]).index_add_(0, of_edge, products)
+        products = plain.edge_products(a, b, rows, columns, by_feature=True)
+        return plain.pair_sums(products, forward, backward)
     out = torch.empty(forward.shape[0], a.shape[1], dtype=a.dtype)
     arguments = (
         array_of(a),
@@ -263,6 +263,44 @@ def _products_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 pair_products.register_autograd(_products_backward, setup_context=_spmm_setup)
+
+
+@operator("weft::pair_sums")
+def pair_sums(values: Tensor, forward: Tensor, backward: Tensor, of_edge: Tensor) -> Tensor:
+    """Sums [P, F] of edge values [E, F] over the one or two edges of each pair."""
+    return plain.pair_sums(values, forward, backward)
+
+
+@pair_sums.register_fake
+def _(values: Tensor, forward: Tensor, backward: Tensor, of_edge: Tensor) -> Tensor:
+    return values.new_empty(forward.shape[0], values.shape[1])
+
+
+@operator("weft::pair_rows")
+def _pair_rows(values: Tensor, forward: Tensor, backward: Tensor, of_edge: Tensor) -> Tensor:
+    """The row of each edge's pair, [E, F] of [P, F]: adjoint to `pair_sums`."""
+    return values.index_select(0, of_edge)
+
+
+@_pair_rows.register_fake
+def _(values: Tensor, forward: Tensor, backward: Tensor, of_edge: Tensor) -> Tensor:
+    return values.new_empty(of_edge.shape[0], values.shape[1])
+
+
+def _pairs_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[1:])
+
+
+def _sums_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return _pair_rows(grad, *ctx.saved_tensors), None, None, None
+
+
+def _rows_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return pair_sums(grad, *ctx.saved_tensors), None, None, None
+
+
+pair_sums.register_autograd(_sums_backward, setup_context=_pairs_setup)
+_pair_rows.register_autograd(_rows_backward, setup_context=_pairs_setup)
 
 
 @_compiled

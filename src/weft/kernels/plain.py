@@ -1,9 +1,13 @@
-"""The operators in plain torch: for devices and dtypes without a compiled loop, and for tests."""
+"""The operators in plain torch: for devices and dtypes without a compiled loop, and for tests.
+
+Nothing here adds with atomics (index_add, scatter_add, an index_put that accumulates): on a GPU the
+order of such sums, and so their last bits, would change from run to run.
+"""
 
 import torch
 from torch import Tensor
 
-__all__ = ["edge_products", "gather_rows", "segment_max", "segment_reduce", "spmm"]
+__all__ = ["edge_products", "gather_rows", "pair_sums", "segment_max", "segment_reduce", "spmm"]
 
 
 def segment_reduce(values: Tensor, offsets: Tensor, order: Tensor | None, reduce: str) -> Tensor:
@@ -12,7 +16,6 @@ def segment_reduce(values: Tensor, offsets: Tensor, order: Tensor | None, reduce
         values = values.index_select(0, order)
     if not values.is_floating_point():
         return _integer_sum(values, offsets, reduce)
-    # Not index_add: its atomics make sums of floats on a GPU depend on timing.
     out = torch.segment_reduce(
         values.contiguous(), reduce, offsets=offsets.long(), axis=0, unsafe=True, initial=0
     )
@@ -22,9 +25,11 @@ def segment_reduce(values: Tensor, offsets: Tensor, order: Tensor | None, reduce
 def _integer_sum(values: Tensor, offsets: Tensor, reduce: str) -> Tensor:
     if reduce != "sum":
         raise ValueError(f"the mean of {values.dtype} values is not whole: convert them to floats")
-    counts = offsets.diff().long()
-    segment = torch.repeat_interleave(counts, output_size=values.shape[0])
-    return values.new_zeros(counts.shape[0], values.shape[1]).index_add_(0, segment, values)
+    # Whole numbers wrap, so differences of running sums are exact.
+    sums = values.new_zeros(values.shape[0] + 1, values.shape[1], dtype=torch.int64)
+    torch.cumsum(values, 0, out=sums[1:])
+    ends = sums.index_select(0, offsets)
+    return (ends[1:] - ends[:-1]).to(values.dtype)
 
 
 def segment_max(values: Tensor, offsets: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -71,3 +76,10 @@ def edge_products(a: Tensor, b: Tensor, rows: Tensor, columns: Tensor, by_featur
     """Products a[rows] · b[columns] by edge: dot products [E], or [E, F] by feature."""
     product = (a.index_select(0, rows) * b.index_select(0, columns)).to(a.dtype)
     return product if by_feature else product.sum(1)
+
+
+def pair_sums(values: Tensor, forward: Tensor, backward: Tensor) -> Tensor:
+    """Sums [P, F] of edge values [E, F] over the one or two edges of each pair."""
+    second = values.index_select(0, backward)
+    alone = (forward == backward)[:, None]
+    return values.index_select(0, forward) + second.masked_fill(alone, 0.0)

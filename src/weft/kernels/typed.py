@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.kernels import plain
 from weft.kernels import typed_loops as loops
 from weft.kernels.blas import gemm_address
 from weft.kernels.operator import array_of, has_loop, operator, require, require_csr
@@ -59,7 +60,8 @@ def typed_messages(
     flat = tuple(t for plan in plans for t in plan)
     same = bias is None or bias.dtype == h.dtype
     if not (has_loop(h, weight) and gemm_address(h.dtype) and weight.dtype == h.dtype and same):
-        return _plain(h, weight, bias, into, out_of, counts, chunk_types, chunk_starts)
+        chunks = (counts, chunk_types, chunk_starts)
+        return _plain(h, weight, bias, (*into, *into_t), (*out_of, *out_of_t), *chunks)
     arguments = (h, weight, bias, *flat, counts, chunk_types, chunk_starts)
     out: Tensor = _typed(*arguments)
     return out
@@ -69,33 +71,47 @@ def _plain(
     h: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    into: tuple[Tensor, Tensor],
-    out_of: tuple[Tensor, Tensor],
+    into: tuple[Tensor, ...],
+    out_of: tuple[Tensor, ...],
     counts: Tensor,
     chunk_types: Tensor,
     chunk_starts: Tensor,
 ) -> Tensor:
     """The same with torch's own operators, for any device and dtype."""
-
-    def sums(x: Tensor, offsets: Tensor, columns: Tensor) -> Tensor:
-        rows = torch.repeat_interleave(offsets.diff().long())
-        return x.new_zeros(len(offsets) - 1, x.shape[1]).index_add(0, rows, x[columns.long()])
-
-    gathered = sums(h, *into)
-    parts = [
-        gathered[start:stop] @ weight[kind]
-        for kind, start, stop in zip(
-            chunk_types.tolist(),
-            chunk_starts[:-1].tolist(),
-            chunk_starts[1:].tolist(),
-            strict=True,
-        )
-    ]
+    gathered, often = _row_sums(h, *into), counts.to(h.dtype)[:, None]
+    parts = []
+    starts = chunk_starts.tolist()
+    for kind, start, stop in zip(chunk_types.tolist(), starts[:-1], starts[1:], strict=True):
+        part = gathered[start:stop] @ weight[kind]
+        parts.append(part if bias is None else part + often[start:stop] * bias[kind])
     rows = torch.cat(parts) if parts else gathered.new_zeros(0, weight.shape[2])
-    if bias is not None:
-        kinds = torch.repeat_interleave(chunk_types.long(), chunk_starts.diff().long())
-        rows = rows + counts.to(h.dtype)[:, None] * bias[kinds]
-    return sums(rows, *out_of)
+    out: Tensor = _row_sums(rows, *out_of)
+    return out
+
+
+@operator("weft::row_sums")
+def _row_sums(
+    x: Tensor, offsets: Tensor, columns: Tensor, offsets_t: Tensor, columns_t: Tensor
+) -> Tensor:
+    """A x [R, F] of a 0/1 matrix A [R, M] as CSR, and Aᵀ for the gradient."""
+    return plain.spmm(x, None, columns, offsets, None)
+
+
+@_row_sums.register_fake
+def _(x: Tensor, offsets: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(offsets.shape[0] - 1, x.shape[1])
+
+
+def _row_sums_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[1:])
+
+
+def _row_sums_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    offsets, columns, offsets_t, columns_t = ctx.saved_tensors
+    return _row_sums(grad, offsets_t, columns_t, offsets, columns), *(None,) * 4
+
+
+_row_sums.register_autograd(_row_sums_backward, setup_context=_row_sums_setup)
 
 
 @operator("weft::typed_messages")

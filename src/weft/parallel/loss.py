@@ -36,7 +36,7 @@ def _losses(world: World, logits: Tensor, log_sums: Tensor, y: Tensor, classes: 
     """What this rank adds to each row's loss, [n]: columns and replicas together give it once."""
     losses = log_sums if world.place.column == 0 else torch.zeros_like(log_sums)
     rows, columns = _own_targets(world, y, classes)
-    losses = losses.index_add(0, rows, -logits[rows, columns])
+    losses = losses.index_copy(0, rows, losses[rows] - logits[rows, columns])
     return losses if not world.grid.replicated or world.place.layer == 0 else losses * 0
 
 
