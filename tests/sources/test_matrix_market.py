@@ -1,4 +1,5 @@
 import gzip
+import random
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +123,63 @@ def test_other_files_are_named(tmp_path):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(DataError, match=f"{name} is not a whole Matrix Market file"):
             read_matrix_market(tmp_path / name)
+
+
+BANNER = b"%%MatrixMarket matrix coordinate real general\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "message"),
+    [
+        ("value", b"3 3 2\n1 2 0\x005\n2 1 1\n", r"line 3: a NUL byte"),
+        ("end", b"3 3 1\n1 2 1\0\n", r"line 3: a NUL byte"),
+        ("comment", b"%\0\n3 3 1\n1 2 1\n", r"line 2: a NUL byte"),
+        ("size", b"3 3\x001\n1 2 1\n", r"line 2: a NUL byte"),
+        ("late", b"3 3 40000\n" + b"1 2 1\n" * 39_999 + b"1 2 1\0", r"line 40002: a NUL byte"),
+        ("long", b"3 3 1\n1 2 " + b"1" * (2**20 + 5) + b"\n", r"line 3: longer than 1,048,576"),
+        ("endless", b"3 3 1\n" + b" " * 2**22, r"line 3: longer than 1,048,576"),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_would_crash_or_fill_the_parser_is_refused(tmp_path, name, body, message, packed):
+    content = BANNER + body
+    path = tmp_path / (f"{name}.mtx.gz" if packed else f"{name}.mtx")
+    path.write_bytes(gzip.compress(content) if packed else content)
+    with pytest.raises(DataError, match=rf"{path.name}, {message}"):
+        read_matrix_market(path)
+
+
+def test_damaged_files_never_end_the_process(tmp_path):
+    whole = BANNER + b"% c\n5 5 5\n1 2 0.5\n2 3 1.5e3\n3 1 -2\n4 4 0\n5 1 7\n"
+    path, rng, read = tmp_path / "damaged.mtx", random.Random(0), 0
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for _ in range(rng.randint(1, 3)):
+            place = rng.randrange(len(BANNER) - 1, len(damaged))
+            match rng.randrange(4):
+                case 0:
+                    damaged[place] = rng.randrange(256)
+                case 1:
+                    del damaged[place:]
+                    damaged += b"!"
+                case 2:
+                    damaged[place:place] = rng.choice([b"-", b"9" * 25, b"e", b"nan", b"\r"])
+                case _:
+                    damaged[place:place] = damaged[place : place + 9]
+        path.write_bytes(damaged)
+        try:
+            graph = read_matrix_market(path)
+        except DataError:
+            continue
+        graph.validate(path.name)
+        read += 1
+    assert read > 10
+
+
+def test_a_last_line_may_lack_its_line_feed(tmp_path):
+    path = tmp_path / "a.mtx"
+    path.write_bytes(BANNER + b"2 2 2\n1 2 3\n2 1 4.5")
+    assert weighted_edges(read_matrix_market(path)) == [(0, 1, 3.0), (1, 0, 4.5)]
 
 
 @settings(deadline=None, max_examples=40)
