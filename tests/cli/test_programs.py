@@ -69,6 +69,10 @@ def test_a_run_with_its_baselines(weft, tmp_path, code):
     assert [x for x in again.out.splitlines() if "%" in x][:3] == [
         x for x in said.out.splitlines() if "%" in x
     ][:3]
+    (code / "part3.py").write_text((code / "part3.py").read_text().replace("second", "third"))
+    said = weft(*words, "--resume")
+    assert said.code == 2
+    assert "the data has changed since the run in runs/programs-code was started: " in said.err
 
 
 def test_a_run_resumes_with_what_it_has_measured(weft, tmp_path, code, monkeypatch):

@@ -525,6 +525,16 @@ def test_resume_with_another_setting(weft, mistake, small_molecules):
     assert 'readout = "mean", now it is "sum"' in said
 
 
+def test_resume_with_changed_molecules(weft, mistake, small_molecules):
+    words = ("train", "molecules", "--data", "mols.extxyz", "--target", "energy", "--epochs", "1")
+    assert weft(*words, *SMALL).code == 0
+    made = read(small_molecules, ":")
+    made[5].positions[0, 2] += 0.01
+    write(small_molecules, made)
+    said = mistake(*words, *SMALL, "--resume")
+    assert "has changed since the run in runs/molecules-mols-energy was started: pos; " in said
+
+
 def test_print_config_of_molecules_and_crystals(weft, tmp_path):
     printed = json.loads(weft("train", "molecules", "--target", "gap", "--print-config").out)
     assert (printed["data"], printed["target"], printed["references"]) == ("qm9", "gap", True)

@@ -56,6 +56,13 @@ def test_links_of_an_edge_list(weft: Callable[..., Any], messages: Path, tmp_pat
     said = weft("train", "links", "--data", messages, "--sparsify", "rigl", *SHORT, "--resume")
     assert said.code == 0
     assert summary(tmp_path / "runs" / "links-messages")["test"] == found["test"]
+    lines = messages.read_text().splitlines()
+    messages.write_text("\n".join([*lines[:-1], lines[-1] + ".5"]))
+    said = weft("train", "links", "--data", messages, "--sparsify", "rigl", *SHORT, "--resume")
+    assert said.code == 2
+    assert "the data has changed since the run in runs/links-messages was started: times;" in (
+        said.err
+    )
 
 
 def test_the_papers_split_says_so(weft: Callable[..., Any], messages: Path) -> None:
@@ -76,6 +83,10 @@ def test_nodes_of_an_edge_list(
     found = summary(tmp_path / "runs" / "nodes-messages")
     assert found["counts"]["classes"] == 3
     assert set(found["accuracy"]) == {"train", "validation", "test"}
+    groups.write_text(groups.read_text().replace("u7 group1", "u7 group2"))
+    said = weft(*words, "--sparsify", "snip", "--sparsity", 0.5, *SHORT, "--resume")
+    assert said.code == 2
+    assert "the data has changed since the run in runs/nodes-messages was started: y;" in said.err
 
 
 @pytest.mark.usefixtures("small_cora")

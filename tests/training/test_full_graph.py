@@ -175,13 +175,69 @@ def test_a_stale_checkpoint_says_what_differs_before_anything_is_lost(table, tmp
     run = tmp_path / "run"
     train(table, run, config=replace(CONFIG, epochs=2))
     other = prepare(graph(seed=9), tmp_path / "other.weft", blocks=1)
+    words = r"data has changed since the run in .*run was started: features, edges, labels, split; "
+    for grid in (Grid(rows=1), Grid(rows=2)):
+        with pytest.raises(DataError, match=words):
+            train(other, run, grid, resume=True)
+    # As a run has it that knows no checksums: its checkpoints still know some of the data.
+    config = json.loads((run / "config.json").read_text())
+    del config["data"]
+    (run / "config.json").write_text(json.dumps(config))
     with pytest.raises(DataError, match=r"epoch-000002 is of another run: data is .* there and "):
         train(other, run, resume=True)
+    config = json.loads((run / "config.json").read_text())
+    del config["data"]
+    (run / "config.json").write_text(json.dumps(config))
     with pytest.raises(DataError, match=r"rank \d: .* is of another run: data is .* there and "):
         train(other, run, Grid(rows=2), resume=True)
     with pytest.raises(DataError, match=r"started with hidden = \[6\], now it is \[9\]"):
         train(table, run, config=replace(CONFIG, hidden=(9,)), resume=True)
     assert len(losses(run)) == 2
+
+
+def test_what_has_changed_in_the_data_is_named(tmp_path):
+    plain = graph(nodes=100)
+    weights = np.random.default_rng(0).uniform(0.5, 2, plain.num_edges)
+    whole = replace(plain, edges={"weight": weights})
+    run, config = tmp_path / "run", replace(CONFIG, epochs=2)
+    train(prepare(whole, blocks=1), run, config=config)
+    nodes = {name: values.copy() for name, values in whole.nodes.items()}
+    # Beyond the first rows, with the degrees, classes and split as they were.
+    nodes["x"][-1, -1] += 1e-3
+    swapped = whole.senders.copy()
+    swapped[[0, -1]] = swapped[[-1, 0]]
+    weights = weights.copy()
+    weights[-1] *= 1 + 1e-12
+    classes = {**whole.nodes, "y": whole.nodes["y"][::-1].copy()}
+    masks = {**whole.nodes, "test": whole.nodes["test"] & False}
+    for changed, what in (
+        (replace(whole, nodes=nodes), "features"),
+        (replace(whole, senders=swapped), "edges, weights"),
+        (replace(whole, edges={"weight": weights}), "weights"),
+        (replace(whole, nodes=classes), "labels"),
+        (replace(whole, nodes=masks), "split"),
+    ):
+        with pytest.raises(DataError, match=rf"run was started: {what}; resume with the data as"):
+            train(prepare(changed, blocks=1), run, config=CONFIG, resume=True)
+    order = np.random.default_rng(1).permutation(whole.num_edges)
+    same = replace(
+        whole,
+        senders=whole.senders[order],
+        receivers=whole.receivers[order],
+        edges={"weight": whole.edges["weight"][order]},
+    )
+    assert train(prepare(same, blocks=1), run, resume=True).result.epochs == CONFIG.epochs
+
+
+def test_a_run_without_checksums_goes_on_and_takes_those_of_today(table, serial, tmp_path):
+    run = tmp_path / "run"
+    train(table, run, config=replace(CONFIG, epochs=2))
+    config = json.loads((run / "config.json").read_text())
+    kept = config.pop("data")
+    (run / "config.json").write_text(json.dumps(config))
+    train(table, run, resume=True)
+    np.testing.assert_array_equal(losses(run), serial)
+    assert json.loads((run / "config.json").read_text())["data"] == kept
 
 
 def test_ranks_that_differ_are_named_on_every_rank(table, tmp_path):

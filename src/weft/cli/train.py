@@ -17,6 +17,7 @@ from weft.cli.train_links import Links
 from weft.cli.train_nodes import Nodes
 from weft.cli.train_programs import Programs
 from weft.errors import DataError
+from weft.graphs.checksums import table_checksums
 from weft.planning.citations import CitationsRecipe
 from weft.planning.structures import StructuresRecipe
 from weft.sources import load
@@ -78,7 +79,7 @@ class Citations:
             data_dir=self.data_dir,
             quiet=self.quiet,
         )
-        with Run.create(folder, config, resume=self.resume) as run:
+        with Run.create(folder, config, data=table_checksums(table), resume=self.resume) as run:
             option.keep(run)
             if self.resume and not run.resumed:
                 console.print(f"There is no run in {folder} to resume; a new one starts.")
@@ -162,7 +163,8 @@ class _Structures:
             quiet=self.quiet,
         )
         prepared = prepare_structures(table, config)
-        with Run.create(folder, config, resume=self.resume) as run:
+        data = table_checksums(table, ["z", "pos", "cell", "pbc", *config.targets])
+        with Run.create(folder, config, data=data, resume=self.resume) as run:
             option.keep(run)
             if self.resume and not run.resumed:
                 console.print(f"There is no run in {folder} to resume; a new one starts.")

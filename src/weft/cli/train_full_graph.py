@@ -123,7 +123,8 @@ class FullGraph:
             if _is_first():
                 _describe(table, grid, config, console, on_gpus=device.type == "cuda")
             if option.plan is not None and not is_a_rank():
-                with Run.create(folder, config.recipe(), resume=resume) as run:
+                data = table.metadata.get("contents")
+                with Run.create(folder, config.recipe(), data=data, resume=resume) as run:
                     option.keep(run)
                 resume = True
             try:

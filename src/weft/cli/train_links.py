@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import tyro
 from rich.console import Console
 from rich.table import Table
@@ -13,6 +14,7 @@ from rich.table import Table
 from weft.cli.plan_option import PlanOption
 from weft.cli.show import interrupted, print_config
 from weft.errors import DataError
+from weft.graphs.checksums import checksum
 from weft.planning.sparse import LinksRecipe
 from weft.training import Run, prepare_process
 from weft.training.link_data import temporal_edges
@@ -75,6 +77,7 @@ class Links:
         edges = temporal_edges(
             config.data, files=self.files, data_dir=self.data_dir, progress=not self.quiet
         )
+        assert edges.time is not None
         prepared = prepare_links(edges, config)
         config = option.settle(
             config,
@@ -84,7 +87,12 @@ class Links:
             quiet=self.quiet,
         )
         prepared = replace(prepared, config=config)
-        with Run.create(folder, config, resume=self.resume) as run:
+        data = {
+            "edges": checksum(np.stack([edges.senders, edges.receivers])),
+            "times": checksum(edges.time),
+            "names": checksum(edges.ids),
+        }
+        with Run.create(folder, config, data=data, resume=self.resume) as run:
             option.keep(run)
             if self.resume and not run.resumed:
                 console.print(f"There is no run in {folder} to resume; a new one starts.")

@@ -14,6 +14,7 @@ from weft.cli.plan_option import PlanOption
 from weft.cli.show import interrupted, print_config
 from weft.cli.train_links import costs_sentences, weights_sentence
 from weft.errors import DataError
+from weft.graphs.checksums import graph_checksums
 from weft.planning.sparse import NodesRecipe
 from weft.training import Run, prepare_process
 from weft.training.nodes import NodesConfig, TrainedNodes, prepare_nodes, train_nodes
@@ -85,7 +86,9 @@ class Nodes:
             quiet=self.quiet,
         )
         prepared = replace(prepared, config=settled)
-        with Run.create(folder, prepared.config, resume=self.resume) as run:
+        with Run.create(
+            folder, prepared.config, data=graph_checksums(graph), resume=self.resume
+        ) as run:
             option.keep(run)
             if self.resume and not run.resumed:
                 console.print(f"There is no run in {folder} to resume; a new one starts.")

@@ -14,6 +14,7 @@ from rich.table import Table
 from weft.cli.plan_option import PlanOption, notes
 from weft.cli.show import interrupted, print_config
 from weft.errors import DataError
+from weft.graphs.checksums import table_checksums
 from weft.planning.programs import ProgramsRecipe
 from weft.training import prepare_process
 from weft.training.program_data import read_programs
@@ -103,7 +104,8 @@ class Programs:
                     config = settled_in(folder, config)
                 prepared = prepare_programs(table, config, ranks=ranks)
             config = prepared.config
-            with shared_run(folder, config, ranks, resume=self.resume) as run:
+            data = table_checksums(table)
+            with shared_run(folder, config, ranks, data=data, resume=self.resume) as run:
                 option.keep(run)
                 if self.resume and not run.resumed and ranks.rank == 0:
                     console.print(f"There is no run in {folder} to resume; a new one starts.")

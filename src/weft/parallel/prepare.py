@@ -13,6 +13,7 @@ import numpy as np
 
 from weft.errors import DataError
 from weft.graphs import Array, Column, Graph, GraphTable, write_table
+from weft.graphs.checksums import checksum, edges_checksum
 from weft.parallel.partition import PARTITIONS, Partition, partition_nodes
 from weft.parallel.shard_loops import count_cut, equals_transpose, gather
 from weft.parallel.shards import KIND, fingerprint_of
@@ -51,9 +52,10 @@ def prepare(
     Metadata: `kind`, `normalisation`, `classes`; `counts` of the split; `symmetric_values`, whether
     the matrix equals its transpose (of repeated edges with different weights, that they come in
     the same order both ways); `original`, a hash of the source's nodes and degrees, the same for
-    any partition; `fingerprint`; and `partition`: `how`, `blocks`, `offsets`, `seed`,
-    `cut_edges` between blocks, and `imbalance_nodes` and `imbalance_edges`, the largest block over
-    the mean one, edges counted where they enter.
+    any partition; `contents`, checksums of all its `features`, `edges`, `weights`, `labels` and
+    `split`, by which a resumed run knows its data; `fingerprint`; and `partition`: `how`,
+    `blocks`, `offsets`, `seed`, `cut_edges` between blocks, and `imbalance_nodes` and
+    `imbalance_edges`, the largest block over the mean one, edges counted where they enter.
 
     Args:
         source: a graph with these columns (edge column `weight` if it has weights), or a table
@@ -98,6 +100,7 @@ def prepare(
             "normalisation": normalisation,
             "symmetric_values": symmetric,
             "original": _original(graph, parts.order, edges, normalisation),
+            "contents": _contents(graph),
         },
     )
     tell("checksums")
@@ -220,6 +223,19 @@ def _about(
         },
         "classes": int(table.columns["y"].max(initial=-1)) + 1,
         "counts": {name: int(np.count_nonzero(table.columns[name])) for name in PARTS},
+    }
+
+
+def _contents(graph: Graph) -> dict[str, str]:
+    """Checksums of all that is learned from, the same for any partition and order of the edges."""
+    ends, nodes = (graph.senders, graph.receivers), graph.nodes
+    weights = graph.edges.get("weight")
+    return {
+        "features": checksum(nodes["x"]),
+        "edges": edges_checksum(*ends),
+        "weights": "none" if weights is None else edges_checksum(*ends, weights),
+        "labels": checksum(nodes["y"]),
+        "split": checksum(np.stack([nodes[part] for part in PARTS])),
     }
 
 

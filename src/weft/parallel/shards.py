@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from weft.errors import DataError
 from weft.graphs import Array, GraphTable
-from weft.graphs.store import MANIFEST
+from weft.graphs.checksums import column_sums
 from weft.parallel.grid import Grid, balanced
 from weft.parallel.shard_loops import count_range, fill_range
 
@@ -215,17 +214,7 @@ def fingerprint_of(table: GraphTable) -> str:
         "node_offsets": table.node_offsets,
         "edge_offsets": table.edge_offsets,
     }
-    if table.path is None:
-        sums = {name: zlib.crc32(_bytes(values)) for name, values in arrays.items()}
-    else:
-        try:
-            listed = json.loads((table.path / MANIFEST).read_text(encoding="utf-8"))["arrays"]
-            sums = {name: listed[name]["crc32"] for name in arrays}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"{table.path / MANIFEST} changed since the table was opened ({error}); "
-                "start again when the table is whole"
-            ) from None
+    sums = column_sums(table)
     about = {
         "columns": {name: asdict(column) for name, column in table.schema.items()},
         "arrays": {
@@ -236,10 +225,6 @@ def fingerprint_of(table: GraphTable) -> str:
     }
     text = json.dumps(about, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _bytes(values: Array) -> memoryview:
-    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
 
 
 def _row_chunks(starts: Array) -> Iterator[tuple[slice, slice]]:

@@ -72,7 +72,8 @@ def train_full_graph(
     if table.path is None:
         raise ValueError("the table is in memory; several ranks open it from a folder")
     # Before any rank is started: what is wrong with the folder is said at once.
-    with Run.create(folder, config.recipe(), resume=resume):
+    data = table.metadata.get("contents")
+    with Run.create(folder, config.recipe(), data=data, resume=resume):
         pass
     try:
         answers = launch(
@@ -142,7 +143,8 @@ def _train_here(table: GraphTable, job: _Job, *, resume: bool) -> TrainedFullGra
     opened: list[Run] = []
 
     def open_run() -> None:
-        opened.append(Run.create(job.folder, job.config.recipe(), resume=resume))
+        data = table.metadata.get("contents")
+        opened.append(Run.create(job.folder, job.config.recipe(), data=data, resume=resume))
 
     with job.join() as world:
         try:

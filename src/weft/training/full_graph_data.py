@@ -33,7 +33,7 @@ from weft.training.structure_data import file_name_of
 __all__ = ["full_graph_table", "source_graph"]
 
 # In the key of cached tables: another one when what is made of the same data changes.
-_VERSION = 2
+_VERSION = 3
 
 
 def full_graph_table(

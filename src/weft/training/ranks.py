@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -106,7 +106,13 @@ def joined_ranks(timeout: timedelta = _TIMEOUT) -> Iterator[Ranks]:
 
 @contextmanager
 def shared_run(
-    folder: Path, config: Any, ranks: Ranks, *, resume: bool = False, tensorboard: bool = True
+    folder: Path,
+    config: Any,
+    ranks: Ranks,
+    *,
+    data: Mapping[str, str] | None = None,
+    resume: bool = False,
+    tensorboard: bool = True,
 ) -> Iterator[Run]:
     """The run in `folder` on rank 0; on others one that goes on from its checkpoint and is lost.
 
@@ -115,7 +121,7 @@ def shared_run(
     with TemporaryDirectory(prefix="weft-rank-") as spare:
         with ranks.in_turn():
             if ranks.rank == 0:
-                run = Run.create(folder, config, resume=resume, tensorboard=tensorboard)
+                run = Run.create(folder, config, data=data, resume=resume, tensorboard=tensorboard)
             else:
                 run = Run.create(spare, config, tensorboard=False)
                 if resume and (folder / CHECKPOINT).exists():

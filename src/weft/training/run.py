@@ -52,7 +52,13 @@ class Run:
 
     @classmethod
     def create(
-        cls, path: str | Path, config: Any, *, resume: bool = False, tensorboard: bool = True
+        cls,
+        path: str | Path,
+        config: Any,
+        *,
+        data: Mapping[str, str] | None = None,
+        resume: bool = False,
+        tensorboard: bool = True,
     ) -> Run:
         """Make the folder of a new run, or open it again to go on.
 
@@ -60,13 +66,15 @@ class Run:
             path: the folder; it is made if it is not there.
             config: what was asked, a dataclass or a mapping of JSON values. A run is only resumed
                 with the same one.
+            data: checksums of the parts of the data, see `weft.graphs.checksums`; a run that has
+                them is only resumed with the same.
             resume: go on with the run in `path`; where there is none it starts.
             tensorboard: also write TensorBoard files.
 
         Raises:
             DataError: a run is there already and `resume` is not given; it was made with another
-                config (names the field); the folder holds other files, is in use, or cannot be
-                written.
+                config (names the field) or on other data (names the parts); the folder holds other
+                files, is in use, or cannot be written.
         """
         folder = Path(path)
         asked = _as_json(config)
@@ -84,13 +92,13 @@ class Run:
             )
         run = cls(folder, tensorboard=tensorboard)
         try:
-            run._enter_session(asked, resume=resume)
+            run._enter_session(asked, None if data is None else dict(data), resume=resume)
         except BaseException:
             run.close()
             raise
         return run
 
-    def _enter_session(self, asked: Any, *, resume: bool) -> None:
+    def _enter_session(self, asked: Any, data: dict[str, str] | None, *, resume: bool) -> None:
         """Compare with the run that is there, if any; nobody else can make one any more."""
         path = self.folder / CONFIG
         sessions: list[Any] = []
@@ -102,8 +110,10 @@ class Run:
                 )
             earlier = _read_config(path)
             _check_same(earlier["config"], asked, self.folder)
+            data = _same_data(earlier["data"], data, self.folder)
             sessions, self.resumed = earlier["sessions"], True
-        _write_json(path, {"config": asked, "sessions": [*sessions, _session()]})
+        whole = {"config": asked, "sessions": [*sessions, _session()]}
+        _write_json(path, whole if data is None else {**whole, "data": data})
 
     @property
     def checkpoint(self) -> Path:
@@ -207,7 +217,12 @@ def _write_json(path: Path, value: Any) -> None:
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         whole = json.loads(path.read_text(encoding="utf-8"))
-        return {"config": whole["config"], "sessions": list(whole["sessions"])}
+        data = whole.get("data")
+        return {
+            "config": whole["config"],
+            "sessions": list(whole["sessions"]),
+            "data": None if data is None else dict(data),
+        }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is damaged ({error}); choose another folder") from error
 
@@ -220,6 +235,22 @@ def _check_same(earlier: Any, asked: Any, folder: Path) -> None:
             f"the run in {folder} was started with {field} = {before}, now it is {now}; resume "
             "with the same value, or take its weights into another folder (--init-from)"
         )
+
+
+def _same_data(
+    earlier: dict[str, str] | None, now: dict[str, str] | None, folder: Path
+) -> dict[str, str] | None:
+    """The checksums to keep; runs of earlier versions have none, and take those of today."""
+    if earlier is None or now is None:
+        return now if earlier is None else earlier
+    changed = [name for name in {**earlier, **now} if earlier.get(name) != now.get(name)]
+    if changed:
+        raise DataError(
+            f"the data has changed since the run in {folder} was started: {', '.join(changed)}; "
+            "resume with the data as it was, or take the run's weights into another folder "
+            "(--init-from)"
+        )
+    return now
 
 
 def first_difference(before: Any, now: Any, field: str = "") -> tuple[str, str, str] | None:

@@ -1,0 +1,112 @@
+"""Checksums by which data is known again: of columns in their order, of edges in any order."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable
+
+import numpy as np
+
+from weft.errors import DataError
+from weft.graphs.graph import Array, Graph
+from weft.graphs.store import MANIFEST
+from weft.graphs.table import GraphTable
+
+__all__ = ["checksum", "column_sums", "edges_checksum", "graph_checksums", "table_checksums"]
+
+_CHUNK_BYTES = 2**24
+# Small enough for the cache: a chunk is passed over a dozen times.
+_CHUNK_EDGES = 2**15
+# Odd numbers without a pattern, which spread what they are multiplied with over 64 bits.
+_SENDER, _RECEIVER, _WEIGHT, _MIX = np.array(
+    [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93, 0xBF58476D1CE4E5B9],
+    dtype=np.uint64,
+)
+
+
+def checksum(values: Array) -> str:
+    """Dtype, shape and CRC-32 of an array, in its order; of names, if it holds objects."""
+    if values.dtype == object:
+        text = "\n".join(map(str, values)).encode()
+        return f"names{list(values.shape)} {zlib.crc32(text):08x}"
+    return f"{values.dtype.name}{list(values.shape)} {_crc32(values):08x}"
+
+
+def _crc32(values: Array) -> int:
+    row = max(1, values.itemsize * int(np.prod(values.shape[1:])))
+    step, found = max(1, _CHUNK_BYTES // row), 0
+    # In chunks: what is not contiguous, or is mapped, is never copied whole.
+    for first in range(0, len(values), step):
+        part = np.ascontiguousarray(values[first : first + step])
+        found = zlib.crc32(part.reshape(-1).view(np.uint8).data, found)
+    return found
+
+
+def edges_checksum(senders: Array, receivers: Array, weights: Array | None = None) -> str:
+    """A checksum of edges, or of weighted ones, that is the same in whatever order they come.
+
+    Args:
+        senders: int [e].
+        receivers: int [e].
+        weights: one number an edge, [e].
+    """
+    total = np.zeros((), dtype=np.uint64)
+    for first in range(0, len(senders), _CHUNK_EDGES):
+        part = slice(first, first + _CHUNK_EDGES)
+        mixed = senders[part].astype(np.int64).view(np.uint64) * _SENDER
+        mixed += receivers[part].astype(np.int64).view(np.uint64) * _RECEIVER
+        if weights is not None:
+            mixed += weights[part].astype(np.float64).view(np.uint64) * _WEIGHT
+        mixed ^= mixed >> np.uint64(32)
+        mixed *= _MIX
+        mixed ^= mixed >> np.uint64(29)
+        total += mixed.sum(dtype=np.uint64)
+    return f"{len(senders)} {int(total):016x}"
+
+
+def graph_checksums(graph: Graph) -> dict[str, str]:
+    """Checksums of a graph's edges and of each of its columns, by name."""
+    ends = graph.senders, graph.receivers
+    found = {"edges": edges_checksum(*ends)}
+    for name, values in graph.edges.items():
+        plain = values.ndim == 1 and values.dtype.kind in "fiub"
+        found[name] = edges_checksum(*ends, values) if plain else checksum(values)
+    for columns in (graph.nodes, graph.ragged, graph.graph):
+        found |= {name: checksum(np.atleast_1d(values)) for name, values in columns.items()}
+    return found
+
+
+def column_sums(table: GraphTable) -> dict[str, int]:
+    """CRC-32 of each array of a table; of a mapped one as its manifest has them: nothing is read.
+
+    Raises:
+        DataError: the manifest is gone or changed.
+    """
+    arrays = _arrays(table)
+    if table.path is None:
+        return {name: _crc32(values) for name, values in arrays.items()}
+    try:
+        listed = json.loads((table.path / MANIFEST).read_text(encoding="utf-8"))["arrays"]
+        return {name: listed[name]["crc32"] for name in arrays}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{table.path / MANIFEST} changed since the table was opened ({error}); "
+            "start again when the table is whole"
+        ) from None
+
+
+def table_checksums(table: GraphTable, names: Iterable[str] | None = None) -> dict[str, str]:
+    """Checksums of a table's columns, of those in `names` that it has, and of its graphs' sizes."""
+    wanted = None if names is None else {*names, "node_offsets"}
+    arrays = _arrays(table)
+    return {
+        name: f"{arrays[name].dtype.name}{list(arrays[name].shape)} {crc:08x}"
+        for name, crc in column_sums(table).items()
+        if wanted is None or name in wanted
+    }
+
+
+def _arrays(table: GraphTable) -> dict[str, Array]:
+    offsets = {"node_offsets": table.node_offsets, "edge_offsets": table.edge_offsets}
+    return {**table.columns, **offsets}
