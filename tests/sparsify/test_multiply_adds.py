@@ -24,8 +24,8 @@ def by_name(count):
     return {each.name: each for each in count.weights}
 
 
-def quarter(model):
-    masks = Masks(model)
+def quarter(model, example=None):
+    masks = Masks(model, example=example)
     random_masks(model, masks, dict.fromkeys(masks.names, 0.25))
     return masks
 
@@ -174,16 +174,18 @@ def test_our_typed_messages():
             super().__init__()
             self.edges = edges
             self.weight = nn.Parameter(torch.randn(3, 4, 6))
+            self.bias = nn.Parameter(torch.randn(3, 6))
 
         def forward(self, h):
-            return self.edges.propagate(h, self.weight)
+            return self.edges.propagate(h, self.weight, self.bias)
 
     rng = np.random.default_rng(0)
     senders, receivers, types = rng.integers([10, 10, 3], size=(40, 3)).T
     edges = TypedEdges.of(senders, receivers, types, 10, 3)
     model = Typed(edges)
-    masks = quarter(model)
+    masks = quarter(model, torch.randn(10, 4))
     count = count_flops(model, masks, torch.randn(10, 4))
+    assert set(by_name(count)) == {"weight"}
     assert by_name(count)["weight"].dense == pytest.approx(2 * edges.num_rows * 24)
     assert by_name(count)["weight"].sparse == pytest.approx(2 * edges.num_rows * 6)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,8 +32,12 @@ class ADMM(TrainAndPrune):
             spares narrow ones.
         overrides: sparsities of single layers, by name or pattern; `sparsity` is that of the
             others.
+        include: names or patterns of weights to make sparse; None: all weight matrices.
         exclude: names or patterns of weights to leave dense.
+        example: a batch as the model takes it, which shows what multiplies features in layers
+            that are not known; see `Masks`.
         keep_one: keep one weight of a layer that would have none, rather than refuse.
+        quiet: do not print which weights were chosen and which are left dense.
 
     Raises:
         ValueError: a setting is out of its range, a layer would be empty, a name or pattern
@@ -49,8 +54,11 @@ class ADMM(TrainAndPrune):
         rho: float = 0.01,
         densities: Densities = "uniform",
         overrides: Mapping[str, float] | None = None,
+        include: Sequence[str] | None = None,
         exclude: Sequence[str] = (),
+        example: Any = None,
         keep_one: bool = False,
+        quiet: bool = False,
     ) -> None:
         super().__init__(
             model,
@@ -60,8 +68,11 @@ class ADMM(TrainAndPrune):
             rho=rho,
             densities=densities,
             overrides=overrides,
+            include=include,
             exclude=exclude,
+            example=example,
             keep_one=keep_one,
+            quiet=quiet,
         )
 
     @torch.no_grad()

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from weft.sparsify.densities import Densities, kept_counts
 from weft.sparsify.masks import Masks, table
+from weft.sparsify.matrices import tell
 from weft.sparsify.ranking import mask_of, random_order, top
 from weft.sparsify.schedules import DropSchedule, Shape
 from weft.sparsify.sparse_layers import SparseLayers
@@ -54,10 +55,14 @@ class DropAndGrow:
         stop: share of the training after which masks stay as they are.
         overrides: sparsities of single layers, by name or pattern; `sparsity` is that of the
             others.
+        include: names or patterns of weights to make sparse; None: all weight matrices.
         exclude: names or patterns of weights to leave dense.
+        example: a batch as the model takes it, which shows what multiplies features in layers
+            that are not known; see `Masks`.
         keep_one: keep one weight of a layer that would have none, rather than refuse.
         momentum: of SNFS's averages.
         seed: of the first masks and of random growth.
+        quiet: do not print which weights were chosen and which are left dense.
 
     Raises:
         ValueError: a setting is out of its range, a layer would be empty, a name or pattern
@@ -78,10 +83,13 @@ class DropAndGrow:
         schedule: Shape = "cosine",
         stop: float = 0.75,
         overrides: Mapping[str, float] | None = None,
+        include: Sequence[str] | None = None,
         exclude: Sequence[str] = (),
+        example: Any = None,
         keep_one: bool = False,
         momentum: float = 0.9,
         seed: int = 0,
+        quiet: bool = False,
     ) -> None:
         if growth not in get_args(Growth):
             raise ValueError(f"growth {growth!r} is not one of {', '.join(get_args(Growth))}")
@@ -92,7 +100,13 @@ class DropAndGrow:
         )
         self.growth, self.momentum, self.seed, self.step = growth, momentum, seed, 0
         self._layers = SparseLayers(model, optimizer, exclude)
-        self.masks = Masks(model, exclude=exclude, required=not self._layers)
+        self.masks = Masks(
+            model,
+            include=include,
+            exclude=exclude,
+            example=example,
+            required=not self._layers,
+        )
         counts = kept_counts(self.masks.shapes, densities, sparsity, overrides, keep_one=keep_one)
         self.schedule.warn_if_idle()
         for number, (name, count) in enumerate(counts.items()):
@@ -103,6 +117,7 @@ class DropAndGrow:
         # Should a state be loaded now, weights that these random masks zero may be active in it.
         self._untouched = {name: self.masks.weight(name).detach().clone() for name in self.masks}
         self.masks.attach(optimizer, before=self._before, after=self._after)
+        tell(self.masks.selection, quiet=quiet)
         self._expect()
 
     @property
@@ -171,6 +186,7 @@ class DropAndGrow:
             f"death {plan.death:g} {plan.shape}\n{active:,} of {size:,} weights active, "
             f"sparsity {1 - active / size:.4f}, ever active {self.itop:.4f}\n"
             + table(("weight", "shape", "active", "sparsity", "ever active"), rows)
+            + "".join(f"\n{line}" for line in self.masks.selection.left_lines())
         )
 
     def _expect(self) -> None:

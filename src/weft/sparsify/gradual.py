@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from weft.sparsify.densities import kept_shares, layer_nnz, uniform
 from weft.sparsify.masks import Masks
+from weft.sparsify.matrices import tell
 from weft.sparsify.ranking import mask_of, top
 from weft.sparsify.schedules import CubicSchedule
 
@@ -32,8 +33,12 @@ class GradualPruning:
         every: steps between prunings.
         stop: share of the training at which the final sparsity is there.
         overrides: final sparsities of single layers, by name or pattern.
+        include: names or patterns of weights to make sparse; None: all weight matrices.
         exclude: names or patterns of weights to leave dense.
+        example: a batch as the model takes it, which shows what multiplies features in layers
+            that are not known; see `Masks`.
         keep_one: keep one weight of a layer that would have none, rather than refuse.
+        quiet: do not print which weights were chosen and which are left dense.
 
     Raises:
         ValueError: a setting is out of its range, a layer would be empty, a name or pattern
@@ -52,19 +57,24 @@ class GradualPruning:
         every: int = 100,
         stop: float = 0.75,
         overrides: Mapping[str, float] | None = None,
+        include: Sequence[str] | None = None,
         exclude: Sequence[str] = (),
+        example: Any = None,
         keep_one: bool = False,
+        quiet: bool = False,
     ) -> None:
         self.schedule = CubicSchedule(total_steps=total_steps, begin=begin, every=every, stop=stop)
         if not 0 <= initial < 1:
             raise ValueError(f"initial is {initial}; it must be from 0 to below 1")
-        self.masks, self.step, self.initial = Masks(model, exclude=exclude), 0, initial
+        self.masks = Masks(model, include=include, exclude=exclude, example=example)
+        self.step, self.initial = 0, initial
         shapes = self.masks.shapes
         self._final = uniform(shapes, *kept_shares(sparsity, overrides))
         layer_nnz(shapes, self._final, keep_one=keep_one)
         self.schedule.warn_if_sudden()
         self._prune_if_due()
         self.masks.attach(optimizer, after=self._after)
+        tell(self.masks.selection, quiet=quiet)
 
     def state_dict(self) -> dict[str, Any]:
         """What training goes on from, beside the model's and the optimizer's states."""

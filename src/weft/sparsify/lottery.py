@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from weft.sparsify.densities import kept_shares, layer_nnz, uniform
 from weft.sparsify.masks import Masks
+from weft.sparsify.matrices import tell
 from weft.sparsify.scores import keep_top
 from weft.sparsify.snapshots import restore, snapshot
 
@@ -42,8 +44,11 @@ def lottery_ticket(
     rounds: int = 10,
     rewind_steps: int = 0,
     overrides: Mapping[str, float] | None = None,
+    include: Sequence[str] | None = None,
     exclude: Sequence[str] = (),
+    example: Any = None,
     keep_one: bool = False,
+    quiet: bool = False,
 ) -> Ticket:
     """Find a lottery ticket (Frankle and Carbin 2019; rewinding: Frankle et al. 2020).
 
@@ -61,8 +66,12 @@ def lottery_ticket(
         rewind_steps: optimizer steps of the first round after which weights are remembered; 0 is
             their initialisation.
         overrides: sparsities of single layers, by name or pattern.
+        include: names or patterns of weights to make sparse; None: all weight matrices.
         exclude: names or patterns of weights to leave dense.
+        example: a batch as the model takes it, which shows what multiplies features in layers
+            that are not known; see `Masks`.
         keep_one: keep one weight of a layer that would have none, rather than refuse.
+        quiet: do not print which weights were chosen and which are left dense.
 
     Raises:
         ValueError: a setting is out of its range or would empty a layer; `train` made fewer steps
@@ -72,9 +81,10 @@ def lottery_ticket(
         raise ValueError(f"rounds is {rounds}; it must be at least 1")
     if rewind_steps < 0:
         raise ValueError(f"rewind_steps is {rewind_steps}; it must be 0 or more")
-    masks = Masks(model, exclude=exclude)
+    masks = Masks(model, include=include, exclude=exclude, example=example)
     shares = uniform(masks.shapes, *kept_shares(sparsity, overrides))
     layer_nnz(masks.shapes, shares, keep_one=keep_one)
+    tell(masks.selection, quiet=quiet)
     start = snapshot(model) if rewind_steps == 0 else {}
     sparsities = []
     for number in range(1, rounds + 1):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from weft.sparsify.matrices import weight_matrices
+from weft.sparsify.matrices import select_weights
 
 __all__ = ["Masks", "check_same_model", "table"]
 
@@ -18,21 +19,29 @@ __all__ = ["Masks", "check_same_model", "table"]
 class Masks:
     """Which weights of a model are active; all of them at first.
 
-    Weight matrices are the parameters of two and more dimensions of linear, convolution and
-    recurrent layers, and of layers of a stranger's own (a parameter of three and more dimensions
-    only where none of them is 1, as in attention vectors); never biases, norms and embeddings.
-    A shared weight appears once, by its first name. Frozen parameters are left out.
+    Weight matrices are the parameters that multiply features in a product: those of linear,
+    convolution and recurrent layers, of torch_geometric's and of weft's own. Attention vectors,
+    relation coefficients, biases, norms and embeddings are not. Whether a parameter of another
+    layer is one cannot be told without an `example`: it is left dense unless it is seen to
+    multiply features there, or is named in `include`. Printed, the masks show what was left and
+    why. A shared weight appears once, by its first name. Frozen parameters are left out.
 
     Args:
         model: any module.
         include: names, or patterns as of `fnmatch`, of the parameters to mask; None: all weight
             matrices. An exact name may be any parameter of two and more dimensions.
         exclude: names or patterns of weight matrices to leave as they are.
+        example: a batch as the model takes it, a tuple holds several arguments; the model runs
+            once, in evaluation mode. None: go by the kinds of layers alone.
         required: refuse a model with nothing to mask.
+
+    Attributes:
+        selection: the weights that were chosen, and why others were left.
 
     Raises:
         ValueError: a name or pattern is nothing of this model's; a parameter that was named is
-            frozen; there is nothing to mask.
+            frozen; a weight is computed from other parameters at each call, as by weight_norm;
+            there is nothing to mask.
     """
 
     def __init__(
@@ -41,10 +50,14 @@ class Masks:
         *,
         include: Sequence[str] | None = None,
         exclude: Sequence[str] = (),
+        example: Any = None,
         required: bool = True,
     ) -> None:
         self.model = model
-        self._weights = weight_matrices(model, include, exclude, required)
+        self.selection = select_weights(
+            model, include=include, exclude=exclude, example=example, required=required
+        )
+        self._weights = self.selection.chosen
         self._active = {
             name: torch.ones_like(weight, dtype=torch.bool)
             for name, weight in self._weights.items()
@@ -188,6 +201,7 @@ class Masks:
         other._start_unattached()
         other.model = model
         other._weights = {name: theirs[name] for name in self.names}
+        other.selection = replace(self.selection, chosen=other._weights)
         other._active = {name: mask.clone() for name, mask in self._active.items()}
         other._inactive = {name: mask.clone() for name, mask in self._inactive.items()}
         return other
@@ -230,7 +244,8 @@ class Masks:
 
     def __repr__(self) -> str:
         heads = ("weight", "shape", "active", "sparsity")
-        return f"Masks: {self.summary()}\n{table(heads, self.rows())}"
+        lines = [f"Masks: {self.summary()}", table(heads, self.rows())]
+        return "\n".join([*lines, *self.selection.left_lines()])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_handles": []}

@@ -1,26 +1,98 @@
-"""Which parameters of a module are weight matrices."""
+"""Which parameters of a module are weight matrices: those that multiply features in a product."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
+import torch.distributed as dist
+from rich.console import Console
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils import parametrize
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from weft.sparsify.layers import SparseLinear
+from weft.sparsify.products import watch_products
 
-__all__ = ["matching", "weight_matrices"]
+__all__ = ["Selection", "matching", "select_weights", "tell"]
 
-# Modules whose weights multiply, whatever their shape: 128 -> 1 is a matrix with one row.
-_MULTIPLY = (nn.Linear, nn.Bilinear, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+# Layers of torch, of which each parameter called weight multiplies, whatever its shape.
+_TORCH = (
+    nn.Linear,
+    nn.Bilinear,
+    nn.RNNBase,
+    nn.RNNCellBase,
+    nn.MultiheadAttention,
+    nn.modules.conv._ConvNd,
+)
 _NOT_MATRICES = ("Norm", "Embedding")
+# Other layers with parameters of their own: those of them that transform features, the rest does
+# not. Known by their names, as torch_geometric need not be installed.
+_KNOWN = {
+    "torch_geometric.nn.dense.linear.Linear": ("weight",),
+    "torch_geometric.nn.dense.linear.HeteroLinear": ("weight",),
+    "torch_geometric.nn.conv.arma_conv.ARMAConv": ("weight", "init_weight", "root_weight"),
+    "torch_geometric.nn.conv.dna_conv.Linear": ("weight",),
+    "torch_geometric.nn.conv.gated_graph_conv.GatedGraphConv": ("weight",),
+    "torch_geometric.nn.conv.gcn2_conv.GCN2Conv": ("weight1", "weight2"),
+    "torch_geometric.nn.conv.gmm_conv.GMMConv": ("g",),
+    "torch_geometric.nn.conv.gat_conv.GATConv": (),
+    "torch_geometric.nn.conv.gatv2_conv.GATv2Conv": (),
+    "torch_geometric.nn.conv.hgt_conv.HGTConv": (),
+    "torch_geometric.nn.conv.rgat_conv.RGATConv": ("weight", "basis"),
+    "torch_geometric.nn.conv.rgcn_conv.RGCNConv": ("weight", "root"),
+    "weft.models.gcn.GCNLayer": ("weight",),
+    "weft.models.ggnn.GatedGraph": ("weight",),
+    "weft.models.sage.SAGELayer": ("neighbours", "own"),
+}
+_UNKNOWN = (
+    "not known to multiply features; give an example, which is a batch as the model takes it, or "
+    "name them in include"
+)
+_UNSEEN = "no product with features as with a matrix in the example"
+# Names that a sentence lists before it says how many more there are.
+_LISTED = 8
 
 
-def weight_matrices(
-    model: nn.Module, include: Sequence[str] | None, exclude: Sequence[str], required: bool
-) -> dict[str, nn.Parameter]:
-    """The parameters to mask, by name; see `Masks`, whose arguments and errors these are."""
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The weights of a model that a method makes sparse.
+
+    Attributes:
+        chosen: the parameters, by name.
+        left: why each other parameter of two and more dimensions stays dense, by name.
+    """
+
+    chosen: dict[str, nn.Parameter]
+    left: dict[str, str]
+
+    def left_lines(self) -> list[str]:
+        """A line for each reason why parameters stay dense."""
+        lines = []
+        for reason in dict.fromkeys(self.left.values()):
+            names = [name for name, why in self.left.items() if why == reason]
+            lines.append(f"left dense: {_listed(names)} ({reason})")
+        return lines
+
+    def __str__(self) -> str:
+        size = sum(parameter.numel() for parameter in self.chosen.values())
+        chosen = f"{_listed(list(self.chosen))} ({size:,} weights) may become sparse"
+        return "\n".join([chosen, *self.left_lines()])
+
+
+def select_weights(
+    model: nn.Module,
+    *,
+    include: Sequence[str] | None = None,
+    exclude: Sequence[str] = (),
+    example: Any = None,
+    required: bool = True,
+) -> Selection:
+    """The parameters to mask; see `Masks`, whose arguments and errors these are."""
     first_name = {id(p): name for name, p in model.named_parameters()}
     # A shared weight may be called by any of its names.
     called = {name: first_name[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
@@ -29,7 +101,9 @@ def weight_matrices(
         if isinstance(parameter, UninitializedParameter):
             raise ValueError(f"{name} has no shape before the first batch; call the model once")
     wide = [name for name, p in parameters.items() if p.dim() >= 2]
-    matrices = _matrices(model, first_name)
+    computed = {name: how for name, how in _computed(model).items() if name in wide}
+    left = _without_product(model, wide, called, computed, example)
+    wanted = [name for name in wide if name not in left]
     if include is not None:
         exact = {called[each] for each in include if called.get(each) in wide}
         frozen = [name for name in wide if name in exact and not parameters[name].requires_grad]
@@ -39,36 +113,132 @@ def weight_matrices(
                 "leave it out of include, or let it learn"
             )
         patterns = [each for each in include if called.get(each) not in exact]
-        matched = matching(patterns, matrices, "include")
-        matrices = [name for name in wide if name in exact or name in matched]
+        known = [name for name in wide if left.get(name, _UNKNOWN) in (_UNKNOWN, _UNSEEN)]
+        matched = matching(patterns, [*known, *computed.values()], "include")
+        wanted = [n for n in wide if n in exact or n in matched or computed.get(n) in matched]
+        left |= {name: "not in include" for name in known if name not in wanted}
     sparse = [f"{path}.weight" for path, m in model.named_modules() if isinstance(m, SparseLinear)]
-    unwanted = matching([called.get(each, each) for each in exclude], wide + sparse, "exclude")
-    chosen = {
-        name: parameters[name]
-        for name in matrices
-        if name not in unwanted and parameters[name].requires_grad
-    }
+    candidates = [*wide, *sparse, *computed.values()]
+    unwanted = matching([called.get(each, each) for each in exclude], candidates, "exclude")
+    chosen = {}
+    for name in wanted:
+        if name in unwanted or computed.get(name) in unwanted:
+            left[name] = "excluded"
+        elif parameters[name].requires_grad:
+            chosen[name] = parameters[name]
+    selection = Selection(
+        chosen=chosen,
+        left={
+            name: left[name] if parameters[name].requires_grad else "frozen"
+            for name in wide
+            if name not in chosen
+        },
+    )
+    _refuse_computed({computed[name] for name in chosen if name in computed})
     if required and not chosen:
         raise ValueError(
             f"there is no weight to mask in {type(model).__name__}: weight matrices are "
-            f"{', '.join(matrices) or 'none'}, without those that are excluded or frozen"
+            f"{', '.join(wanted) or 'none'}, without those that are excluded or frozen"
+            + "".join(f"; {line}" for line in selection.left_lines())
         )
-    return chosen
+    return selection
 
 
-def _matrices(model: nn.Module, first_name: Mapping[int, str]) -> list[str]:
-    """Names of what multiplies."""
-    yes, no = set(), set()
-    for module in model.modules():
-        kinds = [kind.__name__ for kind in type(module).__mro__]
-        for name, parameter in module.named_parameters(recurse=False):
-            if any(word in kind for word in _NOT_MATRICES for kind in kinds):
-                no.add(id(parameter))
-            elif parameter.dim() >= 2 and "bias" not in name:
-                multiplies = isinstance(module, _MULTIPLY) or any(k == "_ConvNd" for k in kinds)
-                if multiplies or parameter.dim() == 2 or 1 not in parameter.shape:
-                    yes.add(id(parameter))
-    return [name for key, name in first_name.items() if key in yes - no]
+def _without_product(
+    model: nn.Module,
+    wide: Sequence[str],
+    called: Mapping[str, str],
+    computed: Mapping[str, str],
+    example: Any,
+) -> dict[str, str]:
+    """Why a parameter multiplies no features, by name, in so far as that is known."""
+    left: dict[str, str] = {}
+    unsure: dict[str, str] = {}
+    for full, name in called.items():
+        layer, own = _owner(model, full)
+        kinds = [kind.__name__ for kind in type(layer).__mro__]
+        if any(word in kind for word in _NOT_MATRICES for kind in kinds):
+            left[name] = "norm or embedding"
+        elif "bias" in own:
+            left[name] = "bias"
+        elif name not in computed and not _is_factor(layer, own):
+            sure = _is_factor(layer, own) is False
+            (left if sure else unsure)[name] = (
+                f"{type(layer).__name__} does not transform features with it" if sure else _UNKNOWN
+            )
+    unsure = {name: why for name, why in unsure.items() if name not in left}
+    if unsure and example is not None:
+        inputs = example if isinstance(example, tuple) else (example,)
+        products = watch_products(model, inputs, {}, nnz={})
+        unsure = {name: _UNSEEN for name in unsure if name not in products.multiplied}
+    left |= unsure
+    return {name: left[name] for name in wide if name in left}
+
+
+def _is_factor(layer: nn.Module, own: str) -> bool | None:
+    """Whether a layer multiplies features with a parameter of its own; None: not known."""
+    for kind in type(layer).__mro__:
+        library = kind.__module__.partition(".")[0]
+        known = _KNOWN.get(f"{kind.__module__}.{kind.__qualname__}")
+        if kind in _TORCH or known is not None:
+            if "weight" in own if known is None else own in known:
+                return True
+            # What a stranger's subclass has added is not known.
+            return False if type(layer).__module__.partition(".")[0] == library else None
+    return None
+
+
+def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The layer that a parameter belongs to, and what the layer calls it."""
+    path, _, own = name.rpartition(".")
+    module = model.get_submodule(path)
+    inside = (nn.ParameterDict, nn.ParameterList, parametrize.ParametrizationList)
+    while path and isinstance(module, inside):
+        path, _, own = path.rpartition(".")
+        path = path.removesuffix("parametrizations").removesuffix(".")
+        module = model.get_submodule(path)
+    return module, own
+
+
+def _computed(model: nn.Module) -> dict[str, str]:
+    """Parameters that a weight is computed from at each call: the weight's name, by theirs."""
+    found = {}
+    for path, module in model.named_modules():
+        dot = f"{path}." if path else ""
+        if parametrize.is_parametrized(module):
+            assert isinstance(module.parametrizations, nn.ModuleDict)
+            for weight, made in module.parametrizations.items():
+                for name, _ in made.named_parameters():
+                    found[f"{dot}parametrizations.{weight}.{name}"] = f"{dot}{weight}"
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, WeightNorm | SpectralNorm):
+                for ending in ("_g", "_v", "_orig"):
+                    found[f"{dot}{hook.name}{ending}"] = f"{dot}{hook.name}"
+    return found
+
+
+def _refuse_computed(names: set[str]) -> None:
+    if names:
+        raise ValueError(
+            f"{', '.join(sorted(names))} is computed from other parameters at each call "
+            "(weight_norm, spectral_norm or another parametrization), and a mask on these is none "
+            "on it; take the parametrization off first (remove_parametrizations of "
+            "torch.nn.utils.parametrize, or remove_weight_norm and remove_spectral_norm for the "
+            "older ones), or leave the weight dense with exclude"
+        )
+
+
+def tell(selection: Selection, *, quiet: bool) -> None:
+    """Print which weights are masked and which are left, on stderr, from rank 0 alone."""
+    first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+    if first and not quiet and selection.chosen:
+        # Names may hold brackets, which are no markup.
+        Console(stderr=True).print(str(selection), highlight=False, markup=False, soft_wrap=True)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "") or "nothing"
 
 
 def matching(patterns: Sequence[str], names: Sequence[str], what: str) -> list[str]:

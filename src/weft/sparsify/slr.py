@@ -65,8 +65,12 @@ class SLR(TrainAndPrune):
             spares narrow ones.
         overrides: sparsities of single layers, by name or pattern; `sparsity` is that of the
             others.
+        include: names or patterns of weights to make sparse; None: all weight matrices.
         exclude: names or patterns of weights to leave dense.
+        example: a batch as the model takes it, which shows what multiplies features in layers
+            that are not known; see `Masks`.
         keep_one: keep one weight of a layer that would have none, rather than refuse.
+        quiet: do not print which weights were chosen and which are left dense.
 
     Raises:
         ValueError: a setting is out of its range, a layer would be empty, a name or pattern
@@ -86,8 +90,11 @@ class SLR(TrainAndPrune):
         r: float = 0.1,
         densities: Densities = "uniform",
         overrides: Mapping[str, float] | None = None,
+        include: Sequence[str] | None = None,
         exclude: Sequence[str] = (),
+        example: Any = None,
         keep_one: bool = False,
+        quiet: bool = False,
     ) -> None:
         if not 0 < step < math.inf:
             raise ValueError(f"step is {step}; it must be above 0")
@@ -106,8 +113,11 @@ class SLR(TrainAndPrune):
             rho=rho,
             densities=densities,
             overrides=overrides,
+            include=include,
             exclude=exclude,
+            example=example,
             keep_one=keep_one,
+            quiet=quiet,
         )
 
     def end_epoch(self, objective: Objective | None = None) -> None:

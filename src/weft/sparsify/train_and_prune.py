@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from weft.sparsify.densities import Densities, kept_counts
 from weft.sparsify.masks import Masks
+from weft.sparsify.matrices import tell
 from weft.sparsify.ranking import mask_of, top
 
 __all__ = ["Objective", "Phase", "TrainAndPrune"]
@@ -46,8 +47,11 @@ class TrainAndPrune:
         rho: float,
         densities: Densities,
         overrides: Mapping[str, float] | None,
+        include: Sequence[str] | None,
         exclude: Sequence[str],
+        example: Any,
         keep_one: bool,
+        quiet: bool,
     ) -> None:
         if len(phases) != 3 or any(int(epochs) != epochs or epochs < 0 for epochs in phases):
             raise ValueError(
@@ -59,13 +63,14 @@ class TrainAndPrune:
         self.model, self.optimizer = model, optimizer
         self.phases = (int(phases[0]), int(phases[1]), int(phases[2]))
         self.rho, self.epoch = float(rho), 0
-        self.masks = Masks(model, exclude=exclude)
+        self.masks = Masks(model, include=include, exclude=exclude, example=example)
         self._kept = kept_counts(
             self.masks.shapes, densities, sparsity, overrides, keep_one=keep_one
         )
         # An optimizer without the weights is better known now than after the dense epochs.
         self.masks.attach(optimizer)
         self.masks.detach()
+        tell(self.masks.selection, quiet=quiet)
         self.targets: dict[str, Tensor] = {}
         self.multipliers: dict[str, Tensor] = {}
         self._enter()

@@ -11,6 +11,7 @@ from torch.func import functional_call
 
 from weft.graphs import GraphBatch
 from weft.sparsify.masks import Masks
+from weft.sparsify.matrices import tell
 from weft.sparsify.ranking import mask_of, top
 from weft.sparsify.scores import keep_top
 from weft.sparsify.snapshots import restore, snapshot
@@ -53,7 +54,11 @@ class UGS(nn.Module):
             a layer keeps one at least.
         edge_penalty: on the sum of the edges' masks.
         weight_penalty: on the sum of the weights' masks.
+        include: names or patterns of weights to make sparse; None: all weight matrices.
         exclude: names or patterns of weights to leave dense.
+        example: a batch as the model takes it, which shows what multiplies features in layers
+            that are not known; see `Masks`.
+        quiet: do not print which weights were chosen and which are left dense.
 
     Raises:
         ValueError: a setting is out of its range, or shapes do not agree.
@@ -73,7 +78,10 @@ class UGS(nn.Module):
         weight_fraction: float = 0.2,
         edge_penalty: float = 1e-2,
         weight_penalty: float = 1e-2,
+        include: Sequence[str] | None = None,
         exclude: Sequence[str] = (),
+        example: Any = None,
+        quiet: bool = False,
     ) -> None:
         super().__init__()
         for name, value in (("edge", edge_fraction), ("weight", weight_fraction)):
@@ -83,7 +91,9 @@ class UGS(nn.Module):
             if not value >= 0:
                 raise ValueError(f"{name}_penalty is {value}; it must be 0 or more")
         values, may_go = _edge_values(edges, prunable)
-        self.model, self.masks = model, Masks(model, exclude=exclude)
+        self.model = model
+        self.masks = Masks(model, include=include, exclude=exclude, example=example)
+        tell(self.masks.selection, quiet=quiet)
         self.edge_fraction, self.weight_fraction = edge_fraction, weight_fraction
         self.edge_penalty, self.weight_penalty = edge_penalty, weight_penalty
         self.rounds = 0

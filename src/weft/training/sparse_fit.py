@@ -107,6 +107,7 @@ def fit_sparse(
             train=train,
             resumed=resumed,
             seed=seed,
+            quiet=quiet,
         )
         return optimizer, scheduler, sparsifier
 

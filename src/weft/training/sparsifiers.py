@@ -23,6 +23,7 @@ from weft.sparsify import (
 )
 from weft.sparsify.admm import ADMM
 from weft.sparsify.lottery import lottery_ticket
+from weft.sparsify.matrices import tell
 from weft.sparsify.schedules import DropSchedule
 from weft.sparsify.slr import SLR
 from weft.training.batches import Stateful
@@ -150,6 +151,7 @@ def sparsifier_for(
     train: Callable[[nn.Module, Masks], None],
     resumed: bool = False,
     seed: int = 0,
+    quiet: bool = False,
 ) -> Sparsifier:
     """Make the model sparse in the way that `config` names, or see to it that it becomes so.
 
@@ -166,6 +168,7 @@ def sparsifier_for(
         train: trains the model to the end with masks attached to an optimizer: for lottery.
         resumed: a state will be loaded, so that nothing long need be computed first.
         seed: of random masks and of random growth.
+        quiet: do not print which weights are chosen.
 
     Raises:
         ValueError: the sparsity would leave a layer without weights.
@@ -187,6 +190,7 @@ def sparsifier_for(
             every=every,
             death=config.death,
             seed=seed,
+            quiet=quiet,
         )
         return Sparsifier(
             masks=grown.masks if len(grown.masks) else None,
@@ -202,6 +206,7 @@ def sparsifier_for(
             total_steps=steps,
             sparsity=config.sparsity,
             every=every,
+            quiet=quiet,
         )
         return Sparsifier(
             masks=gradual.masks,
@@ -226,9 +231,17 @@ def sparsifier_for(
                 phases=phases,
                 rho=config.rho,
                 step=config.rho,
+                quiet=quiet,
             )
             if name != "admm"
-            else ADMM(model, optimizer, sparsity=config.sparsity, phases=phases, rho=config.rho)
+            else ADMM(
+                model,
+                optimizer,
+                sparsity=config.sparsity,
+                phases=phases,
+                rho=config.rho,
+                quiet=quiet,
+            )
         )
         return Sparsifier(
             masks=pruned.masks,
@@ -238,10 +251,13 @@ def sparsifier_for(
             finished=lambda: pruned.phase in ("retrain", "done"),
         )
     if name == "lottery" and not resumed:
-        ticket = lottery_ticket(model, train, sparsity=config.sparsity, rounds=config.rounds)
+        ticket = lottery_ticket(
+            model, train, sparsity=config.sparsity, rounds=config.rounds, quiet=quiet
+        )
         masks = ticket.masks
     else:
         masks = Masks(model)
+        tell(masks.selection, quiet=quiet)
     # By rank across all layers, as the methods' authors do; no layer may be cut through by it.
     if not resumed:
         layers = erk(masks.shapes, density)

@@ -106,6 +106,7 @@ def step_costs(
             growth=config.sparsify,
             every=every,
             death=config.death,
+            quiet=True,
         )
         return _step(twin, optimizer, loss)
 

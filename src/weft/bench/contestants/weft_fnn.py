@@ -40,6 +40,7 @@ def prepare(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
             densities="uniform",
             every=case["every"],
             death=0.3,
+            quiet=True,
         )
 
     def step() -> None:
