@@ -224,7 +224,9 @@ def test_a_study(study, tmp_path) -> None:
     assert page.all("img")[0]["src"].startswith("data:image/png;base64,")
     drawing = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "#1f77b4" not in drawing
-    (study / "time.svg").write_text('<svg viewBox="0 0 1 1"><script>1</script></svg>')
+    (study / "time.svg").write_text(
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"><script>1</script></svg>'
+    )
     (study / "results.md").unlink()
     page = page_on(study, out=tmp_path / "page.html")
     assert "The plot time.svg is left out: it runs or fetches something" in page.words
