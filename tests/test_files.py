@@ -100,7 +100,7 @@ def test_what_a_killed_write_left_is_overwritten(tmp_path: Path) -> None:
         "    file.write(b'half'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)\n"
         "write_atomically(Path(sys.argv[1]), write)\n"
     )
-    killed = subprocess.run([sys.executable, "-c", script, str(path)], timeout=60, check=False)
+    killed = subprocess.run([sys.executable, "-c", script, str(path)], timeout=600, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == [".a.bin.partial", "a.bin"]

@@ -28,7 +28,7 @@ def talk(script: Path, *messages: dict[str, Any]) -> tuple[list[dict[str, Any]],
         input="".join(json.dumps(message) + "\n" for message in messages),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     return [json.loads(line) for line in done.stdout.splitlines()], done.stderr, done.returncode

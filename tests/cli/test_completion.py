@@ -33,7 +33,7 @@ def test_a_script_names_everything_and_parses(weft, tmp_path, every_screen, shel
         pytest.skip(f"{shell} is not here")
     script = tmp_path / "script"
     script.write_text(said.out)
-    done = subprocess.run([*SHELLS[shell], script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*SHELLS[shell], script], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -67,7 +67,7 @@ def test_bash_completes(weft, tmp_path):
             ],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
             check=True,
             cwd=tmp_path,
         )
@@ -90,7 +90,7 @@ def test_bash_completes(weft, tmp_path):
         ["bash", "-c", f"source {script}; complete -p weft"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=True,
     )
     assert known.stdout.strip() == "complete -o bashdefault -o default -F _weft weft"

@@ -142,7 +142,7 @@ def test_two_ranks_write_one_run(weft, tmp_path, code):
         [*command, "2", "-m", "weft", *words, "two"],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -20,7 +20,7 @@ import pytest
 from weft.sources import planted_partition
 from weft.training import read_metrics
 
-SECONDS = 120
+SECONDS = 600
 TRAIN = ("train", "full-graph", "--epochs", "6", "--checkpoint-every", "2", "--quiet")
 
 
@@ -209,7 +209,7 @@ def spaces() -> Iterator[list[str]]:
     ]
 
     def ip(words: str) -> bool:
-        done = subprocess.run(["ip", *words.split()], capture_output=True, timeout=20)
+        done = subprocess.run(["ip", *words.split()], capture_output=True, timeout=600)
         return done.returncode == 0
 
     try:

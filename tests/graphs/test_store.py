@@ -409,7 +409,7 @@ def test_a_full_disk_names_the_file_and_leaves_nothing_behind(tmp_path):
         [sys.executable, "-c", FULL_DISK, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=True,
     )
     assert "File too large" in done.stdout

@@ -171,6 +171,6 @@ def test_without_lightning_the_error_names_the_extra():
         "except ImportError as error:\n    print(error)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=True
     )
     assert done.stdout == "this needs Lightning: pip install 'weft[lightning]'\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import socket
 import time
 import traceback
 from datetime import timedelta
@@ -13,8 +12,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-# Longer than any test; a test that waits on purpose gives its own.
-SECONDS = 120
+# Longer than any test takes on a busy machine, and shorter than what ranks of a run wait.
+SECONDS = 300
 
 
 def context():
@@ -23,23 +22,14 @@ def context():
     return server
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def _rank(function, rank, ranks, port, seconds, connection, arguments):
-    os.environ |= {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
     torch.set_num_threads(1)
+    wait = timedelta(seconds=seconds)
     try:
         if ranks > 1:
-            dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
+            store = dist.TCPStore("127.0.0.1", port, ranks, is_master=False, timeout=wait)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=wait)
         answer = ("result", function(*arguments))
     except BaseException as error:
         answer = ("error", f"{type(error).__name__}: {error}", traceback.format_exc())
@@ -52,12 +42,15 @@ def _rank(function, rank, ranks, port, seconds, connection, arguments):
 
 def answers_of(ranks, function, *arguments, seconds=SECONDS):
     """What each rank answered: ("result", value), ("error", text, traceback) or ("died", code)."""
-    server, port = context(), free_port()
+    server = context()
+    # In this process, which has the port from the system: one that is only looked up may be taken
+    # by another test before rank 0 comes to use it.
+    store = dist.TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False)
     pipes, processes = [], []
     for rank in range(ranks):
         ours, theirs = server.Pipe(duplex=False)
         process = server.Process(
-            target=_rank, args=(function, rank, ranks, port, seconds, theirs, arguments)
+            target=_rank, args=(function, rank, ranks, store.port, seconds, theirs, arguments)
         )
         process.start()
         theirs.close()
@@ -70,10 +63,10 @@ def answers_of(ranks, function, *arguments, seconds=SECONDS):
             assert pipe.poll(max(0.1, end - time.monotonic())), f"rank {rank} did not answer"
             answers.append(pickle.loads(pipe.recv_bytes()))
         except EOFError:
-            process.join(10)
+            process.join(SECONDS)
             answers.append(("died", process.exitcode))
     for process in processes:
-        process.join(10)
+        process.join(SECONDS)
         assert process.exitcode is not None, "a rank did not end"
     return answers
 

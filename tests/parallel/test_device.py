@@ -141,7 +141,7 @@ def test_without_other_ranks_all_is_there_too():
             shard.y + torch.ones(len(shard.y))
 
 
-WAIT = timedelta(seconds=20)
+WAIT = timedelta(seconds=300)
 
 
 def groups_for_gpus(grid, replication):

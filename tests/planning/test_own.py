@@ -127,7 +127,7 @@ def test_a_prompt_is_told_to_use_a_file() -> None:
         "weft.plan(Net, table_from_graphs(list(small_graphs(9))), loss=loss, steps=9)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False
     )
     assert "model_fn is defined at a prompt or in a notebook" in done.stderr
     assert "put it into a file" in done.stderr

@@ -35,7 +35,7 @@ def browse(tmp_path: Path, page: Path, *options: str) -> subprocess.CompletedPro
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=180,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

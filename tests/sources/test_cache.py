@@ -89,7 +89,7 @@ def test_whoever_loses_the_race_opens_the_winner(tmp_path: Path, rebuild: bool) 
     opened: list[GraphTable] = []
 
     def slow(path: Path) -> GraphTable:
-        both.wait(timeout=30)
+        both.wait(timeout=600)
         return build(path)
 
     def work() -> None:
@@ -99,7 +99,7 @@ def test_whoever_loses_the_race_opens_the_winner(tmp_path: Path, rebuild: bool) 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=600)
     assert [len(table) for table in opened] == [4, 4]
     assert [p.name for p in tmp_path.iterdir()] == ["toy.weft"]
 
@@ -117,8 +117,7 @@ def test_two_processes_build_the_same_table(tmp_path: Path) -> None:
 
         def build(path):
             (folder / f"ready-{sys.argv[2]}").touch()
-            end = time.monotonic() + 60
-            while len(list(folder.glob("ready-*"))) < 2 and time.monotonic() < end:
+            while len(list(folder.glob("ready-*"))) < 2:
                 time.sleep(0.01)
             return write_table(path, [Graph(num_nodes=2, nodes={"x": np.ones(2)})] * 500)
 
@@ -128,7 +127,7 @@ def test_two_processes_build_the_same_table(tmp_path: Path) -> None:
     command = [sys.executable, "-c", script, str(tmp_path)]
     runs = [subprocess.Popen([*command, str(i)], stderr=subprocess.PIPE) for i in range(2)]
     for run in runs:
-        _, errors = run.communicate(timeout=120)
+        _, errors = run.communicate(timeout=600)
         assert run.returncode == 0, errors.decode()
     assert [p.name for p in (tmp_path / "data").iterdir()] == ["toy.weft"]
     assert len(list(tmp_path.glob("ready-*"))) == 2
@@ -179,7 +178,7 @@ cached_table("toy", build, data_dir=folder, rebuild=True)
 
 
 def kill_while(moment: str, folder: Path) -> None:
-    run = subprocess.run([sys.executable, "-c", KILLED, str(folder), moment], timeout=120)
+    run = subprocess.run([sys.executable, "-c", KILLED, str(folder), moment], timeout=600)
     assert run.returncode == -9
 
 

@@ -121,7 +121,7 @@ def test_a_full_disk_is_one_clear_error(server: str, tmp_path: Path) -> None:
         [sys.executable, "-c", script, f"{server}/data.bin", SHA256, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert run.returncode == 0, run.stderr
     assert list(tmp_path.iterdir()) == []

@@ -189,7 +189,7 @@ def test_a_script_without_a_guard_is_told(folder: Path, tmp_path: Path) -> None:
         f"program_table({str(folder)!r}, workers=2, progress=False)\n"
     )
     said = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, script], capture_output=True, text=True, timeout=600, check=False
     )
     assert said.returncode == 1
     assert "workers=1" in said.stderr

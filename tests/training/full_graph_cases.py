@@ -27,7 +27,7 @@ from weft.training.full_graph_session import check_alike
 
 
 def _join() -> int:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
     return int(os.environ["RANK"])
 
 
@@ -76,7 +76,7 @@ def disagreeing(paths: list[list[str]], config: FullGraphConfig) -> list[str]:
     """What `check_alike` says where this rank has the last table of each pair, and others not."""
     odd = 1
     said = []
-    with joined("1d", timeout=timedelta(seconds=20)) as world:
+    with joined("1d", timeout=timedelta(seconds=300)) as world:
         for first, last in paths:
             table = open_table(last if world.rank == odd else first)
             said.append(_said(table, world, config))

@@ -24,7 +24,7 @@ from small_programs import config, small_programs
 from weft.training import programs, read_metrics
 from weft.training.ranks import joined_ranks, shared_run
 
-SECONDS = 120
+SECONDS = 600
 OPTIONS: dict[str, Any] = {
     "dropout": 0.2,
     "smoothing": 0.1,

@@ -20,7 +20,7 @@ def report_of(script: str, folder: Path) -> Any:
         [sys.executable, str(Path(__file__).with_name(script)), str(folder)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

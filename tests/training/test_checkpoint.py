@@ -79,7 +79,7 @@ def test_a_full_disk_is_told_and_keeps_the_old_checkpoint(tmp_path: Path) -> Non
         [sys.executable, "-c", script, str(path)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert full.stderr.startswith(f"cannot write {path}: File too large; the file that was there")

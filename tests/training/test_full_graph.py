@@ -38,7 +38,7 @@ CONFIG = FullGraphConfig(
     checkpoint_every=3,
     dtype="float64",
     dropout=0.3,
-    timeout=30.0,
+    timeout=300.0,
     feature_scale="none",
 )
 NODES = 53

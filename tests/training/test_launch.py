@@ -16,7 +16,7 @@ import pytest
 from weft.errors import DataError
 from weft.training.launch import RankError, launch
 
-SECONDS = 60
+SECONDS = 600
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -104,7 +104,7 @@ def test_a_users_mistake_comes_once_and_is_not_tried_again(tmp_path, capfd):
     [
         ("broken", "rank 1 failed with KeyError: 'weight'; the ranks' logs are in "),
         ("leaving", "rank 1 ended with exit code 3; the ranks' logs are in "),
-        ("silent", "could not reach another rank: Timed out waiting 2000ms"),
+        ("silent", "rank 0 could not reach another rank: "),
     ],
 )
 def test_one_sentence_names_the_rank_at_fault(tmp_path, case, words):

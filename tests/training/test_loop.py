@@ -313,7 +313,7 @@ def test_works_in_another_thread() -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    thread.join(timeout=60)
+    thread.join(timeout=600)
     assert results[0].steps == 3
 
 

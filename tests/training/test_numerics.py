@@ -59,7 +59,7 @@ def test_all_threads_flush_and_stop_flushing() -> None:
         [sys.executable, "-W", "error", "-c", SCRIPT],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -101,7 +101,7 @@ def test_a_prepared_process_spares_the_collector_the_libraries():
         [sys.executable, "-c", f"{script}; print(gc.get_freeze_count())"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=True,
     )
     assert int(done.stdout) > 10_000

@@ -63,7 +63,7 @@ def test_no_process_is_different() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=600,
     )
     assert there.stdout.strip() == hashlib.sha256(here.tobytes()).hexdigest()
 
