@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -22,6 +24,7 @@ with warnings.catch_warnings():
 from weft.batching import graph_sizes
 from weft.errors import DataError
 from weft.graphs import Budget
+from weft.graphs.convert import graph_to_pyg
 from weft.sources import small_graphs
 
 # Of torch_geometric, where it compiles or pools.
@@ -354,3 +357,30 @@ def test_a_transform_that_changes_sizes_is_noticed():
     loader = PackedDataLoader(Growing(rings()), 4)
     with pytest.raises(DataError, match="more than was planned from their sizes"):
         next(iter(loader))
+
+
+@pytest.mark.parametrize("policy", ["packed", "unpadded"])
+def test_a_number_of_the_graph_is_not_taken_for_a_nodes(policy):
+    """The table of QM9 has an `index`, by whose name torch_geometric would add up nodes."""
+    graphs = [
+        graph_to_pyg(dataclasses.replace(graph, graph={"index": np.int32(1000 + number)}))
+        for number, graph in enumerate(small_graphs(20))
+    ]
+    assert (next(iter(DataLoader(graphs, 4))).index > 1019).any(), "torch_geometric's own"
+    loader = PackedDataLoader(graphs, 6, policy=policy)
+    found = []
+    for batch in loader:
+        own = batch.index[batch.graph_mask]
+        assert own.tolist() == [int(batch[i].index) for i in range(len(own))]
+        found += own.tolist()
+    assert sorted(found) == list(range(1000, 1020))
+
+
+def test_a_number_that_may_be_a_nodes_needs_a_word():
+    graphs = molecules(20)
+    for graph in graphs:
+        graph.root_index = torch.tensor([0])
+    with pytest.raises(DataError, match=r"'root_index' numbers nodes.*levels=\{'root_index': "):
+        PackedDataLoader(graphs, 6)
+    batch = next(iter(PackedDataLoader(graphs, 6, levels={"root_index": "graph"})))
+    assert not batch.root_index.any()

@@ -15,7 +15,7 @@ from own_model import Net, loss
 
 import weft
 from weft.batching import GraphLoader, GraphSampler, graph_sizes
-from weft.graphs import GraphTable, table_from_graphs, write_table
+from weft.graphs import GraphTable, graph_from_pyg, table_from_graphs, write_table
 from weft.planning import Plan
 from weft.planning.own import _waves
 from weft.planning.plan import Measured
@@ -32,6 +32,9 @@ def test_a_plan_is_found_and_used(
     table: GraphTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weft.planning.race.TURN_SECONDS", 0.1)
+    # Both are timed, however busy the machine.
+    monkeypatch.setattr("weft.planning.race._LEAST_PATIENCE_SECONDS", 600.0)
+    monkeypatch.setattr("weft.planning.race._LEAST_BUDGET_SECONDS", 6000.0)
     stored = write_table(tmp_path / "graphs.weft", [table])
     options: dict[str, Any] = {
         "loss": loss,
@@ -115,6 +118,20 @@ def test_mistakes(table: GraphTable, changes: dict[str, Any], message: str) -> N
     model_fn = options.pop("model_fn")
     with pytest.raises(ValueError, match=message):
         weft.plan(model_fn, table, **options)
+
+
+def test_other_data_is_told_how_to_become_a_table() -> None:
+    from torch_geometric.data import Data
+
+    data = [Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0, 1], [1, 0]])) for _ in range(9)]
+    remedy = (
+        r"table is a list; weft.plan takes a GraphTable: "
+        r"table_from_graphs\(\[graph_from_pyg\(each\) for each in data\]\) .*weft.graphs"
+    )
+    with pytest.raises(ValueError, match=remedy):
+        weft.plan(Net, data, loss=loss, steps=9, quiet=True)  # type: ignore[arg-type]
+    table = table_from_graphs([graph_from_pyg(each) for each in data])
+    assert len(table) == 9
 
 
 def test_a_prompt_is_told_to_use_a_file() -> None:

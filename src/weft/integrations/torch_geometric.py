@@ -158,10 +158,12 @@ class PackedDataLoader(DataLoader):  # type: ignore[misc]
         )
         self.budget = sampler.budget
         config = sampler.config
+        rows, labels = _rows_of(dataset, sampler, levels or {}, exclude_keys or ())
         self.collate_fn = _Padding(
             batches=self.collate_fn,
             room=Room(policy=config.rules, budget=sampler.budget, batch_size=config.batch_size),
-            rows=_rows_of(dataset, sampler, levels or {}, exclude_keys or ()),
+            rows=rows,
+            labels=labels,
         )
         self._last_epoch: int | None = None
 
@@ -187,11 +189,13 @@ class _Padding:
         batches: torch_geometric's collater.
         room: the padded size of a batch from its own.
         rows: what each attribute that grows with the graph has rows for.
+        labels: one number a graph that the collater takes for a node's, by its name.
     """
 
     batches: Any
     room: Room
     rows: dict[str, Row]
+    labels: tuple[str, ...]
 
     def __call__(self, graphs: list[Any]) -> Any:
         real = np.array(
@@ -211,6 +215,10 @@ class _Padding:
             empty = self._dummy(graphs, 0, 0) if count > 1 else None
             graphs = [*graphs, *[empty] * (count - 1), self._dummy(graphs, nodes, edges)]
         batch = self.batches(graphs)
+        for name in self.labels:
+            added = batch._inc_dict[name]
+            batch[name] = batch[name] - added.to(batch[name]).view_as(batch[name])
+            batch._inc_dict[name] = torch.zeros_like(added)
         for name, total, rows in (
             ("node_mask", batch.num_nodes, real[0]),
             ("edge_mask", batch.num_edges, real[1]),
@@ -258,16 +266,19 @@ def _first_edge(graphs: Sequence[Any]) -> tuple[Any, int | None]:
 
 def _rows_of(
     dataset: Any, sampler: GraphSampler, levels: Mapping[str, Row], left_out: Sequence[str]
-) -> dict[str, Row]:
-    """What each tensor of the data has rows for.
+) -> tuple[dict[str, Row], tuple[str, ...]]:
+    """What each tensor of the data has rows for, and which are labels.
 
     A row for each node is told from any other by the graphs with most and fewest of them, and the
-    same for edges: no other number of rows follows both.
+    same for edges: no other number of rows follows both. torch_geometric takes whatever has
+    `index` in its name for numbers of nodes, which grow by the nodes before in a batch; a number of
+    the graph itself, as the `index` of a molecule in its data set is, stays as it is.
     """
     told: list[Array] = [sampler.num_nodes, sampler.num_edges]
     chosen = {int(pick(sizes)) for sizes in told for pick in (np.argmin, np.argmax)}
     samples = [dataset[i] for i in sorted(chosen)]
     rows: dict[str, Row] = {}
+    labels: list[str] = []
     for sample in samples:
         if not isinstance(sample, Data):
             raise DataError(
@@ -297,12 +308,20 @@ def _rows_of(
         if not isinstance(value, torch.Tensor):
             continue
         if torch.as_tensor(samples[0].__inc__(name, value)).any():
-            raise DataError(
-                f"attribute '{name}' numbers nodes, as edge_index does; it cannot be padded: "
-                f"exclude_keys=['{name}'] leaves it out"
-            )
+            if value.numel() != 1 or not (levels.get(name) == "graph" or _is_label(name, samples)):
+                raise DataError(
+                    f"attribute '{name}' numbers nodes, as edge_index does; it cannot be padded: "
+                    f"exclude_keys=['{name}'] leaves it out, and levels={{'{name}': 'graph'}} "
+                    "takes it for one number of each graph"
+                )
+            labels.append(name)
         rows[name] = levels.get(name) or _row_of(name, samples)
-    return rows
+    return rows, tuple(labels)
+
+
+def _is_label(name: str, samples: Sequence[Any]) -> bool:
+    """Whether an attribute of one number a graph cannot be the number of a node in each."""
+    return any(not 0 <= int(sample[name]) < sample.num_nodes for sample in samples)
 
 
 def _row_of(name: str, samples: Sequence[Any]) -> Row:

@@ -95,10 +95,16 @@ def plan(
         The plan: `found.batching(batch_size)`, `found.compile`, `found.settings["threads"]`.
 
     Raises:
-        ValueError: `model_fn`, `loss` or `optimizer` cannot be sent to another process, an option
+        ValueError: `table` is no GraphTable; `model_fn`, `loss` or `optimizer` cannot be sent to another process, an option
             is not among the legal ones, or no way of training works; the message says why.
     """
     _check_main()
+    if not isinstance(table, GraphTable):
+        raise ValueError(
+            f"table is a {type(table).__name__}; weft.plan takes a GraphTable: "
+            "table_from_graphs([graph_from_pyg(each) for each in data]) of weft.graphs makes one "
+            "from the Data of torch_geometric"
+        )
     for name, value in (("model_fn", model_fn), ("loss", loss), ("optimizer", optimizer)):
         _check_sendable(name, value)
     counts = thread_counts() if threads is None else list(threads)
