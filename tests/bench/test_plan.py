@@ -147,7 +147,7 @@ def test_the_choices_for_one_graph(tmp_path: Path) -> None:
 
 def test_all_choices_are_timed() -> None:
     pytest.importorskip("gensim")
-    config = PlanBench(cases=("sparse",), links=400, budget=10, rounds=1, turn=0.05)
+    config = PlanBench(cases=("sparse",), links=400, budget=600, rounds=1, turn=0.05)
     (case,) = bench_plan(config, QUIET).cases
     assert case.case == "sparse"
     names = {name.removeprefix("weft, ").removeprefix("auto: ") for name in case.contenders}

@@ -20,7 +20,7 @@ def cora(tmp_path):
 def test_a_plan_is_measured_kept_and_found_again(cora):
     config, told = CitationsConfig(epochs=50), []
     plan = plan_recipe(
-        "citations", config, seconds=60, data_dir=cora, tell=told.append, progress=False
+        "citations", config, seconds=6000, data_dir=cora, tell=told.append, progress=False
     )
     assert plan.recipe == "citations"
     assert plan.steps == 50

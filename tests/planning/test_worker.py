@@ -22,7 +22,8 @@ from weft.planning.worker import WorkerStopped
 from weft.training.pace import current_pace
 
 Start = Callable[..., Worker]
-PATIENCE = 120.0
+# Only what hangs is not waited for so long.
+PATIENCE = 600.0
 
 
 @pytest.fixture
@@ -54,16 +55,15 @@ def ending(worker: Worker, turns: int = 3, patience: float = PATIENCE) -> Worker
 def test_a_turn_times_its_steps(start):
     worker = start(*sleeper("packed"))
     first = worker.turn(steps=5, seconds=0.02, patience=PATIENCE)
-    assert 1 <= len(first.samples) <= 5
+    assert first.samples == ((pytest.approx(0.01), 10),) * 5
     assert len(first.start) == 2, "the first two steps warm up"
-    assert all(seconds >= 0.01 and graphs == 10 for seconds, graphs in first.samples)
     assert first.peak_memory > 1e7
     assert first.compilations == 0
     second = worker.turn(steps=3, seconds=0.1, patience=PATIENCE)
     assert second.start == ()
-    assert sum(seconds for seconds, _ in second.samples) >= 0.1
+    assert sum(seconds for seconds, _ in second.samples) == pytest.approx(0.1, abs=0.011)
     slow = worker.turn(steps=10**6, seconds=0.02, patience=PATIENCE)
-    assert sum(seconds for seconds, _ in slow.samples) >= 5 * 0.02
+    assert sum(seconds for seconds, _ in slow.samples) == pytest.approx(5 * 0.02, abs=0.011)
 
 
 def test_two_workers_wait_for_each_other(start):
@@ -81,15 +81,16 @@ def test_compiling_is_counted_apart(start):
     turn = worker.turn(steps=5, seconds=0.05, patience=PATIENCE)
     assert turn.compilations == 1
     assert turn.compile_seconds == 0.3
-    assert turn.start[0][0] >= 0.3
-    assert max(seconds for seconds, _ in turn.samples) < 0.3
-    assert worker.spent >= 0.3
+    # The first step and the compiler, and another step: both at half of an uncompiled one's time.
+    assert turn.start == ((pytest.approx(0.31), 10), (pytest.approx(0.01), 10))
+    assert all(seconds == pytest.approx(0.01) for seconds, _ in turn.samples)
+    assert worker.spent == pytest.approx(0.32)
 
 
 def test_loops_that_are_compiled_count_for_nothing(start):
     turn = start(*sleeper("loops")).turn(steps=5, seconds=0.05, patience=PATIENCE)
     assert len(turn.start) == 2
-    assert all(0 < seconds < 1.0 for seconds, _ in turn.start + turn.samples)
+    assert all(seconds == pytest.approx(0.01) for seconds, _ in turn.start + turn.samples)
 
 
 def test_a_limit_of_compilations_is_told(start):
@@ -122,7 +123,7 @@ def test_one_that_hangs_is_stopped(start):
     worker.ready(patience=PATIENCE)
     stopped = ending(worker, patience=0.5)
     assert stopped.outcome.startswith("stopped: ")
-    assert 0.5 < stopped.spent < 60
+    assert stopped.spent > 0.5
 
 
 def test_one_that_never_begins_is_stopped(start):
@@ -159,7 +160,7 @@ def test_children_are_counted_and_ended(start):
 
 def all_end(pids: list[int]) -> bool:
     """Whether these processes are gone, or about to be; one that is not reaped holds nothing."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 300
     while any(peak_of_all(pid) for pid in pids) and time.monotonic() < until:
         time.sleep(0.05)
     return not any(peak_of_all(pid) for pid in pids)

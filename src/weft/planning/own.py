@@ -95,8 +95,9 @@ def plan(
         The plan: `found.batching(batch_size)`, `found.compile`, `found.settings["threads"]`.
 
     Raises:
-        ValueError: `table` is no GraphTable; `model_fn`, `loss` or `optimizer` cannot be sent to another process, an option
-            is not among the legal ones, or no way of training works; the message says why.
+        ValueError: `table` is no GraphTable, `model_fn`, `loss` or `optimizer` cannot be sent to
+            another process, an option is not among the legal ones, or no way of training works;
+            the message says why.
     """
     _check_main()
     if not isinstance(table, GraphTable):

@@ -24,8 +24,9 @@ TURN_SECONDS, _TURN_STEPS = 1.0, 5
 _LEAST_TURN_SECONDS = 0.1
 # A compiler that takes longer than the latter hangs, however long the run.
 _LEAST_PATIENCE_SECONDS, _MOST_PATIENCE_SECONDS = 2.0, 1800.0
-# For processes that have to load everything first, and for the first of them to be timed.
-_START_SECONDS = 60.0
+# For processes that have to load everything first, and for the first of them to be timed: without
+# it there is no plan. On a busy machine loading alone may take minutes.
+_START_SECONDS, _FIRST_START_SECONDS = 60.0, 300.0
 # So far behind that a second turn is due, and so far that none is needed to be sure.
 _CLEARLY, _HOPELESSLY = 2.0, 6.0
 # A step that takes so many times the longest so far is one that hangs.
@@ -79,7 +80,7 @@ class Race:
         """Seconds that it may spend, in all its turns, on anything but timed steps."""
         assert entrant.worker is not None
         best = self.best(but=entrant)
-        least = _START_SECONDS if best is None else _LEAST_PATIENCE_SECONDS
+        least = _FIRST_START_SECONDS if best is None else _LEAST_PATIENCE_SECONDS
         # Half of what is left: one that hangs leaves something to the others. A compiler gets all,
         # as half of it might be too little for each.
         share = self.left() / (1 if entrant.candidate.compiles else 2)
@@ -140,7 +141,8 @@ class Race:
             else:
                 each.worker = Worker(self.work, each.candidate, memory_limit=self.limit)
         most = min(_MOST_PATIENCE_SECONDS, self.left() / 2)
-        until = time.perf_counter() + max(_START_SECONDS, most)
+        least = _FIRST_START_SECONDS if self.best() is None else _START_SECONDS
+        until = time.perf_counter() + max(least, most)
         for each in group:
             if each.worker is not None:
                 try:

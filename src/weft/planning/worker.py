@@ -37,8 +37,9 @@ OUT_OF_MEMORY = "out of memory"
 
 _LOOK_SECONDS = 0.25
 _START_LOOK_SECONDS = 0.02
-_END_SECONDS = 10.0
-_LAST_SECONDS = 5.0
+# Bounds for what takes milliseconds, unless the machine is very busy.
+_END_SECONDS = 60.0
+_LAST_SECONDS = 60.0
 # What every worker would load sooner or later: once for all of them instead.
 _PRELOADED = ("weft.planning.worker_process", "torch._dynamo")
 
@@ -163,6 +164,7 @@ class Worker:
             self.spent = message["start_seconds"]
         self.spent = message["start_seconds"]
         self.peak_memory = max(self.peak_memory, self._memory(), message["peak_memory"])
+        self._check_memory()
         return Turn(
             samples=tuple((each[0], each[1]) for each in message["samples"]),
             start=tuple((each[0], each[1]) for each in message["start"]),
@@ -208,11 +210,14 @@ class Worker:
             if self._connection in came or self._pipe in came or self._process.sentinel in came:
                 self._fail(self._last_words())
             self.peak_memory = max(self.peak_memory, self._memory())
-            if self._limit is not None and self.peak_memory > self._limit:
-                self._fail(OUT_OF_MEMORY)
+            self._check_memory()
             spent = self.spent + time.perf_counter() - since
             if spent > patience:
                 self._fail(f"stopped: {spent:.1f} s without a timed step", spent=spent)
+
+    def _check_memory(self) -> None:
+        if self._limit is not None and self.peak_memory > self._limit:
+            self._fail(OUT_OF_MEMORY)
 
     def _fail(self, outcome: str, *, spent: float | None = None) -> NoReturn:
         self.stop()
