@@ -42,10 +42,14 @@ __all__ = [
 LOGS = "logs"
 """Folder, in that of a run, with what the ranks have written."""
 
-_START_SECONDS = 120
+# Long enough for a busy machine; nothing waits so long where all goes well.
+_START_SECONDS = 600
 _MONITOR_SECONDS = 0.1
-# How long a rank that only misses another one waits before it ends: the one at fault goes first.
-_ECHO_SECONDS = 2.0
+# How long a rank that only misses another one waits before it ends: the one at fault goes first,
+# also where the launcher comes late to look. The launcher ends it meanwhile.
+_ECHO_SECONDS = 5.0
+# What a rank that was told to stop may take to end.
+_STOP_SECONDS = 2.0
 # What a rank may take to end by itself when the process that started it is gone.
 _ORPHAN_SECONDS = 20.0
 _ECHOES = ("closed by peer", "reset by peer", "broken pipe", "timed out", "timeout", "gloo")
@@ -248,7 +252,7 @@ def run_rank(
         finally:
             if _heard:
                 # The launcher that stops reads no answers any more, and torch would wait for that.
-                _in_background(_end_later, _ECHO_SECONDS)
+                _in_background(_end_later, _STOP_SECONDS)
 
 
 def _is_echo(error: Exception) -> bool:
