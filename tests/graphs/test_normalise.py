@@ -74,17 +74,18 @@ def by_edge(senders, receivers, weights):
     return senders[order].tolist(), receivers[order].tolist(), weights[order]
 
 
+@pytest.mark.parametrize(("dtype", "close"), [("float32", 1e-5), ("float64", 1e-14)])
 @quick
-@given(weighted_graphs())
-def test_gcn_weights_are_torch_geometrics(case):
+@given(case=weighted_graphs())
+def test_gcn_weights_are_torch_geometrics(case, dtype, close):
     gcn_conv = pytest.importorskip("torch_geometric.nn.conv.gcn_conv")
     graph, weights = case
     ends = torch.from_numpy(np.stack([graph.senders, graph.receivers]).astype(np.int64))
     index, expected = gcn_conv.gcn_norm(
         ends,
-        None if weights is None else torch.from_numpy(weights),
+        None if weights is None else torch.from_numpy(weights).to(getattr(torch, dtype)),
         num_nodes=graph.num_nodes,
-        dtype=torch.float32,
+        dtype=getattr(torch, dtype),
     )
     columns = {} if weights is None else {"weight": weights}
     found = gcn_weights(
@@ -93,13 +94,14 @@ def test_gcn_weights_are_torch_geometrics(case):
             senders=graph.senders,
             receivers=graph.receivers,
             edges=columns,
-        )
+        ),
+        dtype=dtype,
     )
-    assert found.edges["weight"].dtype == np.float32
+    assert found.edges["weight"].dtype == dtype
     *ends, values = by_edge(found.senders, found.receivers, found.edges["weight"])
     *pyg_ends, pyg_values = by_edge(*index.numpy(), expected.numpy())
     assert ends == pyg_ends
-    np.testing.assert_allclose(values, pyg_values, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(values, pyg_values, rtol=close, atol=close / 100)
 
 
 def test_isolated_nodes_get_weight_one_from_their_self_loop():

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from grid_examples import dense_training, graph_of, model_of
+from grid_examples import dense_training, descend, graph_of, model_of
 from grid_runs import Case, train, train_all
 from rank_processes import results_of
 
@@ -131,6 +131,71 @@ def test_losses_gradients_and_weights_are_those_of_one_process(ranks, tables):
         places = torch.argsort(torch.tensor(graph.nodes["id"]))
         expected_probabilities = expected["logits"].softmax(1)[places]
         torch.testing.assert_close(probabilities[order], expected_probabilities)
+
+
+def guests_training(model, kind, graph):
+    """The same training with torch_geometric's layers, which are given the weights of `model`."""
+    conv = pytest.importorskip("torch_geometric.nn")
+    ends = torch.from_numpy(np.stack([graph.senders, graph.receivers]))
+    x, y = torch.from_numpy(graph.nodes["x"]), torch.from_numpy(graph.nodes["y"])
+    mask = torch.from_numpy(graph.nodes["train"])
+    weight = torch.from_numpy(graph.edges["weight"]) if kind == "gcn" else None
+    layers = []
+    for layer in model.layers:
+        if kind == "gcn":
+            guest = conv.GCNConv(*layer.weight.shape).double()
+            guest.lin.weight.data, guest.bias.data = layer.weight.data.T, layer.bias.data
+        else:
+            guest = conv.SAGEConv(*layer.own.shape).double()
+            guest.lin_l.weight.data, guest.lin_r.weight.data = (
+                layer.neighbours.data.T,
+                (layer.own.data.T),
+            )
+            guest.lin_l.bias.data = layer.bias.data
+        layers.append(guest)
+    guests = torch.nn.ModuleList(layers)
+
+    def forward():
+        h = x
+        for number, layer in enumerate(guests):
+            h = h.relu() if number else h
+            h = layer(h, ends) if weight is None else layer(h, ends, weight)
+        return h
+
+    def step():
+        guests.zero_grad()
+        loss = torch.nn.functional.cross_entropy(forward()[mask], y[mask])
+        loss.backward()
+        return loss.item()
+
+    losses = descend(guests, step)["losses"]
+    return losses, forward().detach().softmax(1)
+
+
+@pytest.mark.parametrize("kind", ["gcn", "sage"])
+def test_float64_is_torch_geometrics_to_the_last_digits(tmp_path, kind):
+    graph = graph_of()
+    # The guest keeps one self-loop of a node; and its means have no weights.
+    loops = np.flatnonzero(graph.senders == graph.receivers)
+    first = loops[np.unique(graph.senders[loops], return_index=True)[1]]
+    kept = np.union1d(first, np.flatnonzero(graph.senders != graph.receivers))
+    assert first.size
+    graph = replace(
+        graph,
+        senders=graph.senders[kept],
+        receivers=graph.receivers[kept],
+        edges={"weight": graph.edges["weight"][kept]} if kind == "gcn" else {},
+    )
+    normalisation = "symmetric" if kind == "gcn" else "row"
+    path = tmp_path / "graph.weft"
+    prepare(graph, path, blocks=2, normalisation=normalisation, dtype="float64")
+    case = Case(table=str(path), grid="1d", model=kind)
+    losses, probabilities = guests_training(model_of(kind, 5, case.hidden, 4), kind, graph)
+    for answers in ([train(case)], results_of(2, train, case)):
+        ids = torch.cat([answer["ids"] for answer in answers])
+        found = torch.cat([answer["probabilities"] for answer in answers])[torch.argsort(ids)]
+        assert answers[0]["losses"] == pytest.approx(losses, rel=1e-14, abs=0)
+        torch.testing.assert_close(found, probabilities, rtol=1e-13, atol=1e-14)
 
 
 def evaluated(logits, graph):

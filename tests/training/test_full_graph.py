@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def table(folder: Path) -> GraphTable:
-    return prepare(graph(), folder / "graph.weft", blocks=4, partition="random")
+    return prepare(graph(), folder / "graph.weft", blocks=4, partition="random", dtype="float64")
 
 
 def train(
@@ -174,7 +174,7 @@ def test_a_run_goes_on_with_other_ranks_and_another_grid(table, serial, tmp_path
 def test_a_stale_checkpoint_says_what_differs_before_anything_is_lost(table, tmp_path):
     run = tmp_path / "run"
     train(table, run, config=replace(CONFIG, epochs=2))
-    other = prepare(graph(seed=9), tmp_path / "other.weft", blocks=1)
+    other = prepare(graph(seed=9), tmp_path / "other.weft", blocks=1, dtype="float64")
     words = r"data has changed since the run in .*run was started: features, edges, labels, split; "
     for grid in (Grid(rows=1), Grid(rows=2)):
         with pytest.raises(DataError, match=words):
@@ -200,7 +200,7 @@ def test_what_has_changed_in_the_data_is_named(tmp_path):
     weights = np.random.default_rng(0).uniform(0.5, 2, plain.num_edges)
     whole = replace(plain, edges={"weight": weights})
     run, config = tmp_path / "run", replace(CONFIG, epochs=2)
-    train(prepare(whole, blocks=1), run, config=config)
+    train(prepare(whole, blocks=1, dtype="float64"), run, config=config)
     nodes = {name: values.copy() for name, values in whole.nodes.items()}
     # Beyond the first rows, with the degrees, classes and split as they were.
     nodes["x"][-1, -1] += 1e-3
@@ -218,7 +218,7 @@ def test_what_has_changed_in_the_data_is_named(tmp_path):
         (replace(whole, nodes=masks), "split"),
     ):
         with pytest.raises(DataError, match=rf"run was started: {what}; resume with the data as"):
-            train(prepare(changed, blocks=1), run, config=CONFIG, resume=True)
+            train(prepare(changed, blocks=1, dtype="float64"), run, config=CONFIG, resume=True)
     order = np.random.default_rng(1).permutation(whole.num_edges)
     same = replace(
         whole,
@@ -226,7 +226,7 @@ def test_what_has_changed_in_the_data_is_named(tmp_path):
         receivers=whole.receivers[order],
         edges={"weight": whole.edges["weight"][order]},
     )
-    assert train(prepare(same, blocks=1), run, resume=True).result.epochs == CONFIG.epochs
+    assert train(prepare(same, blocks=1, dtype="float64"), run, resume=True).result.epochs == 8
 
 
 def test_a_run_without_checksums_goes_on_and_takes_those_of_today(table, serial, tmp_path):
@@ -246,7 +246,13 @@ def test_ranks_that_differ_are_named_on_every_rank(table, tmp_path):
     changed = {**original.nodes, "x": original.nodes["x"] + np.float32(1e-3)}
     paths = [[str(table.path)] * 2 for _ in range(2)]
     for name, nodes, pair in (("wide", wide, paths[0]), ("changed", changed, paths[1])):
-        prepare(replace(original, nodes=nodes), tmp_path / name, blocks=4, partition="random")
+        prepare(
+            replace(original, nodes=nodes),
+            tmp_path / name,
+            blocks=4,
+            partition="random",
+            dtype="float64",
+        )
         pair[1] = str(tmp_path / name)
     said = launch(full_graph_cases.disagreeing, (paths, CONFIG), ranks=3, logs=tmp_path / "logs")
     assert said[0] == said[1] == said[2]
@@ -283,10 +289,12 @@ def test_a_grid_of_other_ranks_and_a_table_in_memory(table, tmp_path):
     with pytest.raises(ValueError, match="has 4 ranks, not 2"):
         train_full_graph(table, replace(CONFIG, ranks=2), Grid(rows=4), folder=tmp_path / "run")
     with pytest.raises(ValueError, match="the table is in memory"):
-        train(prepare(graph(), blocks=2), tmp_path / "run", Grid(rows=2))
+        train(prepare(graph(), blocks=2, dtype="float64"), tmp_path / "run", Grid(rows=2))
     bare = prepare(replace(graph(), nodes={"x": graph().nodes["x"]}), blocks=1)
     with pytest.raises(DataError, match="made has no node to train on"):
         train(bare, tmp_path / "run")
+    with pytest.raises(DataError, match="with a matrix of float32, and dtype float64 is asked for"):
+        train(prepare(graph(), blocks=1), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -311,7 +319,7 @@ def test_a_signal_stops_with_a_checkpoint(table, serial, tmp_path, monkeypatch, 
 def test_files_that_are_not_as_the_manifest_says(tmp_path, monkeypatch):
     # As for a large table, whose bytes are not all read when it is opened.
     monkeypatch.setattr(store, "CHECK_BYTES", 0)
-    prepare(graph(), tmp_path / "graph.weft", blocks=1)
+    prepare(graph(), tmp_path / "graph.weft", blocks=1, dtype="float64")
     with (tmp_path / "graph.weft" / "x.npy").open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"\x3f")

@@ -38,6 +38,7 @@ def test_a_table_is_prepared_once_for_each_way_to_share_it(config, tmp_path):
         {"partition": "random"},
         {"ranks": 4},
         {"normalisation": "row"},
+        {"dtype": "float64"},
         {"split": (0.5, 0.5, 0.0)},
         {"feature_scale": "rows"},
     ):
@@ -56,6 +57,26 @@ def test_a_table_that_is_prepared_already_is_taken_as_it_is(tmp_path):
     for options in ({"partition": "rcm"}, {"split": (0.5, 0.25, 0.25)}):
         with pytest.raises(DataError, match="a split and the partition contiguous; leave"):
             full_graph_table(replace(config, **options), data_dir=tmp_path / "data")
+
+
+def test_float64_is_asked_of_matrix_and_features(config, tmp_path):
+    words = replace(GRAPH, nodes={**GRAPH.nodes, "x": np.abs(GRAPH.nodes["x"])})
+    write_table(tmp_path / "words.weft", [words])
+    wide = replace(config, data=str(tmp_path / "words.weft"), dtype="float64", ranks=1)
+    table, _ = full_graph_table(wide, data_dir=tmp_path / "data")
+    x = words.nodes["x"].astype(np.float64)
+    np.testing.assert_array_equal(table.column("x"), x / x.sum(1, keepdims=True))
+    matrix = np.eye(40)
+    matrix[words.receivers, words.senders] = 1
+    scale = 1 / np.sqrt(matrix.sum(1))
+    graph = table[0]
+    found = np.zeros((40, 40))
+    found[graph.receivers, graph.senders] = graph.edges["weight"]
+    np.testing.assert_allclose(found, scale[:, None] * matrix * scale, rtol=1e-15)
+    prepare(GRAPH, tmp_path / "mine.weft", blocks=1)
+    wide = replace(wide, data=str(tmp_path / "mine.weft"))
+    with pytest.raises(DataError, match="matrix of float32, and dtype float64 is asked for; prep"):
+        full_graph_table(wide, data_dir=tmp_path / "data")
 
 
 def test_the_digest_knows_a_graph_in_any_partition():

@@ -53,7 +53,7 @@ def exact_case(ranks: Sequence[int], progress: Progress) -> CaseResult:
     contenders: dict[str, Contender] = {}
     missed = []
     with TemporaryDirectory(prefix="weft-bench-") as folder:
-        table = prepare(_graph(), Path(folder) / "graph.weft", blocks=1)
+        table = prepare(_graph(), Path(folder) / "graph.weft", blocks=1, dtype="float64")
         expected = {model: _dense(model, table) for model in dict(_WAYS)}
         for count in ranks:
             progress.update(task, description=f"exact: {count} ranks")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from weft.errors import DataError
 from weft.graphs.graph import Array, Graph
@@ -73,10 +74,10 @@ def symmetrised(graph: Graph) -> Graph:
     )
 
 
-def gcn_weights(graph: Graph) -> Graph:
+def gcn_weights(graph: Graph, *, dtype: DTypeLike = np.float32) -> Graph:
     """The graph of a GCN: self-loops, and the edge column `weight` of D^-1/2 (A + I) D^-1/2.
 
-    An edge s -> r gets w / sqrt(d_r d_s), float32, where w is its `weight` so far (1 if there is
+    An edge s -> r gets w / sqrt(d_r d_s), of `dtype`, where w is its `weight` so far (1 if there is
     no such column, 1 for new self-loops) and d a node's sum of w over the edges that enter it. A
     node without edges thus gets weight 1 for its self-loop; where d is 0 the weight is 0.
 
@@ -92,17 +93,18 @@ def gcn_weights(graph: Graph) -> Graph:
             "a symmetric normalisation needs sums of 0 or more"
         )
     scale = _inverse(np.sqrt(degrees))
-    return _with_weights(graph, scale[graph.receivers] * scale[graph.senders])
+    return _with_weights(graph, scale[graph.receivers] * scale[graph.senders], dtype)
 
 
-def row_weights(graph: Graph) -> Graph:
+def row_weights(graph: Graph, *, dtype: DTypeLike = np.float32) -> Graph:
     """The graph with the edge column `weight` of D^-1 A, which makes a sum a mean: 1 / in-degree.
 
-    Where there is a column `weight` already the mean is weighted by it. No self-loops are added.
+    Where there is a column `weight` already the mean is weighted by it; the new one is of `dtype`.
+    No self-loops are added.
     """
     graph = _weighted(graph)
     graph.validate()
-    return _with_weights(graph, _inverse(_in_degrees(graph))[graph.receivers])
+    return _with_weights(graph, _inverse(_in_degrees(graph))[graph.receivers], dtype)
 
 
 def _weighted(graph: Graph) -> Graph:
@@ -125,6 +127,6 @@ def _inverse(values: Array) -> Array:
     return np.divide(1.0, values, out=np.zeros_like(values), where=values != 0)
 
 
-def _with_weights(graph: Graph, scale: Array) -> Graph:
-    weights = (graph.edges["weight"] * scale).astype(np.float32)
+def _with_weights(graph: Graph, scale: Array, dtype: DTypeLike) -> Graph:
+    weights = (graph.edges["weight"] * scale).astype(dtype)
     return replace(graph, edges={**graph.edges, "weight": weights})

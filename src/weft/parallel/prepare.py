@@ -38,6 +38,7 @@ def prepare(
     blocks: int,
     partition: str = "contiguous",
     normalisation: str = "symmetric",
+    dtype: str = "float32",
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> GraphTable:
@@ -46,7 +47,7 @@ def prepare(
     Columns of nodes, in the partition's order: `x` float32 or float64 [n, f]; `y` int64 [n], -1
     for none; `train`, `validation`, `test` bool [n]; `id` int64 [n], the node's number in
     `source`. A graph with `x` alone, to apply a trained network to, gets classes of -1 and empty
-    masks. Of edges: `weight` float32 [e], normalised; and where the matrix is not its own
+    masks. Of edges: `weight` [e], normalised; and where the matrix is not its own
     transpose `out_receivers` and `out_weight`, the same edges in order of sender.
 
     Metadata: `kind`, `normalisation`, `classes`; `counts` of the split; `symmetric_values`, whether
@@ -64,6 +65,7 @@ def prepare(
         blocks: of nodes, for as many as the grid has.
         partition: one of PARTITIONS.
         normalisation: one of NORMALISATIONS; `symmetric` adds self-loops where there are none.
+        dtype: of the normalised weights, float32 or float64.
         seed: of the partition.
         progress: is told what begins.
 
@@ -75,6 +77,7 @@ def prepare(
     for what, value, legal in (
         ("partition", partition, PARTITIONS),
         ("normalisation", normalisation, NORMALISATIONS),
+        ("dtype", dtype, ("float32", "float64")),
     ):
         if value not in legal:
             raise ValueError(f"{what} is {value!r}; choose from {', '.join(legal)}")
@@ -87,7 +90,7 @@ def prepare(
     tell("sorting edges")
     edges = sort_edges(graph, parts.order, loops=normalisation == "symmetric")
     tell(f"normalisation: {normalisation}")
-    edges = replace(edges, weights=normalised_weights(edges, normalisation))
+    edges = replace(edges, weights=normalised_weights(edges, normalisation, dtype))
     tell("comparing with the transpose")
     ends = edges.senders, edges.receivers
     symmetric = equals_transpose(*ends, edges.weights, edges.out_order)
@@ -190,7 +193,9 @@ def _table(graph: Graph, order: Array, edges: SortedEdges, symmetric: bool) -> G
         "y": Column(level="node", dtype="int64", doc="class, -1 for none"),
         **{name: Column(level="node", dtype="bool") for name in PARTS},
         "id": Column(level="node", dtype="int64", doc="number of the node in the original graph"),
-        "weight": Column(level="edge", dtype="float32", doc="entry of the normalised matrix"),
+        "weight": Column(
+            level="edge", dtype=edges.weights.dtype.name, doc="entry of the normalised matrix"
+        ),
     }
     if not symmetric:
         for name, values in (("out_receivers", edges.receivers), ("out_weight", edges.weights)):

@@ -100,8 +100,8 @@ def sort_edges(graph: Graph, order: Array, *, loops: bool) -> SortedEdges:
     )
 
 
-def normalised_weights(edges: SortedEdges, normalisation: str) -> Array:
-    """Weights float32 [e], see `weft.graphs.gcn_weights` and `row_weights`."""
+def normalised_weights(edges: SortedEdges, normalisation: str, dtype: str) -> Array:
+    """Weights [e] of `dtype`, see `weft.graphs.gcn_weights` and `row_weights`."""
     num_nodes = len(edges.in_starts) - 1
     sums = np.diff(edges.in_starts).astype(np.float64)
     if edges.weights.size:
@@ -116,7 +116,7 @@ def normalised_weights(edges: SortedEdges, normalisation: str) -> Array:
         rows = columns = _inverse(np.sqrt(sums))
     elif normalisation == "row":
         rows = _inverse(sums)
-    out = np.empty(len(edges.senders), dtype=np.float32)
+    out = np.empty(len(edges.senders), dtype=dtype)
     scale_weights(edges.in_starts, edges.senders, edges.weights, rows, columns, out)
     check_finite("the normalised edge column 'weight'", out)
     return out

@@ -16,6 +16,7 @@ from weft.parallel.world import World, joined
 from weft.training.config import FitResult
 from weft.training.full_graph_checkpoint import CHECKPOINTS, last_epoch, rank0_says
 from weft.training.full_graph_config import FullGraphConfig
+from weft.training.full_graph_data import check_precision
 from weft.training.full_graph_session import Communication, TrainedFullGraph, train_shared
 from weft.training.launch import LOGS, LaunchStopped, is_a_rank, launch
 from weft.training.numerics import prepare_process
@@ -57,12 +58,13 @@ def train_full_graph(
     Raises:
         DataError: the folder holds another run; a checkpoint is of another model or data; ranks
             have different data; a rank has failed for good (RankError). The same on all ranks.
-            The table is damaged, or has no node to train on.
+            The table is damaged, has no node to train on, or a matrix of less than `config.dtype`.
     """
     if grid.ranks != config.num_ranks:
         raise ValueError(f"the grid {grid.shape} has {grid.ranks} ranks, not {config.num_ranks}")
     if not table.metadata["counts"]["train"]:
         raise DataError(f"{config.data} has no node to train on; mark some in a column 'train'")
+    check_precision(table, config)
     if table.path is not None and not table.checked and os.environ.get("LOCAL_RANK", "0") == "0":
         # Ranks only compare what the manifest says: that the files are so, one sees for its host.
         open_table(table.path, check=True)

@@ -30,7 +30,7 @@ from weft.sources.edge_lists import both_directions
 from weft.training.full_graph_config import FullGraphConfig
 from weft.training.structure_data import file_name_of
 
-__all__ = ["full_graph_table", "source_graph"]
+__all__ = ["check_precision", "full_graph_table", "source_graph"]
 
 # In the key of cached tables: another one when what is made of the same data changes.
 _VERSION = 3
@@ -76,6 +76,7 @@ def full_graph_table(
                 f"{config.matrix} is asked for; prepare it again or pass --normalisation "
                 f"{about['normalisation']}"
             )
+        check_precision(source, config)
         how = about["partition"]["how"]
         if config.partition not in ("contiguous", how) or config.split is not None:
             raise DataError(
@@ -98,6 +99,7 @@ def full_graph_table(
         "blocks": grid.blocks,
         "partition": config.partition,
         "normalisation": config.matrix,
+        "dtype": config.dtype,
         "seed": config.seed,
     }
     key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:16]
@@ -109,6 +111,7 @@ def full_graph_table(
             blocks=grid.blocks,
             partition=config.partition,
             normalisation=config.matrix,
+            dtype=config.dtype,
             seed=config.seed,
             progress=tell,
         )
@@ -116,6 +119,16 @@ def full_graph_table(
     name = f"full-graph-{file_name_of(config.data)}-{key}"
     remedy = f"remove the folder {name}.weft there and start again"
     return cached_table(name, build, data_dir=data_dir, remedy=remedy), grid
+
+
+def check_precision(table: GraphTable, config: FullGraphConfig) -> None:
+    """Raise DataError where a prepared matrix is less exact than the training asked for."""
+    held = table.column("weight").dtype
+    if np.dtype(config.dtype).itemsize > held.itemsize:
+        raise DataError(
+            f"{config.data} was prepared with a matrix of {held}, and dtype {config.dtype} is "
+            f"asked for; prepare it again with dtype {config.dtype}, or pass --dtype {held}"
+        )
 
 
 def source_graph(
@@ -140,8 +153,9 @@ def source_graph(
     if config.feature_scale == "rows" or (
         config.feature_scale == "auto" and bool((np.asarray(x) >= 0).all())
     ):
-        wide = x if x.dtype.kind == "f" else x.astype(np.float32)
-        x = row_normalise(wide)
+        # At least as exact as what it is multiplied with.
+        wide = np.result_type(x.dtype if x.dtype.kind == "f" else np.float32, config.dtype)
+        x = row_normalise(x.astype(wide, copy=False))
     return replace(graph, nodes={**graph.nodes, "x": x})
 
 

@@ -46,7 +46,7 @@ def before_graph(table: GraphTable, config: FullGraphConfig, device: torch.devic
             **dict.fromkeys(PARTS, every),
         },
     )
-    table = prepare(graph, blocks=1, normalisation=config.matrix)
+    table = prepare(graph, blocks=1, normalisation=config.matrix, dtype=config.dtype)
     world = alone(Grid(rows=1), 0, device)
     shard = GraphShard.open(table, world, config.method, config.torch_dtype)
     model = config.make_model(2, 2)

@@ -330,8 +330,7 @@ def _loss(
             sums[0] += total.detach().double()
             sums[1] += right_choices(batch, scores).sum()
         ranks.add_gradients(model.parameters())
-        heard = torch.zeros(2, dtype=torch.float64) if together is None else together.heard()
-        shared = torch.cat([sums, heard])
+        shared = sums if together is None else torch.cat([sums, together.heard()])
         ranks.add(shared)
         if together is not None:
             together.tell(shared[2:])
