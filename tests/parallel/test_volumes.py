@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,7 +13,9 @@ from grid_runs import Case, train_all
 from hypothesis import given
 from hypothesis import strategies as st
 from rank_processes import results_of
+from wire import assert_carried, carried, namespace
 
+from weft.graphs import open_table
 from weft.parallel.counts import count_graph
 from weft.parallel.grid import Grid, grid_of, grids_for
 from weft.parallel.method import PUBLISHED, Method
@@ -26,7 +29,7 @@ from weft.parallel.volumes import (
     published_words,
     reduced_words,
 )
-from weft.parallel.world import alone
+from weft.parallel.world import alone, joined
 
 NODES, NONZEROS, WIDTHS, RANKS = 14_249_639, 230_788_269, (300, 16, 24), 64
 
@@ -199,3 +202,46 @@ def test_what_real_ranks_record_is_predicted(table):
             expected = multiset(predicted(table, grid, rank, case))
             for events in answer[number]["events"]:
                 assert multiset(events) == expected, (grid, rank, case)
+
+
+def steps_carried(cases):
+    """What a training step of each brought, and what the kernel counted meanwhile."""
+    found = []
+    for case in cases:
+        with joined(case.grid, case.replication) as world:
+            shard = GraphShard.open(open_table(case.table), world, case.method, case.dtype)
+            sizes = (shard.features, case.hidden, shard.classes)
+            network = GridNetwork(model_of(case.model, *sizes).to(case.dtype), shard)
+            found.append(carried(world.recorder, lambda network=network: network.step(seed=0)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ranks", "grids"),
+    [
+        (2, [("1d", None), ("1x2", None), ("1x1x2", None)]),
+        (4, [("1d", None), ("1.5d", 2), ("2d", None), ("2x1x2", None)]),
+        (8, [("3d", None)]),
+    ],
+    ids=["2", "4", "8"],
+)
+def test_the_wire_carries_what_is_predicted(ranks, grids, tmp_path):
+    # Uneven: blocks by METIS, and widths that columns cannot share equally.
+    graph = graph_of(nodes=3001, edges=20_000, features=97, classes=31)
+    tables, cases = {}, []
+    for name, replication in grids:
+        blocks = grid_of(name, ranks, replication).blocks
+        path = tmp_path / str(blocks)
+        if not path.exists():
+            tables[str(path)] = prepare(graph, path, blocks=blocks, partition="metis")
+        case = Case(table=str(path), grid=name, replication=replication, hidden=(65,))
+        cases += [replace(case, model="sage"), replace(case, method=PUBLISHED)]
+    with namespace() as holder:
+        answers = results_of(ranks, steps_carried, cases, namespace=holder)
+    for number, case in enumerate(cases):
+        found = [answer[number] for answer in answers]
+        grid = grid_of(case.grid, ranks, case.replication)
+        for rank, (events, *_) in enumerate(found):
+            expected = multiset(predicted(tables[case.table], grid, rank, case))
+            assert multiset(events) == expected, (case, rank)
+        assert_carried(found, case)

@@ -1,9 +1,10 @@
 """What an epoch costs on a grid of ranks: seconds, bytes and memory, without any process.
 
 A message of m bytes between ranks takes α + m β seconds. A collective of g ranks waits for lg g of
-them (a sum that all get: 2 lg g; an exchange of everybody with everybody: g - 1) and moves the
-bytes that the rank receives. Products take the time that the machine's rates give. Nodes and
-edges are taken to be spread evenly; real graphs are within the imbalance of their partition.
+them (a sum that all get: 2 lg g; an exchange of everybody with everybody, also for a sum that is
+scattered: g - 1) and moves the bytes that the rank receives. Products take the time that the
+machine's rates give. Nodes and edges are taken to be spread evenly; real graphs are within the
+imbalance of their partition.
 """
 
 from __future__ import annotations
@@ -303,6 +304,8 @@ def _waits(event: Event, rounds: int) -> float:
     """Messages that a rank waits for, one after another."""
     if event.kind == "all_to_all":
         return (event.group - 1) / rounds
+    if event.kind == "reduce_scatter":
+        return event.group - 1
     return math.log2(event.group) * (2 if event.kind == "all_reduce" else 1)
 
 
@@ -334,6 +337,7 @@ def rank_memory(problem: Problem, grid: Grid, place: Place, method: Method, size
     # Backward, a layer's gradient before and after its product.
     passing = max(passing, *(2 * cells(max(p.width_in * p.learns, p.width_out)) for p in plans))
     widest = max((_slice(width, grid, place) for p in plans for width in p.products), default=0)
+    scattered_layers = grid.layers > 1 and not grid.replicated
     panels = [sizes.forward] if problem.symmetric else [sizes.forward, sizes.backward]
     parameters = sum(
         plan.width_in * plan.width_out * (2 if second else 1) + plan.width_out for plan in plans
@@ -343,14 +347,28 @@ def rank_memory(problem: Problem, grid: Grid, place: Place, method: Method, size
         # Beside features: number, class and three masks of each node.
         features=features * item + rows * (8 + 8 + 3),
         activations=(kept + passing) * item,
-        # Beside what travels: the sums that it is added to.
-        buffers=height * widest * item
-        + max(
-            _travelling(panel, grid, int(blocks.max()), height, method, widest, item)
-            for panel in panels
+        # Beside what travels: the sums that it is added to. Later, the sums and their parts from
+        # the other layers; or partial products, cut for the other columns, and theirs.
+        buffers=max(
+            height * widest * item
+            + max(
+                _travelling(panel, grid, int(blocks.max()), height, method, widest, item)
+                for panel in panels
+            ),
+            (height + grid.layers * rows) * widest * item * scattered_layers,
+            3 * cells(max(map(_scattered, plans)), whole=True) * item * (C > 1),
         ),
         weights=4 * parameters * item,
     )
+
+
+def _scattered(plan: LayerPlan) -> int:
+    """The widest sums that a layer scatters over the grid's columns, forward or backward."""
+    if plan.order == "published":
+        return 0
+    if not plan.gather:
+        return plan.width_out
+    return plan.width_in if plan.learns else 0
 
 
 def _panel_bytes(panel: Direction, grid: Grid, height: int, method: Method, item: int) -> float:

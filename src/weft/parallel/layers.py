@@ -47,16 +47,15 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        parts = torch.split(grads[0], _widths(ctx.world, ctx.width), dim=1)
-        return ctx.world.reduce_scatter("column", parts, "gather"), None, None
+        widths = _widths(ctx.world, ctx.width)
+        return ctx.world.reduce_scatter("column", grads[0], widths, 1, "gather"), None, None
 
 
 class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, partial: Tensor, world: World) -> Tensor:
         ctx.world, ctx.width = world, partial.shape[1]
-        parts = torch.split(partial, _widths(world, ctx.width), dim=1)
-        return world.reduce_scatter("column", parts, "scatter")
+        return world.reduce_scatter("column", partial, _widths(world, ctx.width), 1, "scatter")
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

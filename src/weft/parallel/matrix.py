@@ -69,7 +69,7 @@ class GridMatrix:
         self.exchange.add_to(partial, x.contiguous(), purpose)
         if self.world.grid.replicated:
             return self.world.all_reduce("layer", partial, purpose)
-        return self.world.reduce_scatter("layer", torch.split(partial, self._heights), purpose)
+        return self.world.reduce_scatter("layer", partial, self._heights, 0, purpose)
 
 
 class _Propagate(torch.autograd.Function):

@@ -22,8 +22,10 @@ class Event:
         along: the dimension of the grid along which it goes. `weights`: all ranks that hold
             different nodes and the same slice of features; `world`: all.
         group: ranks that take part.
-        bytes: received by this rank. Of m bytes a broadcast brings m (nothing to its source), an
-            all_reduce 2 (g - 1) / g of m, the others what was elsewhere.
+        bytes: received by this rank, without headers. Of m bytes a broadcast brings m (nothing
+            to its source) and an all_reduce 2 (g - 1) / g of m. A reduce_scatter brings the rank's
+            own part from each of the g - 1 others, an all_gather a part as large as the largest,
+            an all_to_all what was asked for.
         seconds: that this rank spent in it, waiting included; not what went on beside its work.
             On a GPU from when what was computed before is done.
         purpose: what it was for.

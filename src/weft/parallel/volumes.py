@@ -257,7 +257,7 @@ class _Rank:
         if grid.replicated:
             self.all_reduce("layer", self.panel_rows * own * item)
         else:
-            self._note("reduce_scatter", "layer", (self.panel_rows - self.rows) * own * item)
+            self._note("reduce_scatter", "layer", (grid.layers - 1) * self.rows * own * item)
 
     def _blocks_sent(self, panel: Direction, wire: int) -> None:
         grid, place = self.grid, self.place
@@ -286,8 +286,9 @@ class _Rank:
         self._note("all_gather", "column", (C - 1) * self.rows * -(-width // C) * self.item)
 
     def _scatter(self, width: int) -> None:
-        own = int(np.diff(balanced(width, self.grid.columns))[self.place.column])
-        self._note("reduce_scatter", "column", self.rows * (width - own) * self.item)
+        C = self.grid.columns
+        own = int(np.diff(balanced(width, C))[self.place.column])
+        self._note("reduce_scatter", "column", (C - 1) * self.rows * own * self.item)
 
     def _height(self, block: int) -> int:
         return int(self.sizes.offsets[block + 1] - self.sizes.offsets[block])

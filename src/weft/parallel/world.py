@@ -25,6 +25,7 @@ __all__ = ["Pending", "World", "alone", "joined", "settle"]
 _TIMEOUT = timedelta(minutes=10)
 
 _Sender = Callable[[dist.ProcessGroup], Any]
+_Finisher = Callable[[Tensor], Tensor]
 
 
 class Pending:
@@ -35,10 +36,16 @@ class Pending:
     """
 
     def __init__(
-        self, tensor: Tensor, work: dist.Work | None, event: Event | None, recorder: Recorder
+        self,
+        tensor: Tensor,
+        work: dist.Work | None,
+        event: Event | None,
+        recorder: Recorder,
+        finish: _Finisher | None = None,
     ) -> None:
         self.tensor = tensor
         self._work, self._event, self._recorder = work, event, recorder
+        self._finish = finish
 
     def wait(self) -> Tensor:
         """The tensor, filled."""
@@ -49,10 +56,12 @@ class Pending:
         if self._work is not None:
             self._work.wait()
             settle(self.tensor.device)
+        if self._finish is not None:
+            self.tensor = self._finish(self.tensor)
         if (event := self._event) is not None:
             seconds = event.seconds + time.perf_counter() - start
             self._recorder.add(replace(event, seconds=seconds))
-        self._work = self._event = None
+        self._work = self._event = self._finish = None
         return self.tensor
 
 
@@ -130,19 +139,47 @@ class World:
         received = 2 * (_bytes(tensor) * (size - 1) // size)
         return self._start("all_reduce", along, received, purpose, tensor, send).wait()
 
-    def reduce_scatter(self, along: Along, parts: Sequence[Tensor], purpose: str) -> Tensor:
-        """The sum over the group of everyone's part for this rank; a part for each, any sizes."""
+    def reduce_scatter(
+        self, along: Along, whole: Tensor, sizes: Sequence[int], dim: int, purpose: str
+    ) -> Tensor:
+        """This rank's part of the sum over the group of everyone's `whole`.
+
+        On the CPU they are added in the order of the ranks, so that a sum is always the same.
+
+        Args:
+            along: the group.
+            whole: cut along `dim` into parts for the group's ranks.
+            sizes: of the parts, any.
+            dim: 0 or 1.
+            purpose: what it is for.
+        """
         if self.size(along) == 1:
-            return parts[0]
-        whole = [part.contiguous() for part in parts]
-        own = self.position(along)
-        out = torch.empty_like(whole[own])
+            return whole
+        parts = torch.split(whole, list(sizes), dim)
+        own = parts[self.position(along)]
+        received = (len(parts) - 1) * _bytes(own)
+        if whole.is_cuda:
+            # NCCL's own brings as much, on the ways that it knows between GPUs.
+            out = torch.empty_like(own, memory_format=torch.contiguous_format)
+            pieces = [part.contiguous() for part in parts]
 
-        def send(group: dist.ProcessGroup) -> Any:
-            return dist.reduce_scatter(out, whole, group=group, async_op=True)
+            def reduce(group: dist.ProcessGroup) -> Any:
+                return dist.reduce_scatter(out, pieces, group=group, async_op=True)
 
-        received = sum(map(_bytes, whole)) - _bytes(out)
-        return self._start("reduce_scatter", along, received, purpose, out, send).wait()
+            return self._start("reduce_scatter", along, received, purpose, out, reduce).wait()
+        # gloo has none: torch would sum the whole on every rank, which is twice as much.
+        flat = whole.flatten() if dim == 0 else torch.cat([part.flatten() for part in parts])
+        found = whole.new_empty(len(parts), *own.shape)
+        counts = [part.numel() for part in parts]
+
+        def exchange(group: dist.ProcessGroup) -> Any:
+            return dist.all_to_all_single(
+                found.view(-1), flat, [own.numel()] * len(parts), counts, group=group, async_op=True
+            )
+
+        return self._start(
+            "reduce_scatter", along, received, purpose, found, exchange, _sum_in_order
+        ).wait()
 
     def all_gather(self, along: Along, own: Tensor, widths: Sequence[int], purpose: str) -> Tensor:
         """Everyone's columns beside each other, [N, Σ widths], of own [N, widths[position]]."""
@@ -189,6 +226,7 @@ class World:
         purpose: str,
         tensor: Tensor,
         send: _Sender,
+        finish: _Finisher | None = None,
     ) -> Pending:
         size = self.size(along)
         if size == 1:
@@ -207,7 +245,15 @@ class World:
             seconds=time.perf_counter() - start,
             purpose=purpose,
         )
-        return Pending(tensor, work, event, self.recorder)
+        return Pending(tensor, work, event, self.recorder, finish)
+
+
+def _sum_in_order(parts: Tensor) -> Tensor:
+    """The sum [...] of two or more parts [g, ...], the first first, in memory of its own."""
+    total = parts[0] + parts[1]
+    for part in parts[2:]:
+        total += part
+    return total
 
 
 def _bytes(tensor: Tensor) -> int:
