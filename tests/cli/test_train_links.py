@@ -43,7 +43,7 @@ def test_links_of_an_edge_list(weft: Callable[..., Any], messages: Path, tmp_pat
     said = weft("train", "links", "--data", messages, "--sparsify", "rigl", *SHORT)
     assert said.code == 0, said.err
     assert re.search(r"test +│ +120 │ 0\.\d{4} \(0\.\d{4} to 0\.\d{4}\)", said.out)
-    assert re.search(r"of 2,176 weights are not 0 \(9\d\.\d% sparse, by rigl\)", said.out)
+    assert "205 of 2,176 weights are active (90.6% sparse, by rigl)" in said.out
     assert "--compat" not in said.out
     found = summary(tmp_path / "runs" / "links-messages")
     assert found["counts"]["train"] == 420

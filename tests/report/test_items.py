@@ -130,6 +130,23 @@ def test_what_a_run_of_ranks_and_of_supergraphs_says(make_run, tmp_path) -> None
         assert words in page.words
 
 
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ({"weights": 2176, "active": 205}, "of them active 205"),
+        # As older runs have it.
+        ({"weights": 2176, "nonzero": 137}, "of them not 0 137"),
+    ],
+)
+def test_active_weights_of_a_run(make_run, tmp_path, counts, said) -> None:
+    run = make_run(tmp_path / "run", counts=counts)
+    row = {"step": 30, "epoch": 3, "seconds": 30, "sparsity": 0.906}
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    words = " ".join(page_on(run, out=tmp_path / "page.html").words.split())
+    assert f"weights 2,176 {said}" in words
+
+
 def test_runs_side_by_side(make_run, tmp_path) -> None:
     slow = make_run(tmp_path / "slow", rate=1e-3)
     fast = make_run(tmp_path / "fast", rate=1e-2, epochs=4)

@@ -79,10 +79,8 @@ def test_everything_is_in_the_file(folder, data):
 
 def test_weights_are_as_many_as_asked(results):
     for run in results.runs:
-        kept = run.nonzero / run.weights
-        # Weights that start at 0, or are behind a dead ReLU, may be 0 and active.
-        assert kept <= 1 - run.kind.sparsity + 2 / run.weights
-        assert kept > 0.5 * (1 - run.kind.sparsity)
+        kept = run.active / run.weights
+        assert kept == pytest.approx(1 - run.kind.sparsity, abs=2 / run.weights)
         assert 0 <= run.score <= 1
         assert len(run.curve) == (6 if run.kind.task == "gcn" else 4)
         assert run.seconds > 0
@@ -94,8 +92,7 @@ def test_flops_are_those_of_the_formulas(results):
         if run.kind.task == "gcn" or run.kind.embedding == "sparse":
             continue
         of = widths[run.kind.task]
-        # What is 0 at the end, beside what was asked to be.
-        sparsity = 1 - run.nonzero / run.weights
+        sparsity = 1 - run.active / run.weights
         assert run.inference_flops == pytest.approx(1 - sparsity)
         if run.kind.way in ("slr", "oneshot"):
             share = slr_training_share(of, sparsity, phases=(2, 1, 1))

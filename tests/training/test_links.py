@@ -50,7 +50,7 @@ def test_it_learns_who_writes_to_whom() -> None:
         "validation": 120,
         "test": 240,
         "weights": WEIGHTS,
-        "nonzero": WEIGHTS,
+        "active": WEIGHTS,
     }
     assert found.result.best_metrics["validation_auc"] == found.result.best_metrics["selection"]
 
@@ -62,10 +62,7 @@ SPARSIFIERS = [name for name in get_args(SparsifierName) if name != "none"]
 def test_every_sparsifier_leaves_as_many_weights_as_asked(name: Any) -> None:
     found = trained(sparsify=name, sparsity=0.8)
     kept = round(0.2 * WEIGHTS)
-    # A weight that was grown is 0 until a gradient reaches it.
-    assert 0 < found.counts["nonzero"] <= kept
-    if name not in ("rigl", "set", "snfs"):
-        assert found.counts["nonzero"] == kept
+    assert found.counts["active"] == kept
     assert found.result.best_metrics["sparsity"] == pytest.approx(0.8, abs=0.005)
     assert found.result.best_epoch is not None
     if name in ("slr", "admm", "oneshot"):
@@ -78,7 +75,28 @@ def test_every_sparsifier_leaves_as_many_weights_as_asked(name: Any) -> None:
 def test_a_training_too_short_to_retrain_is_warned_of(name: Any) -> None:
     with pytest.warns(UserWarning, match=rf"{name} only prunes.* epochs=3 .*4 epochs or more"):
         found = trained(sparsify=name, sparsity=0.8, epochs=3)
-    assert found.counts["nonzero"] == round(0.2 * WEIGHTS)
+    assert found.counts["active"] == round(0.2 * WEIGHTS)
+
+
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+@pytest.mark.parametrize("name", ["rigl", "set", "snfs"])
+def test_weights_that_are_active_and_zero_are_not_reported_as_sparsity(
+    name: Any, form: Any
+) -> None:
+    # Weights that were grown stay at 0, where they started.
+    found = trained(sparsify=name, sparsity=0.8, form=form, learning_rate=0.0)
+    there = sum(int(torch.count_nonzero(weight)) for weight in weights(found.model)[::2])
+    assert there < round(0.2 * WEIGHTS) == found.counts["active"]
+    assert found.counts["weights"] == WEIGHTS
+
+
+def test_the_sparsity_of_a_training_that_was_stopped_is_that_of_its_weights() -> None:
+    """Those of the best epoch so far, which gradual pruning has since gone beyond."""
+    with stop_at(100):
+        found = trained(sparsify="gmp", sparsity=0.8, update_every=1)
+    assert found.result.stopped.startswith("interrupted")
+    there = sum(int(torch.count_nonzero(weight)) for weight in weights(found.model)[::2])
+    assert 0.2 * WEIGHTS < there == found.counts["active"] < WEIGHTS
 
 
 def stop_at(step: int) -> Any:
@@ -134,7 +152,7 @@ def test_a_lottery_that_is_stopped_before_the_last_training(tmp_path: Path) -> N
         hook.remove()
     with Run.create(tmp_path / "run", settings.config, resume=True, tensorboard=False) as run:
         found = train_links(settings, run=run, quiet=True)
-    assert found.counts["nonzero"] == round(0.2 * WEIGHTS)
+    assert found.counts["active"] == round(0.2 * WEIGHTS)
 
 
 def test_a_seed_gives_the_same_weights() -> None:

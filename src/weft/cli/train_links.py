@@ -114,10 +114,10 @@ class Links:
 
 def weights_sentence(counts: dict[str, int], how: str) -> str:
     """How many weights there are, and how many of them are left."""
-    size, nonzero = counts["weights"], counts["nonzero"]
+    size, active = counts["weights"], counts["active"]
     if how == "none":
         return f"{size:,} weights, dense."
-    return f"{nonzero:,} of {size:,} weights are not 0 ({1 - nonzero / size:.1%} sparse, by {how})."
+    return f"{active:,} of {size:,} weights are active ({1 - active / size:.1%} sparse, by {how})."
 
 
 def costs_sentences(costs: StepCosts | None, config: SparsityConfig, *, linear: bool) -> str:

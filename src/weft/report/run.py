@@ -270,15 +270,17 @@ def _sparsity(run: RunRecord) -> Part | None:
     counts, costs = _mapping(run.summary.get("counts")), _mapping(run.summary.get("step_costs"))
     figure = curves(
         "Sparsity",
-        {"weights that are 0": [(x, 100 * y) for x, y in run.series("sparsity", by="epoch")]},
+        {"inactive weights": [(x, 100 * y) for x, y in run.series("sparsity", by="epoch")]},
         x="epoch",
-        y="weights that are 0, %",
+        y="inactive weights, %",
         from_zero=True,
     )
     rows = []
-    if "nonzero" in counts and "weights" in counts:
-        rows.append(("weights", number(counts["weights"])))
-        rows.append(("of them not 0", number(counts["nonzero"])))
+    # Older runs counted what is not 0, also among active weights.
+    for key, words in (("active", "of them active"), ("nonzero", "of them not 0")):
+        if key in counts and "weights" in counts:
+            rows.append(("weights", number(counts["weights"])))
+            rows.append((words, number(counts[key])))
     if "flops" in costs:
         rows.append(("FLOPs of a step, of the dense one's", percent(costs["flops"])))
     if {"seconds", "dense_seconds"} <= set(costs):

@@ -127,7 +127,7 @@ def _costs(results: SparsificationResults, task: Task) -> Section:
                         f"{sparsity:g}",
                         name,
                         _percent(own),
-                        f"{own[0].nonzero:,}",
+                        f"{own[0].active:,}",
                         f"{own[0].training_flops:.4f}",
                         f"{statistics.median(run.seconds for run in own) / seconds:.2f}",
                         f"{own[0].inference_flops:.4f}",

@@ -14,7 +14,7 @@ from weft.studies.sparsification_training import SparseRun
 
 __all__ = ["SparsificationResults"]
 
-_SCHEMA = "weft study sparsification 1"
+_SCHEMA = "weft study sparsification 2"
 
 
 @dataclass(kw_only=True)

@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from weft.graphs import Array, Graph
 from weft.sources import EdgeList
-from weft.sparsify import Masks, count_flops, rigl_step_flops
+from weft.sparsify import FlopCount, count_flops, rigl_step_flops
 from weft.studies.sparsification_settings import SparsificationStudy, Task
 from weft.training.links import LinksConfig, PreparedLinks, prepare_links, train_links
 from weft.training.nodes import NodesConfig, PreparedNodes, prepare_nodes, train_nodes
@@ -66,7 +66,7 @@ class SparseRun:
         kind: which one.
         score: AUC (links) or accuracy on the test data, of the best epoch by validation.
         weights: in the matrices.
-        nonzero: those that are not 0 at the end.
+        active: those that no mask forces to 0 at the end.
         training_flops: of the whole training, if zeros were never multiplied.
         inference_flops: of a pass forward, if zeros were never multiplied.
         seconds: that the training took: masks on dense weights, one thread.
@@ -76,7 +76,7 @@ class SparseRun:
     kind: Kind
     score: float
     weights: int
-    nonzero: int
+    active: int
     training_flops: float
     inference_flops: float
     seconds: float
@@ -198,14 +198,15 @@ def train_kind(prepared: PreparedTask, kind: Kind) -> SparseRun:
         else data.inputs
     )
     density = prepared.density if kind.embedding == "sparse" else 1.0
+    count = count_flops(trained.model, trained.masks, example)
     training, inference = _flops(
-        trained.model, example, kind.way, density, trained.result.epochs, trained.result.steps
+        count, kind.way, density, trained.result.epochs, trained.result.steps
     )
     return SparseRun(
         kind=kind,
         score=trained.scores["auc" if kind.task == "links" else "test"].value,
         weights=trained.counts["weights"],
-        nonzero=trained.counts["nonzero"],
+        active=trained.counts["active"],
         training_flops=training,
         inference_flops=inference,
         seconds=trained.result.seconds,
@@ -230,13 +231,9 @@ def _curve(path: Path, metric: str) -> list[float]:
 
 
 def _flops(
-    model: nn.Module, example: Any, way: Way, density: float, epochs: int, steps: int
+    count: FlopCount, way: Way, density: float, epochs: int, steps: int
 ) -> tuple[float, float]:
     """FLOPs of the training and of a pass forward, over those with all weights and inputs."""
-    masks = Masks(model)
-    for name in masks:
-        masks.set(name, masks.weight(name).detach() != 0)
-    count = count_flops(model, masks, example)
     # Zeros of the input save what the first layer would do with them.
     first = count.weights[0]
     sparse = count.sparse - (1 - density) * first.sparse

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from weft.graphs import Array
 from weft.models import FNN, FNNConfig
 from weft.sources import EdgeList
+from weft.sparsify import Masks
 from weft.training.config import FitResult
 from weft.training.kept_inputs import keep_inputs
 from weft.training.link_data import LinkSplit, split_links, walk_embedding
@@ -24,7 +25,7 @@ from weft.training.rows import RowBatches
 from weft.training.run import Run
 from weft.training.schedules import ScheduleConfig, make_scheduler
 from weft.training.scores import Score, average_precision, bootstrap, roc_auc
-from weft.training.sparse_fit import fit_sparse, weight_counts
+from weft.training.sparse_fit import fit_sparse
 from weft.training.sparse_form import load_dense
 from weft.training.sparsifiers import SparsityConfig
 from weft.training.step_costs import StepCosts
@@ -141,9 +142,10 @@ class TrainedLinks:
         model: gives a logit [b, 1] for concatenated embeddings [b, 2 dim].
         result: how the training went.
         scores: `auc` and `ap` of the test pairs with intervals.
-        counts: edges in each part, nodes, weights and those that are not 0.
+        counts: edges in each part, nodes, weights and those that are active.
         repeated: see `LinkSplit`.
         costs: of a training step, if they were asked for and the model is sparse.
+        masks: of the model; None where it is dense, or has sparse layers alone.
     """
 
     model: FNN
@@ -152,6 +154,7 @@ class TrainedLinks:
     counts: dict[str, int]
     repeated: float
     costs: StepCosts | None = None
+    masks: Masks | None = None
 
 
 def prepare_links(edges: EdgeList, config: LinksConfig) -> PreparedLinks:
@@ -237,7 +240,7 @@ def train_links(
     some = torch.from_numpy(
         np.random.default_rng(config.seed).permutation(len(nodes))[: min(_ROWS, len(nodes))]
     )
-    result, costs = fit_sparse(
+    fitted = fit_sparse(
         model,
         optimizer_for,
         batches,
@@ -258,17 +261,18 @@ def train_links(
     model.eval()
     return TrainedLinks(
         model=model,
-        result=result,
+        result=fitted.result,
         scores=bootstrap(link_logits(model, embedding, split.test.nodes), split.test.labels),
         counts={
             "nodes": len(embedding),
             "train": len(split.train.labels) // 2,
             "validation": len(split.validation.labels) // 2,
             "test": len(split.test.labels) // 2,
-            **weight_counts(model),
+            **fitted.counts,
         },
         repeated=split.repeated,
-        costs=costs,
+        costs=fitted.costs,
+        masks=fitted.masks,
     )
 
 

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from weft.errors import DataError
 from weft.graphs import Array, Graph, GraphBatch, symmetrised, table_from_graphs
 from weft.models import FNN, GCN, FNNConfig, GCNConfig
+from weft.sparsify import Masks
 from weft.training.citations import citation_batch
 from weft.training.config import FitResult
 from weft.training.kept_inputs import keep_inputs
@@ -27,7 +28,7 @@ from weft.training.rows import RowBatches
 from weft.training.run import Run
 from weft.training.schedules import ScheduleConfig, make_scheduler
 from weft.training.scores import Score, accuracy_score
-from weft.training.sparse_fit import fit_sparse, weight_counts
+from weft.training.sparse_fit import fit_sparse
 from weft.training.sparse_form import load_dense
 from weft.training.sparsifiers import SparsityConfig
 from weft.training.step_costs import StepCosts
@@ -176,9 +177,10 @@ class TrainedNodes:
         model: gives logits [n, classes].
         result: how the training went.
         scores: the accuracy on each part, with an interval.
-        counts: nodes in each part, classes, weights and those that are not 0.
+        counts: nodes in each part, classes, weights and those that are active.
         guess: share of the test nodes that are of the commonest class in training.
         costs: of a training step, if they were asked for and the model is sparse.
+        masks: of the model; None where it is dense, or has sparse layers alone.
     """
 
     model: nn.Module
@@ -187,6 +189,7 @@ class TrainedNodes:
     counts: dict[str, int]
     guess: float
     costs: StepCosts | None = None
+    masks: Masks | None = None
 
 
 def node_split(y: Array, *, seed: int = 0) -> dict[str, Array]:
@@ -357,7 +360,7 @@ def train_nodes(
         return output
 
     example = inputs[: config.batch_size] if isinstance(inputs, Tensor) else inputs
-    result, costs = fit_sparse(
+    fitted = fit_sparse(
         model,
         optimizer_for,
         batches,
@@ -381,16 +384,17 @@ def train_nodes(
     commonest = y[parts["train"]].mode().values
     return TrainedNodes(
         model=model,
-        result=result,
+        result=fitted.result,
         scores={name: accuracy_score(right(model, name), len(parts[name])) for name in _PARTS},
         counts={
             "nodes": len(y),
             "classes": prepared.classes,
             **{name: len(nodes) for name, nodes in parts.items()},
-            **weight_counts(model),
+            **fitted.counts,
         },
         guess=float((y[parts["test"]] == commonest).float().mean()),
-        costs=costs,
+        costs=fitted.costs,
+        masks=fitted.masks,
     )
 
 

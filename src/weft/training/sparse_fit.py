@@ -21,10 +21,28 @@ from weft.training.sparse_form import sparse_layers, to_sparse_form, to_sparse_f
 from weft.training.sparsifiers import Sparsifier, SparsityConfig, sparsifier_for
 from weft.training.step_costs import StepCosts, step_costs
 
-__all__ = ["SELECTION", "fit_sparse", "weight_counts"]
+__all__ = ["SELECTION", "SparseFit", "fit_sparse"]
 
 SELECTION = "selection"
 """The metric that decides which weights are best."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class SparseFit:
+    """What `fit_sparse` gives.
+
+    Attributes:
+        result: how the training went.
+        masks: of the model; None where it stays dense, or has sparse layers alone.
+        counts: `weights` of the matrices that may be sparse, and those that are `active` in the
+            weights that the model ends with: masks do not force them to 0, though one may be 0.
+        costs: of a training step, if they were asked for and the model is sparse.
+    """
+
+    result: FitResult
+    masks: Masks | None
+    counts: dict[str, int]
+    costs: StepCosts | None
 
 
 def fit_sparse(
@@ -45,7 +63,7 @@ def fit_sparse(
     quiet: bool = False,
     seed: int = 0,
     example: Any = None,
-) -> tuple[FitResult, StepCosts | None]:
+) -> SparseFit:
     """Train a model in the way of sparsity that `config` names; it ends with its best weights.
 
     The best are those of the largest `score` on the validation data among the epochs in which the
@@ -69,10 +87,6 @@ def fit_sparse(
         seed: of random masks.
         example: what the model is called with, so that FLOPs are counted and steps timed after
             the training; None for neither.
-
-    Returns:
-        How the training went, and what a step of it costs, if that was asked for and the model is
-        sparse.
     """
     fit_config = FitConfig(
         epochs=epochs,
@@ -135,10 +149,8 @@ def fit_sparse(
     def measure(model: nn.Module) -> dict[str, float]:
         sparsifier.end_epoch(objective)
         values = dict(evaluate(model))
-        if sparsifier.masks is not None:
-            values["sparsity"] = sparsifier.masks.sparsity
-        elif config.form == "sparse":
-            values["sparsity"] = _layers_sparsity(model)
+        if config.sparsify != "none":
+            values["sparsity"] = _sparsity(model, sparsifier.masks)
         return {**values, SELECTION: values[score] - (not sparsifier.finished())}
 
     result = fit(
@@ -152,8 +164,17 @@ def fit_sparse(
         run=run,
         extras=sparsifier.extras,
     )
+    fitted = SparseFit(
+        result=result,
+        masks=sparsifier.masks,
+        # The model has the weights of the best epoch; masks may have changed since.
+        counts=_counts(
+            model, result.best_metrics.get("sparsity", _sparsity(model, sparsifier.masks))
+        ),
+        costs=None,
+    )
     if example is None or config.sparsify == "none" or result.stopped.startswith("interrupted"):
-        return result, None
+        return fitted
     batch = next(iter(batches))
     costs = step_costs(
         model,
@@ -164,23 +185,22 @@ def fit_sparse(
         schedule=sparsifier.schedule,
         example=example,
     )
-    return result, costs
+    return dataclasses.replace(fitted, costs=costs)
 
 
-def weight_counts(model: nn.Module) -> dict[str, int]:
-    """The weights of the matrices that may be sparse, and how many of them are not 0."""
+def _counts(model: nn.Module, sparsity: float) -> dict[str, int]:
     layers = sparse_layers(model)
-    masks = Masks(model, required=not layers)
-    tensors = [*map(masks.weight, masks), *(layer.values for layer in layers)]
-    return {
-        "weights": masks.size() + sum(_size(layer) for layer in layers),
-        "nonzero": sum(int(torch.count_nonzero(tensor)) for tensor in tensors),
-    }
+    weights = Masks(model, required=not layers).size() + sum(map(_size, layers))
+    return {"weights": weights, "active": round((1 - sparsity) * weights)}
 
 
-def _layers_sparsity(model: nn.Module) -> float:
+def _sparsity(model: nn.Module, masks: Masks | None) -> float:
+    """Share of the weights that masks force to 0, or that sparse layers do not have."""
+    if masks is not None:
+        return masks.sparsity
     layers = sparse_layers(model)
-    return 1 - sum(layer.values.numel() for layer in layers) / sum(map(_size, layers))
+    size = sum(map(_size, layers))
+    return 1 - sum(layer.values.numel() for layer in layers) / size if size else 0.0
 
 
 def _size(layer: SparseLinear) -> int:
