@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -170,3 +171,45 @@ def test_a_single_layer_and_its_buffers_and_random_numbers() -> None:
     normed = masked(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)), 0.5)
     accelerate(normed, torch.randn(16, 8), training=True)
     assert int(normed.get_buffer("1.num_batches_tracked")) == 0
+
+
+@pytest.mark.usefixtures("sparse_wins")
+@pytest.mark.parametrize("kind", ["GCN", "GraphSAGE", "GAT", "GIN"])
+def test_models_of_torch_geometric_can_be_reset(kind: str) -> None:
+    """The new weights are those of the masked model that is reset from the same seed."""
+    model, loss = geometric(kind)
+    masks = Masks(model)
+    random_masks(model, masks, dict.fromkeys(masks, 0.5))
+    example = tuple(inspect.getclosurevars(loss).nonlocals[name] for name in ("x", "edges"))
+    fast: Any = accelerate(model, example, training=True, masks=masks)[0]
+    assert any(isinstance(module, SparseLinear) for module in fast.modules())
+    before = fast(*example)
+    for each in (model, fast):
+        torch.manual_seed(1)
+        each.reset_parameters()
+    masks.apply_()
+    torch.testing.assert_close(fast(*example), model(*example))
+    assert not torch.allclose(fast(*example), before)
+    # As often as one likes, in a copy too.
+    again = copy.deepcopy(fast)
+    torch.manual_seed(1)
+    again.reset_parameters()
+    torch.testing.assert_close(again(*example), model(*example))
+    for name, layer in model.named_modules():
+        if hasattr(layer, "in_channels"):
+            assert fast.get_submodule(name).in_channels == layer.in_channels
+
+
+@pytest.mark.usefixtures("sparse_wins")
+def test_layers_of_torch_can_be_reset() -> None:
+    model = wide(0.9)
+    masks = {f"{name}.weight": model[name].weight != 0 for name in (0, 2, 4)}
+    fast: Any = accelerate(model, torch.randn(8, 256), training=True)[0]
+    for each in (model, fast):
+        torch.manual_seed(1)
+        for layer in each:
+            if hasattr(layer, "reset_parameters"):
+                layer.reset_parameters()
+    dense = to_dense(fast).state_dict()
+    for name, value in model.state_dict().items():
+        assert torch.equal(dense[name], value * masks[name] if name in masks else value)

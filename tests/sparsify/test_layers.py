@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from weft.sparsify.layers import FusedReLU, SparseLinear, to_dense
 
@@ -206,3 +207,15 @@ def test_to_dense_gives_relus_back() -> None:
     torch.testing.assert_close(to_dense(layer)(x), layer(x))
     alone = nn.Sequential(layer, nn.Linear(8, 2))
     torch.testing.assert_close(to_dense(alone)(x), alone(x))
+
+
+def test_a_layer_made_from_one_that_torch_has_pruned_can_be_reset() -> None:
+    linear = nn.Linear(30, 20)
+    prune.random_unstructured(linear, "weight", 0.5)
+    before = linear.weight.clone()
+    layer = SparseLinear.from_dense(linear, linear.weight_mask.bool())
+    old = layer.values.detach().clone()
+    layer.reset_parameters()
+    assert not torch.equal(layer.values, old)
+    assert layer.values.abs().max() <= 30**-0.5
+    assert torch.equal(linear.weight, before)

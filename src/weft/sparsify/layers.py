@@ -81,9 +81,26 @@ class SparseLinear(nn.Module):
         kind: dict[str, Any] = {"dtype": dtype, "device": device}
         self.values = nn.Parameter(torch.empty(index.shape[0], **kind))
         self.bias = nn.Parameter(torch.empty(out_features, **kind)) if bias else None
-        bound = 1 / math.sqrt(in_features) if in_features else 0.0
-        for parameter in self.parameters():
-            nn.init.uniform_(parameter, -bound, bound)
+        # In a tuple: as a module it would be a part of this one.
+        self._dense: tuple[nn.Module, ...] = ()
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw new weights, as in a fresh layer of the kind that this one was made from.
+
+        The dense layer is drawn whole, so that the same seed gives the weights that it would have.
+        """
+        if not self._dense:
+            bound = 1 / math.sqrt(self.in_features) if self.in_features else 0.0
+            for parameter in self.parameters():
+                nn.init.uniform_(parameter, -bound, bound)
+            return
+        fresh: Any = _with_parameters(self._dense[0], self.values.dtype, self.values.device)
+        fresh.reset_parameters()
+        self.values.copy_(fresh.weight.flatten()[self.index])
+        if self.bias is not None:
+            self.bias.copy_(fresh.bias)
 
     @classmethod
     def from_dense(
@@ -107,6 +124,13 @@ class SparseLinear(nn.Module):
             layer.values.copy_(weight.flatten()[layer.index])
             if layer.bias is not None:
                 layer.bias.copy_(linear.bias)
+        # A weight that is no parameter is computed from others, which a reset would not reach.
+        if "weight" in linear._parameters:
+            layer._dense = (_with_parameters(linear, weight.dtype, torch.device("meta")),)
+        # torch_geometric's layers are asked for in_channels, for instance.
+        for name, value in vars(linear).items():
+            if not name.startswith("_") and not hasattr(layer, name):
+                setattr(layer, name, value)
         layer.values.requires_grad_(linear.weight.requires_grad)
         if layer.bias is not None:
             layer.bias.requires_grad_(linear.bias.requires_grad)
@@ -283,6 +307,16 @@ class SparseLinear(nn.Module):
             f"nnz={self.values.shape[0]}, sparsity={self.sparsity:.1%}, "
             f"bias={self.bias is not None}" + (", relu=True" if self.relu else "")
         )
+
+
+def _with_parameters(layer: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """The same layer with parameters that are not initialised; on meta they take no memory."""
+    other = copy.copy(layer)
+    other._parameters = {
+        name: None if p is None else nn.Parameter(torch.empty_like(p, dtype=dtype, device=device))
+        for name, p in layer._parameters.items()
+    }
+    return other
 
 
 class FusedReLU(nn.Identity):
