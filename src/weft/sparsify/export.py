@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,36 +23,49 @@ from weft.sparsify.masks import Masks
 
 __all__ = ["export_program", "load_csr", "save_csr", "save_onnx"]
 
-# The entry of the file's header that gives the shapes of the matrices stored as CSR.
-_SHAPES = "weft_csr_shapes"
+# Entries of the file's header: the shapes of the weights stored as CSR, and the names of shared
+# weights, each with the name that it is stored by.
+_SHAPES, _SHARED = "weft_csr_shapes", "weft_shared"
+_PARTS = ("values", "columns", "offsets")
+# Numbers of a weight that is stored as CSR are fewer, so that int32 can count them.
+_MOST = 2**31
 
 
 def save_csr(model: nn.Module, path: Path | str) -> None:
-    """Write the model's parameters and buffers as safetensors, matrices of many zeros as CSR.
+    """Write the model's parameters and buffers as safetensors, weights of many zeros as CSR.
 
     A matrix `name` becomes `name.values` [K], `name.columns` int32 [K] and `name.offsets`
     int32 [rows + 1], if these are smaller; the header's "weft_csr_shapes" gives its shape. A
-    `SparseLinear` is stored as the weight of a linear layer.
+    weight of more dimensions is stored as the matrix of its first one and all others. One that
+    several layers share is stored by its first name; the header's "weft_shared" gives that name
+    for each other one. A `SparseLinear` is stored as the weight of a linear layer.
     """
     tensors: dict[str, Tensor] = {}
     shapes: dict[str, list[int]] = {}
-    for name, tensor in to_dense(model).state_dict().items():
+    shared: dict[str, str] = {}
+    first: dict[int, str] = {}
+    # As they are: copies would not be known as shared.
+    for name, tensor in to_dense(model).state_dict(keep_vars=True).items():
+        if first.setdefault(id(tensor), name) != name:
+            shared[name] = first[id(tensor)]
+            continue
         tensor = tensor.detach().cpu()
         stored = _csr_of(tensor)
         if stored is None:
-            # Shared weights are stored once for each name.
+            # Two may be parts of one memory.
             tensors[name] = tensor.clone().contiguous()
         else:
             shapes[name] = list(tensor.shape)
             tensors |= {f"{name}.{part}": value for part, value in stored.items()}
-    content = save(tensors, {_SHAPES: json.dumps(shapes)})
+    content = save(tensors, {_SHAPES: json.dumps(shapes), _SHARED: json.dumps(shared)})
     write_atomically(Path(path), lambda file: file.write(content))
 
 
 def _csr_of(tensor: Tensor) -> dict[str, Tensor] | None:
-    """The parts of the matrix; None if it is none, or they would be larger."""
-    if tensor.ndim != 2 or not tensor.is_floating_point() or tensor.numel() >= 2**31:
+    """The parts of the weight; None if it is no matrix, or they would be larger."""
+    if tensor.ndim < 2 or not tensor.is_floating_point() or not 0 < tensor.numel() < _MOST:
         return None
+    tensor = tensor.flatten(1)
     rows, columns = tensor.nonzero(as_tuple=True)
     size = columns.numel() * (4 + tensor.element_size()) + 4 * (tensor.shape[0] + 1)
     if size >= tensor.numel() * tensor.element_size():
@@ -67,25 +81,39 @@ def _csr_of(tensor: Tensor) -> dict[str, Tensor] | None:
 def load_csr(path: Path | str) -> dict[str, Tensor]:
     """The dense state of what `save_csr` wrote, for `load_state_dict` of the dense model.
 
+    The names of a shared weight have the same tensor.
+
     Raises:
         DataError: the file is not there, or not such a file.
     """
     try:
         with safe_open(path, framework="pt") as file:
-            shapes = dict(json.loads((file.metadata() or {}).get(_SHAPES, "{}")))
+            header = file.metadata() or {}
+            # Older files have no shared weights.
+            shapes, shared = (dict(json.loads(header.get(key, "{}"))) for key in (_SHAPES, _SHARED))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError, TypeError) as error:
         raise DataError(f"{path} cannot be read as safetensors: {error}") from error
     for name, shape in shapes.items():
         try:
-            parts = [tensors.pop(f"{name}.{part}") for part in ("values", "columns", "offsets")]
-            tensors[name] = _dense_of(*parts, *shape)
+            parts = {part: tensors.pop(f"{name}.{part}") for part in _PARTS}
+            tensors[name] = _dense_of(**parts, shape=shape)
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
             raise DataError(f"{path}: the matrix {name} is damaged: {error}") from error
+    for name, other in shared.items():
+        if not isinstance(other, str) or other not in tensors:
+            raise DataError(f"{path}: {name} is stored as {other!r}, which is not in the file")
+        tensors[name] = tensors[other]
     return tensors
 
 
-def _dense_of(values: Tensor, columns: Tensor, offsets: Tensor, rows: int, width: int) -> Tensor:
+def _dense_of(values: Tensor, columns: Tensor, offsets: Tensor, shape: Any) -> Tensor:
+    right = isinstance(shape, list) and len(shape) >= 2
+    if not right or any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError(f"its shape is {shape!r}")
+    if math.prod(shape) >= _MOST:
+        raise ValueError(f"its shape is {shape!r}, of {_MOST:,} numbers and more")
+    rows, width = shape[0], math.prod(shape[1:])
     counts = offsets.diff().long()
     right = offsets.shape == (rows + 1,) and values.shape == columns.shape and values.ndim == 1
     right = right and bool((counts >= 0).all()) and int(counts.sum()) == columns.numel()
@@ -93,7 +121,7 @@ def _dense_of(values: Tensor, columns: Tensor, offsets: Tensor, rows: int, width
         raise ValueError(f"its parts are not those of a matrix {rows} x {width}")
     out = values.new_zeros(rows, width)
     out[torch.repeat_interleave(counts), columns.long()] = values
-    return out
+    return out.view(shape)
 
 
 def export_program(
