@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -9,13 +10,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from graph_strategies import assert_same_array, assert_same_graph, data_sets, quick, sorted_edges
 from hypothesis import given
 from hypothesis import strategies as st
 
 import weft.graphs.store
 from weft.errors import DataError
-from weft.graphs import Column, Graph, assemble, open_table, table_from_graphs, write_table
+from weft.graphs import (
+    Column,
+    Graph,
+    GraphTable,
+    assemble,
+    open_table,
+    table_from_graphs,
+    write_table,
+)
+from weft.layout import band_statistics, block_fill, reorder
+from weft.walks import uniform_walks
 
 
 @pytest.fixture
@@ -451,3 +463,104 @@ def test_damage_in_a_table_too_large_to_check_is_found_when_it_is_read(tmp_path:
         with pytest.raises(DataError, match=f"{name}.npy is damaged"):
             assemble(table, range(4))
         file.write_bytes(whole)
+
+
+def uneven(i):
+    """Graphs with nodes that have no edges, with parallel edges, and with nothing at all."""
+    rng = np.random.default_rng(i)
+    nodes = (0, 5, 1, 4, 3)[i % 5]
+    edges = (0, 7, 0, 3, 6)[i % 5]
+    senders, receivers = rng.integers(0, max(nodes - i % 2, 1), (2, edges))
+    return Graph(
+        num_nodes=nodes,
+        senders=senders,
+        receivers=receivers,
+        nodes={"x": rng.normal(size=nodes).astype(np.float32)},
+        ragged={"name": np.frombuffer(b"C" * i, np.uint8)},
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "senders", "receivers", "out_order", "in_start", "out_start", "node_offsets",
+        "edge_offsets", "name_offsets",
+    ],
+)  # fmt: skip
+def test_one_changed_number_in_a_large_table_is_always_refused(tmp_path, monkeypatch, name):
+    path = tmp_path / "t"
+    write_table(path, map(uneven, range(9)))
+    monkeypatch.setattr(weft.graphs.store, "CHECK_BYTES", 0)
+    file = path / f"{name}.npy"
+    right = np.load(file)
+    size = np.dtype(right.dtype).itemsize
+    whole = file.read_bytes()
+    start = len(whole) - right.nbytes
+    accepted, unnamed = [], []
+    for place, value in enumerate(right.tolist()):
+        for change in (value - 1, value + 1, 0, 2, -1, 10**9):
+            if change == value:
+                continue
+            damaged = bytearray(whole)
+            damaged[start + place * size : start + (place + 1) * size] = change.to_bytes(
+                size, sys.byteorder, signed=True
+            )
+            file.write_bytes(damaged)
+            try:
+                table = open_table(path)
+                assemble(table, range(len(table)))
+                accepted.append((place, value, change))
+            except DataError as error:
+                if str(file) not in str(error):
+                    unnamed.append((place, value, change, str(error)))
+    file.write_bytes(whole)
+    assert (accepted, unnamed) == ([], [])
+    table = open_table(path)
+    assert not table.checked
+    assert_same_array(table.columns["x"], assemble(table, range(9)).nodes["x"].numpy())
+
+
+def test_a_large_table_is_checked_wherever_its_edges_are_read(tmp_path, monkeypatch):
+    path = tmp_path / "t"
+    write_table(path, map(uneven, range(9)))
+    monkeypatch.setattr(weft.graphs.store, "CHECK_BYTES", 0)
+    starts = np.load(path / "out_start.npy", mmap_mode="r+")
+    starts[1] += 1
+    starts.flush()
+    table = open_table(path)
+    for read in (
+        lambda: table.select([1]),
+        lambda: table[1],
+        lambda: list(table),
+        lambda: write_table(tmp_path / "copy", [table]),
+        lambda: band_statistics(table),
+        lambda: block_fill(table, 4),
+        lambda: reorder(table),
+        lambda: uniform_walks(table),
+    ):
+        with pytest.raises(DataError, match=r"out_start\.npy is damaged"):
+            read()
+    # What does not read the damaged graph is not held up by it.
+    assert len(assemble(table, [3, 4]).senders) == 9
+
+
+def test_a_table_that_is_put_together_by_hand_is_checked_too():
+    table = table_from_graphs([uneven(1), uneven(4)])
+    fields = {f.name: getattr(table, f.name) for f in dataclasses.fields(table)} | {
+        "checked": False
+    }
+    assert torch.equal(
+        assemble(GraphTable(**fields), [0, 1]).senders, assemble(table, [0, 1]).senders
+    )
+    del fields["checked"]
+    for name, value in (("senders", 10**6), ("out_order", -1), ("in_start", 3)):
+        wrong = table.columns[name].copy()
+        wrong[2] = value
+        columns = {**table.columns, name: wrong}
+        with pytest.raises(DataError, match=f"{name}"):
+            assemble(GraphTable(**fields | {"columns": columns}), [0, 1])
+    for name in ("node_offsets", "edge_offsets"):
+        wrong = getattr(table, name).copy()
+        wrong[-1] = 10**6
+        with pytest.raises(DataError, match="do not match the offsets"):
+            assemble(GraphTable(**fields | {name: wrong}), [0, 1])

@@ -154,6 +154,7 @@ def table_from_columns(
         edge_offsets=edge_offsets,
         ragged_offsets=ragged_offsets,
         metadata=dict(metadata or {}),
+        checked=True,
     )
 
 

@@ -8,7 +8,14 @@ import numpy as np
 
 from weft.compiled import compiled
 
-__all__ = ["copy_ranges", "counting_order", "group_starts", "pair_up", "shift_ranges"]
+__all__ = [
+    "copy_ranges",
+    "counting_order",
+    "edges_fault",
+    "group_starts",
+    "pair_up",
+    "shift_ranges",
+]
 
 
 @compiled()
@@ -108,3 +115,54 @@ def pair_up(
             if senders[partner] != receivers[edge] or receivers[partner] != senders[edge]:
                 return edge
     return -1
+
+
+@compiled()
+def edges_fault(
+    senders: Any,
+    receivers: Any,
+    out_order: Any,
+    in_start: Any,
+    out_start: Any,
+    node_offsets: Any,
+    edge_offsets: Any,
+    graphs: Any,
+) -> Any:
+    """What is wrong with the edges of these graphs of a table, and the graph; (0, -1) if nothing.
+
+    1, 2, 3: a number of senders, receivers, out_order is out of range. 4: receivers and in_start
+    disagree. 5: senders, out_order and out_start do. Any one changed number is found.
+    """
+    for graph in graphs:
+        first, nodes = node_offsets[graph], node_offsets[graph + 1] - node_offsets[graph]
+        base, edges = edge_offsets[graph], edge_offsets[graph + 1] - edge_offsets[graph]
+        for e in range(base, base + edges):
+            if senders[e] < 0 or senders[e] >= nodes:
+                return 1, graph
+            if receivers[e] < 0 or receivers[e] >= nodes:
+                return 2, graph
+            if out_order[e] < 0 or out_order[e] >= edges:
+                return 3, graph
+        entered = left = 0
+        for node in range(nodes):
+            if in_start[first + node] != entered:
+                return 4, graph
+            while entered < edges and receivers[base + entered] == node:
+                entered += 1
+            if out_start[first + node] != left:
+                return 5, graph
+            before = -1
+            while left < edges:
+                edge = np.int64(out_order[base + left])
+                if senders[base + edge] != node:
+                    break
+                # Ascending, so that no edge is there twice.
+                if edge <= before:
+                    return 5, graph
+                before = edge
+                left += 1
+        if entered != edges:
+            return 4, graph
+        if left != edges:
+            return 5, graph
+    return 0, -1

@@ -195,6 +195,7 @@ def _write(
 
 
 def _append_chunk(chunk: GraphTable, append: Any, append_offsets: Any) -> None:
+    chunk.check_edges()
     for name, values in chunk.columns.items():
         append(name, values)
     append_offsets("node_offsets", chunk.node_offsets)
@@ -215,8 +216,9 @@ def _write_manifest(path: Path, manifest: dict[str, Any]) -> None:
 def open_table(path: str | Path, check: bool | None = None) -> GraphTable:
     """Map the table in the folder `path`.
 
-    Structure, sizes and offsets are always checked. `check` decides whether the checksum of every
-    byte is too: by default for tables up to 128 MiB.
+    Structure, sizes, and the checksums of all offsets are always checked. `check` decides whether
+    the checksum of every other byte is too: by default for tables up to 128 MiB. The edges of a
+    larger table are checked as they are read, see `GraphTable.check_edges`.
 
     Raises:
         DataError: not a table, another format version, a file that is missing, cut or corrupted;
@@ -247,8 +249,18 @@ def open_table(path: str | Path, check: bool | None = None) -> GraphTable:
         path=path,
         checked=check,
     )
-    _check_offsets(table)
+    table.check_offsets()
+    if not check:
+        # A graph's sizes have nothing beside them to disagree with.
+        check_files(path, [name for name in arrays if name.endswith("_offsets")])
     return table
+
+
+def check_files(path: Path, names: Iterable[str]) -> None:
+    """Refuse a table of which one of these arrays is not what was written: it names the file."""
+    entries = _read_manifest(path)["arrays"]
+    for name in names:
+        _map_array(path / f"{name}.npy", entries[name], check=True)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -322,20 +334,3 @@ def _map_array(file: Path, entry: dict[str, Any], check: bool) -> Array:
     if check and zlib.crc32(array.reshape(-1).view(np.uint8).data) != entry["crc32"]:
         raise DataError(f"{file} is damaged (its checksum is wrong); build the table again")
     return array
-
-
-def _check_offsets(table: GraphTable) -> None:
-    """Offsets rise from 0 to the length of every column of their level."""
-    count = len(table)
-    expected = {name: table.offsets(name) for name in table.schema}
-    for name in TOPOLOGY:
-        expected[name] = table.node_offsets if TOPOLOGY[name] == "node" else table.edge_offsets
-    for name, offsets in expected.items():
-        rows = table.columns[name].shape[0]
-        fits = offsets.shape == (count + 1,)
-        if not (fits and offsets[0] == 0 and offsets[-1] == rows and (np.diff(offsets) >= 0).all()):
-            assert table.path is not None
-            raise DataError(
-                f"{table.path / f'{name}.npy'} has {rows} rows, which do not match the offsets "
-                "of its graphs; build the table again"
-            )

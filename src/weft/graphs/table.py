@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -11,10 +12,20 @@ import numpy as np
 
 from weft.errors import DataError
 from weft.graphs.graph import Array, Graph
-from weft.graphs.loops import copy_ranges
-from weft.graphs.schema import Schema
+from weft.graphs.loops import copy_ranges, edges_fault
+from weft.graphs.schema import TOPOLOGY, Schema
 
 __all__ = ["GraphTable", "check_ids", "gather_rows", "offsets_of"]
+
+_EDGES = ("senders", "receivers", "out_order", "in_start", "out_start")
+# By the number of a fault, see `edges_fault`.
+_FAULTS = (
+    ("senders",),
+    ("receivers",),
+    ("out_order",),
+    ("receivers", "in_start"),
+    ("senders", "out_order", "out_start"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -38,8 +49,8 @@ class GraphTable:
             has a reverse: of several edges between two nodes the first one way is the reverse of
             the first the other way, and a node's edges to itself come in adjacent pairs.
         path: the folder it is mapped from, or None.
-        checked: every byte was compared with its checksum, or made here. Otherwise `assemble`
-            checks what it reads.
+        checked: the edges are known to be right: every byte was compared with its checksum, or
+            they were made here. Otherwise the edges of a graph are checked whenever they are read.
     """
 
     schema: Schema
@@ -49,7 +60,7 @@ class GraphTable:
     ragged_offsets: Mapping[str, Array] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     path: Path | None = None
-    checked: bool = True
+    checked: bool = False
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         """A mapped table travels to another process as its path."""
@@ -122,6 +133,7 @@ class GraphTable:
         if not -count <= index < count:
             raise IndexError(f"graph {index} of a table of {count}")
         i = index % count
+        self.check_edges(np.array([i]))
         nodes = slice(int(self.node_offsets[i]), int(self.node_offsets[i + 1]))
         edges = slice(int(self.edge_offsets[i]), int(self.edge_offsets[i + 1]))
         levels: dict[str, dict[str, Array]] = {"node": {}, "edge": {}, "graph": {}, "ragged": {}}
@@ -151,6 +163,7 @@ class GraphTable:
     def select(self, graphs: Sequence[int] | Array) -> GraphTable:
         """A table in memory of the graphs with these numbers, in this order."""
         ids = check_ids(self, graphs)
+        self.check_edges(ids)
         columns = {}
         for name, values in self.columns.items():
             offsets = self.offsets(name) if name in self.schema else self._topology_offsets(name)
@@ -165,11 +178,66 @@ class GraphTable:
                 for name, offsets in self.ragged_offsets.items()
             },
             metadata=self.metadata,
-            checked=self.checked,
+            checked=True,
         )
 
+    def check_edges(self, graphs: Array | None = None) -> None:
+        """Refuse a table in which the edges of these graphs (None: all) contradict themselves.
+
+        The compiled loops go wherever these numbers point. Costs a few nanoseconds an edge, and
+        nothing for a table that is `checked`.
+
+        Raises:
+            DataError: a number is out of range, edges are not sorted, or a graph's receivers and
+                in_start, or its senders, out_order and out_start, disagree; it names the file.
+        """
+        if self.checked:
+            return
+        _ = self._offsets_fit
+        code, graph = edges_fault(
+            *(self.columns[name] for name in _EDGES),
+            self.node_offsets,
+            self.edge_offsets,
+            np.arange(len(self)) if graphs is None else graphs,
+        )
+        if code == 0:
+            return
+        names = _FAULTS[code - 1]
+        if self.path is not None:
+            from weft.graphs.store import check_files
+
+            # The numbers disagree; the checksums tell which of them changed.
+            check_files(self.path, names)
+        where = " and ".join(map(self._file, names))
+        what = "disagree" if len(names) > 1 else "is damaged: a number is out of range"
+        raise DataError(f"{where} {what} in graph {graph}; build the table again")
+
+    @cached_property
+    def _offsets_fit(self) -> bool:
+        self.check_offsets()
+        return True
+
+    def check_offsets(self) -> None:
+        """Refuse offsets that do not rise from 0 to the length of every column of their level."""
+        count = len(self)
+        levels = {name: self.schema[name].level for name in self.schema} | TOPOLOGY
+        for name, level in levels.items():
+            offsets = self.offsets(name) if name in self.schema else self._topology_offsets(name)
+            rows = self.columns[name].shape[0]
+            fits = offsets.shape == (count + 1,) and offsets[0] == 0 and offsets[-1] == rows
+            if not (fits and (np.diff(offsets) >= 0).all()):
+                whose = {"node": "node_offsets", "edge": "edge_offsets", "graph": "node_offsets"}
+                of = whose.get(level, f"{name}_offsets")
+                raise DataError(
+                    f"{self._file(name)} has {rows} rows, which do not match the offsets of its "
+                    f"graphs, {self._file(of)}; build the table again"
+                )
+
+    def _file(self, name: str) -> str:
+        return f"{self.path}/{name}.npy" if self.path else f"column '{name}'"
+
     def _topology_offsets(self, name: str) -> Array:
-        return self.node_offsets if name.endswith("_start") else self.edge_offsets
+        return self.node_offsets if TOPOLOGY[name] == "node" else self.edge_offsets
 
 
 def check_ids(table: GraphTable, graphs: Sequence[int] | Array) -> Array:

@@ -82,9 +82,10 @@ def reorder(table: GraphTable, order: str = "rcm") -> GraphTable:
     Node columns, edges and edge columns follow; columns of graphs and ragged ones do not change.
 
     Raises:
-        DataError: an order that is not one of ORDERS.
+        DataError: an order that is not one of ORDERS; the table is damaged.
     """
     function = _order_named(order)
+    table.check_edges()
     senders, receivers = table.columns["senders"], table.columns["receivers"]
     nodes, edges = table.node_offsets.tolist(), table.edge_offsets.tolist()
     taken = np.empty(table.total_nodes, dtype=np.int64)

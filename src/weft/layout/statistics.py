@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from weft.compiled import compiled
-from weft.errors import DataError
 from weft.graphs import Array, GraphTable
 
 __all__ = ["BandStatistics", "BlockFill", "band_statistics", "block_fill"]
@@ -56,8 +55,7 @@ def band_statistics(table: GraphTable) -> BandStatistics:
     Raises:
         DataError: the table is damaged.
     """
-    if not table.checked:
-        _check_ends(table)
+    table.check_edges()
     bandwidth, profile, entries, least = _bands(
         table.columns["senders"], table.columns["receivers"], table.edge_offsets, table.node_offsets
     )
@@ -72,20 +70,15 @@ def band_statistics(table: GraphTable) -> BandStatistics:
     )
 
 
-def _check_ends(table: GraphTable) -> None:
-    """The compiled loop writes wherever these numbers point."""
-    limit = np.repeat(table.num_nodes, table.num_edges)
-    for name in ("senders", "receivers"):
-        ends = table.columns[name]
-        if ((ends < 0) | (ends >= limit)).any():
-            where = f"{table.path}/{name}.npy" if table.path else f"column '{name}'"
-            raise DataError(f"{where} is damaged: a number is out of range; build the table again")
-
-
 def block_fill(table: GraphTable, block: int) -> BlockFill:
-    """What a banded form with blocks of `block` nodes would hold of each graph of `table`."""
+    """What a banded form with blocks of `block` nodes would hold of each graph of `table`.
+
+    Raises:
+        DataError: the table is damaged.
+    """
     if block < 1:
         raise ValueError(f"block is {block}; it must be at least 1")
+    table.check_edges()
     inside, outside = _in_blocks(
         table.columns["senders"], table.columns["receivers"], table.edge_offsets, block
     )

@@ -208,6 +208,7 @@ def _table(graph: Graph, order: Array, edges: SortedEdges, symmetric: bool) -> G
         columns=columns,
         node_offsets=np.array([0, graph.num_nodes], dtype=np.int64),
         edge_offsets=np.array([0, len(edges.senders)], dtype=np.int64),
+        checked=True,
     )
 
 

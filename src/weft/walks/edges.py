@@ -41,6 +41,7 @@ def edges_of(graph: Edges) -> EdgesOf:
         DataError: an edge names a node that is not there, or a time is not finite.
     """
     if isinstance(graph, GraphTable):
+        graph.check_edges()
         shift = np.repeat(graph.node_offsets[:-1], graph.num_edges)
         found = EdgesOf(
             num_nodes=graph.total_nodes,
