@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import math
 import os
 import signal
@@ -14,7 +15,7 @@ from typing import BinaryIO
 import pytest
 
 from weft.errors import DataError
-from weft.files import json_text, write_atomically
+from weft.files import bounded_lines, json_text, write_atomically
 
 
 def test_json_has_no_nan() -> None:
@@ -107,3 +108,12 @@ def test_what_a_killed_write_left_is_overwritten(tmp_path: Path) -> None:
     write_atomically(path, lambda file: file.write(b"new"))
     assert path.read_bytes() == b"new"
     assert names(tmp_path) == ["a.bin"]
+
+
+def test_lines_are_numbered_and_bounded(tmp_path):
+    whole = io.BytesIO(b"ab\n\ncd")
+    assert list(bounded_lines(tmp_path, whole, 3)) == [(1, b"ab\n"), (2, b"\n"), (3, b"cd")]
+    lines = bounded_lines(Path("a.txt"), io.StringIO("ab\nabcdef\n"), 4)
+    assert next(lines) == (1, "ab\n")
+    with pytest.raises(DataError, match=r"a\.txt, line 2: longer than 4 characters"):
+        next(lines)

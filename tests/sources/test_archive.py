@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -156,3 +157,65 @@ def test_no_archive_at_all(tmp_path: Path) -> None:
             read(tmp_path / name)
     with pytest.raises(DataError, match="absent is not there"):
         read(tmp_path / "absent")
+
+
+def test_a_zip_that_lies_about_its_size_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "lies.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("big", bytes(2**26))
+    # Both headers say that there are 1000 bytes.
+    content = path.read_bytes().replace((2**26).to_bytes(4, "little"), (1000).to_bytes(4, "little"))
+    path.write_bytes(content)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=r"lies\.zip is cut, damaged or no archive"):
+            list(members(path))
+        assert tracemalloc.get_traced_memory()[1] < 2**23
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_zip_that_cannot_be_unpacked_in_steps_is_refused(tmp_path: Path, kind: int) -> None:
+    path = tmp_path / "other.zip"
+    with zipfile.ZipFile(path, "w", kind) as archive:
+        archive.writestr("big", b"1")
+    with pytest.raises(DataError, match=rf"'big' is compressed with method {kind}.*deflate"):
+        list(members(path))
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_tar_whose_headers_are_huge_is_refused(tmp_path: Path, kind: bytes) -> None:
+    path = tmp_path / "headers.tar.gz"
+    header = tarfile.TarInfo("a")
+    header.type, header.size = kind, 2**26
+    path.write_bytes(gzip.compress(header.tobuf() + bytes(2**26 + 1024), 1))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=r"headers\.tar\.gz .*a header of 67,108,864 bytes"):
+            list(members(path))
+        assert tracemalloc.get_traced_memory()[1] < 2**23
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_member_without_a_name_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "nameless.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x", b"1")
+    content = path.read_bytes()
+    for mark, place in ((b"PK\3\4", 26), (b"PK\1\2", 28)):
+        start = content.index(mark)
+        length = 30 if place == 26 else 46
+        content = (
+            content[: start + place]
+            + b"\0\0"
+            + content[start + place + 2 : start + length]
+            + content[start + length + 1 :]
+        )
+    end = content.index(b"PK\5\6")
+    begin = content.index(b"PK\1\2")
+    sizes = (end - begin).to_bytes(4, "little") + begin.to_bytes(4, "little")
+    path.write_bytes(content[: end + 12] + sizes + content[end + 20 :])
+    with pytest.raises(DataError, match=r"nameless\.npz: a member has no name"):
+        list(members(path))

@@ -360,3 +360,27 @@ def test_real_cif_files(tmp_path: Path) -> None:
     per_atom = volumes / table.num_nodes
     assert per_atom.min() > 4
     assert per_atom.max() < 60
+
+
+def test_an_endless_line_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "bomb.xyz.gz"
+    file.write_bytes(gzip.compress(b"1\n\nH 0 0 0\n" + b"1" * 2**21, 1))
+    with pytest.raises(DataError, match=r"bomb\.xyz\.gz, line 4: longer than 1,048,576"):
+        atoms_table(tmp_path / "t", [file], progress=False)
+
+
+def test_more_atoms_than_can_be_counted_are_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "many.xyz"
+    file.write_text("9" * 5000 + "\n\nH 0 0 0\n")
+    with pytest.raises(DataError, match=r"many\.xyz, structure 0 \(line 1\): the file ends"):
+        atoms_table(tmp_path / "t", [file], progress=False)
+
+
+def test_a_packed_file_of_another_format_has_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.sources.ase_files.MEMBER_LIMIT", 2**20)
+    file = tmp_path / "bomb.cif.gz"
+    file.write_bytes(gzip.compress(b"data_a\n" + b"# " * 2**20, 1))
+    with pytest.raises(DataError, match=r"bomb\.cif\.gz unpacks to more than 1,048,576 bytes"):
+        atoms_table(tmp_path / "t", [file], progress=False)

@@ -234,3 +234,11 @@ def test_a_folder_of_cif_files(tmp_path: Path) -> None:
     z, frac, lattice = read_cif(CIF, "here")
     np.testing.assert_array_equal(table[0].nodes["z"], z)
     np.testing.assert_allclose(table[0].nodes["pos"], frac @ lattice, atol=1e-5)
+
+
+def test_an_endless_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.files.LONGEST_LINE", 10_000)
+    file = tmp_path / "bomb.csv.gz"
+    file.write_bytes(gzip.compress(b"material_id,cif\r\na," + b"x" * 10_001))
+    with pytest.raises(DataError, match=r"bomb\.csv\.gz, line 2: longer than 10,000"):
+        cif_csv_table(tmp_path / "t", [file], progress=False)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -193,3 +194,15 @@ def test_all_real_crystals(tmp_path: Path) -> None:
     volumes = np.abs(np.linalg.det(table.column("cell")[given].astype(np.float64)))
     np.testing.assert_allclose(volumes, table.column("volume")[given], rtol=1e-3)
     assert bytes(table[0].ragged["id"]).decode() == "mp-441"
+
+
+def test_an_endless_line_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
+    file = tmp_path / "bomb.jsonl.gz"
+    file.write_bytes(gzip.compress(b"\n" + b"[" * (2**26), 1))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=r"bomb\.jsonl\.gz, line 2: longer than 16,777,216"):
+            crystals_table(tmp_path / "t", file, progress=False)
+        assert tracemalloc.get_traced_memory()[1] < 2**26
+    finally:
+        tracemalloc.stop()

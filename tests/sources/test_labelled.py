@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -108,3 +109,15 @@ def test_pubmed_with_years(tmp_path: Path) -> None:
         pubmed_temporal(papers, tmp_path)
     with pytest.raises(DataError, match=r"'pubmed-temporal' reads the folder with edge_time\.npy"):
         load("pubmed-temporal", data_dir=tmp_path, progress=False)
+
+
+def test_an_endless_line_is_refused_before_it_fills_the_memory(tmp_path):
+    path = tmp_path / "bomb.txt.gz"
+    path.write_bytes(gzip.compress(b"1 a\n" + b"2" * 2**25, 1))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=r"bomb\.txt\.gz, line 2: longer than 1,048,576"):
+            read_node_labels(path, np.array([1, 2]))
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()

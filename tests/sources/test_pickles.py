@@ -1,5 +1,6 @@
 import os
 import pickle
+import tracemalloc
 from collections import defaultdict
 from pathlib import Path
 
@@ -49,6 +50,33 @@ def test_defaultdict_of_lists_comes_back(tmp_path):
     back = load_pickle(write(tmp_path / "d.pkl", defaultdict(list, {1: [2, 3]})))
     assert back == {1: [2, 3]}
     assert back[7] == []
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        b"\x80\x04Nr\xff\xff\xff\x07.",
+        b"Np268435455\n.",
+        b"\x80\x04\x95\xff\xff\xff\xff\x01\x00\x00\x00N.",
+        b"\x80\x05\x96\xff\xff\xff\x7f\x00\x00\x00\x00.",
+        b"\x80\x04\x8e\xff\xff\xff\x7f\x00\x00\x00\x00.",
+        b"\x80\x04B\xff\xff\xff\x7f.",
+        b"\x80\x04\x8b\xff\xff\xff\x7f.",
+        b"L" + b"9" * 5000 + b"L\n.",
+        # Copies of a list of a thousand, again and again.
+        b"cbuiltins\nlist\nq\0](" + b"N" * 1000 + b"eq\1" + b"h\0h\1\x85R" * 200 + b".",
+    ],
+)
+def test_a_small_pickle_takes_little_memory(tmp_path, bomb):
+    path = tmp_path / "bomb.pkl"
+    path.write_bytes(bomb)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=r"bomb\.pkl is not a whole pickle"):
+            load_pickle(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_python_2_pickle_with_old_module_names(tmp_path):

@@ -11,8 +11,12 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TYPE_CHECKING
 
 from weft.errors import DataError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["MEMBER_LIMIT", "members"]
 
@@ -31,6 +35,26 @@ _DAMAGE = (
     NotImplementedError,
 )
 _BLOCK = 512
+# zipfile unpacks no more than it is asked for of these, and without any bound of the others.
+_BOUNDED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_LONGEST_NAME = 2**20
+_NAMES = frozenset(
+    {
+        *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+        *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+    }
+)
+
+
+class _Header(tarfile.TarInfo):
+    """A member's header; tarfile reads those that only hold names and the like whole."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        header = super().frombuf(buf, encoding, errors)
+        if header.type in _NAMES and header.size > _LONGEST_NAME:
+            raise ValueError(f"a header of {header.size:,} bytes; the limit is {_LONGEST_NAME:,}")
+        return header
 
 
 def members(
@@ -67,7 +91,7 @@ def members(
 
 
 def _tar(path: Path, limit: int) -> Iterator[tuple[str, io.BytesIO]]:
-    with tarfile.open(path, "r:*") as archive:
+    with tarfile.open(path, "r:*", tarinfo=_Header) as archive:
         for member in archive:
             _check_name(path, member.name)
             if member.isdir():
@@ -93,6 +117,8 @@ def _tar(path: Path, limit: int) -> Iterator[tuple[str, io.BytesIO]]:
 def _zip(path: Path, content: Path | io.BytesIO, limit: int) -> Iterator[tuple[str, io.BytesIO]]:
     with zipfile.ZipFile(content) as archive:
         for member in archive.infolist():
+            if not member.filename:
+                raise DataError(f"{path}: a member has no name; get the archive again")
             _check_name(path, member.filename)
             if member.is_dir():
                 continue
@@ -104,7 +130,18 @@ def _zip(path: Path, content: Path | io.BytesIO, limit: int) -> Iterator[tuple[s
             if member.flag_bits & 1:
                 raise DataError(f"{path}: member {member.filename!r} is encrypted")
             _check_size(path, member.filename, member.file_size, limit)
-            yield member.filename, io.BytesIO(archive.read(member))
+            if member.compress_type not in _BOUNDED:
+                raise DataError(
+                    f"{path}: member {member.filename!r} is compressed with method "
+                    f"{member.compress_type}; pack it again with deflate, which every tool has"
+                )
+            with archive.open(member) as file:
+                # Step by step: a member may unpack to more than its header says.
+                content = io.BytesIO()
+                while block := file.read(2**20):
+                    content.write(block)
+            content.seek(0)
+            yield member.filename, content
 
 
 def _check_name(path: Path, name: str) -> None:

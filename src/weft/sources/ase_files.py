@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.errors import DataError
+from weft.files import bounded_lines
+from weft.sources.archive import MEMBER_LIMIT
 from weft.sources.progress import Move
 
 __all__ = ["Structure", "files_of", "read_structures"]
@@ -18,6 +20,7 @@ __all__ = ["Structure", "files_of", "read_structures"]
 
 # A folder's values of its CIF files, as CGCNN has them: a line `id,value` for each id.cif.
 _LISTED = "id_prop.csv"
+_LONGEST_LINE = 2**20
 # Those of ASE's calculated results that have a row for each atom.
 _ATOM_RESULTS = frozenset({"charges", "energies", "forces", "magmoms", "stresses"})
 
@@ -84,7 +87,11 @@ def read_structures(files: Sequence[Path], move: Move) -> Iterator[Structure]:
             kind = formats.filetype(str(file))
         except Exception as error:
             raise DataError(f"{file}: ASE does not know this format ({error})") from None
-        starts = _xyz_starts(file) if kind in ("extxyz", "xyz") else []
+        if kind in ("extxyz", "xyz"):
+            starts = _xyz_starts(file)
+        else:
+            starts = []
+            _check_unpacked(file)
         read = _database(file, kind) if kind in ("db", "json", "aselmdb") else _with_ase(file, kind)
         number = 0
         for number in count():
@@ -187,7 +194,8 @@ def _xyz_starts(file: Path) -> list[int]:
                 "should begin with its number of atoms"
             )
         starts.append(number)
-        wanted = int(line) + 1
+        # More digits than any file has lines; Python itself refuses to read thousands of them.
+        wanted = int(line.strip()[:18]) + 1
         if sum(1 for _ in islice(numbered, wanted)) < wanted:
             raise DataError(
                 f"{file}, structure {len(starts) - 1} (line {number}): the file ends before "
@@ -196,13 +204,33 @@ def _xyz_starts(file: Path) -> list[int]:
     return starts
 
 
+def _check_unpacked(file: Path) -> None:
+    """Refuse a small file that unpacks to a huge one: other formats are read whole."""
+    from ase.io.formats import open_with_compression
+
+    if file.suffix not in (".gz", ".bz2", ".xz"):
+        return
+    read = 0
+    try:
+        with open_with_compression(str(file), "rb") as content:
+            while block := content.read(2**20):
+                read += len(block)
+                if read > MEMBER_LIMIT:
+                    raise DataError(
+                        f"{file} unpacks to more than {MEMBER_LIMIT:,} bytes; unpack it yourself "
+                        "if it is what it should be"
+                    )
+    except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+        raise DataError(f"{file} is cut or damaged after byte {read:,} ({error})") from None
+
+
 def _numbered_lines(file: Path) -> Iterator[tuple[int, str]]:
     from ase.io.formats import open_with_compression
 
     number = 0
     try:
         with open_with_compression(str(file), "rb") as lines:
-            for number, line in enumerate(lines, start=1):
+            for number, line in bounded_lines(file, lines, _LONGEST_LINE):
                 yield number, line.decode()
     except UnicodeDecodeError as error:
         raise DataError(f"{file}, line {number}: {error}; convert the file to UTF-8") from None

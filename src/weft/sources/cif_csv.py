@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from weft.errors import DataError
+from weft.files import bounded_lines
 from weft.graphs import Array, Graph, GraphTable, write_table
 from weft.sources.crystals import crystal_graph, crystal_schema, lattice_vectors
 from weft.sources.elements import ATOMIC_NUMBERS
@@ -104,9 +105,8 @@ def _rows(
         packed = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
         stream = gzip.GzipFile(fileobj=raw) if packed else raw
-        reader = csv.DictReader(
-            io.TextIOWrapper(stream, encoding="utf-8-sig", newline=""), strict=True
-        )
+        text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+        reader = csv.DictReader((line for _, line in bounded_lines(file, text)), strict=True)
         try:
             names = reader.fieldnames or []
             for name in ("material_id", "cif", *targets):

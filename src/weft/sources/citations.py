@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.format import read_array
 from scipy.sparse import csr_matrix
 
 from weft.errors import DataError
@@ -64,6 +65,13 @@ _PLANETOID_ADDRESS = (
 _VALIDATION_NODES = 500
 # Bytes of an array of Shchur et al.: Coauthor Physics has 1.2 GB of features.
 _ARRAY_LIMIT = 2**31
+_SHCHUR_ARRAYS = frozenset(
+    {
+        *("labels", "attr_matrix"),
+        *("adj_data", "adj_indices", "adj_indptr", "adj_shape"),
+        *("attr_data", "attr_indices", "attr_indptr", "attr_shape"),
+    }
+)
 
 
 def fetch_planetoid(name: str, folder: str | Path, *, progress: bool = True) -> Path:
@@ -346,9 +354,9 @@ def _npz(path: Path) -> dict[str, Array]:
             if member in arrays:
                 raise DataError(f"{path} holds {member} twice; give the npz file that is wanted")
             # There are names of nodes and classes too, as pickles, which are not wanted.
-            if member.startswith(("adj_", "attr_", "labels.")):
+            if member.removesuffix(".npy") in _SHCHUR_ARRAYS:
                 try:
-                    arrays[member] = np.load(content, allow_pickle=False)
+                    arrays[member] = read_array(content, allow_pickle=False)
                 except (ValueError, EOFError, MemoryError) as error:
                     raise DataError(f"{path} cannot be read: {member}: {error}") from None
     return {name.removesuffix(".npy"): array for name, array in arrays.items()}

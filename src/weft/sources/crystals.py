@@ -14,11 +14,12 @@ import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn, cast
 
 import numpy as np
 
 from weft.errors import DataError
+from weft.files import bounded_lines
 from weft.graphs import Array, Column, Graph, GraphTable, write_table
 from weft.sources.atoms import ATOMS_SCHEMA, check_structure
 from weft.sources.progress import Move, progress_bar
@@ -115,7 +116,7 @@ def _lines(file: Path, move: Move) -> Iterator[tuple[int, str]]:
         stream = gzip.GzipFile(fileobj=raw) if packed else raw
         number = 0
         try:
-            for number, line in enumerate(stream, start=1):
+            for number, line in bounded_lines(file, cast("IO[bytes]", stream)):
                 if line.strip():
                     yield number, line.decode("utf-8")
                 if number % 256 == 0:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import gzip
+import io
 import warnings
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from weft.errors import DataError
+from weft.files import bounded_lines
 from weft.graphs import Array, Graph
 from weft.sources.citations import planetoid
 from weft.sources.edge_lists import edge_list_graph, read_edge_list
 
 __all__ = ["NodeLabels", "labelled_graph", "pubmed_temporal", "read_node_labels", "text_lines"]
+
+_LONGEST_LINE = 2**20
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,7 +56,7 @@ def read_node_labels(path: str | Path, ids: Array) -> NodeLabels:
     places = {str(name): place for place, name in enumerate(ids.tolist())}
     found: dict[int, str] = {}
     strangers = 0
-    for number, line in enumerate(text_lines(path), start=1):
+    for number, line in text_lines(path):
         if not line.strip() or line.lstrip()[0] in "#%":
             continue
         tokens = line.replace(",", " ").split()
@@ -81,17 +86,18 @@ def read_node_labels(path: str | Path, ids: Array) -> NodeLabels:
     return NodeLabels(y=y, classes=tuple(classes), strangers=strangers)
 
 
-def text_lines(path: Path) -> list[str]:
-    """The lines of a text file, plain or gzip.
+def text_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Number (from 1) and text of the lines of a text file, plain or gzip.
 
     Raises:
-        DataError: it is missing, damaged or not UTF-8.
+        DataError: it is missing, damaged or not UTF-8, or a line is longer than any of words.
     """
     try:
-        content = path.read_bytes()
-        if content.startswith(b"\x1f\x8b"):
-            content = gzip.decompress(content)
-        return content.decode("utf-8-sig").splitlines()
+        with path.open("rb") as raw:
+            packed = raw.peek(2)[:2] == b"\x1f\x8b"
+            stream = gzip.GzipFile(fileobj=raw) if packed else raw
+            text = io.TextIOWrapper(stream, encoding="utf-8-sig")
+            yield from bounded_lines(path, text, _LONGEST_LINE)
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:

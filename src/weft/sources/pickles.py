@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+import pickletools
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -14,7 +16,7 @@ from scipy.sparse import csr_matrix
 from weft.errors import DataError
 from weft.graphs import Array
 
-__all__ = ["load_pickle"]
+__all__ = ["check_pickle", "load_pickle"]
 
 
 # A pickle may build whatever it names with any arguments and any state; with numpy's own classes
@@ -55,6 +57,16 @@ class _Csr:
         self.state = state
 
 
+class _Lists(defaultdict[Any, list[Any]]):
+    """Takes a pickled defaultdict of lists, whatever it would be filled with at once."""
+
+    def __init__(self, *_: object) -> None:
+        super().__init__(list)
+
+    def __setstate__(self, state: object) -> None:
+        raise ValueError("a defaultdict with a state")
+
+
 _ALLOWED: dict[str, Any] = {
     # numpy renamed its private module in version 2, pickles carry either name.
     "numpy.core.multiarray._reconstruct": _Array,
@@ -65,11 +77,32 @@ _ALLOWED: dict[str, Any] = {
     "numpy.dtype": _Dtype,
     "scipy.sparse.csr.csr_matrix": _Csr,
     "scipy.sparse._csr.csr_matrix": _Csr,
-    "collections.defaultdict": defaultdict,
-    "builtins.list": list,
-    "__builtin__.list": list,
+    "collections.defaultdict": _Lists,
+    # Only ever arguments of defaultdict: copies of copies would fill the memory.
+    "builtins.list": None,
+    "__builtin__.list": None,
 }
 _NUMBERS = re.compile(r"b1|[iu][1248]|f[248]")
+
+
+# Opcodes with a number that the unpickler takes for a size or a place of its memory.
+_SIZED = frozenset({"PUT", "BINPUT", "LONG_BINPUT", "FRAME"})
+
+
+def check_pickle(content: bytes) -> None:
+    """Refuse a pickle that would take memory out of proportion to its own size.
+
+    The unpickler makes room for as many objects, and for as many bytes, as an opcode's argument
+    says: eleven bytes can ask for gigabytes. No pickle has more objects than bytes.
+
+    Raises:
+        ValueError: the pickle is cut or damaged, or an argument is larger than the pickle.
+    """
+    for opcode, argument, place in pickletools.genops(content):
+        if opcode.name in _SIZED and argument is not None and argument > len(content):
+            raise ValueError(
+                f"{opcode.name} at byte {place} asks for {argument:,}, more than the pickle has"
+            )
 
 
 class _ForbiddenGlobalError(Exception):
@@ -97,8 +130,9 @@ def load_pickle(path: str | Path) -> Any:
     """
     path = Path(path)
     try:
-        with path.open("rb") as file:
-            loaded = _Unpickler(file, encoding="latin1").load()
+        content = path.read_bytes()
+        check_pickle(content)
+        loaded = _Unpickler(io.BytesIO(content), encoding="latin1").load()
         if isinstance(loaded, _Csr):
             return _csr(loaded)
         return _array(loaded) if isinstance(loaded, _Array) else loaded

@@ -8,6 +8,7 @@ machines, and only rank 0 needs the folder.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import pickle
@@ -28,6 +29,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_distribut
 
 from weft.errors import DataError
 from weft.files import json_text, write_atomically
+from weft.sources.pickles import check_pickle
 
 __all__ = ["Checkpoints", "Saved", "last_epoch", "rank0_says"]
 
@@ -250,8 +252,9 @@ def _newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
 
 def _read(path: Path) -> dict[str, Tensor]:
     try:
-        with (path / ".metadata").open("rb") as file:
-            metadata = _Unpickler(file).load()
+        index = (path / ".metadata").read_bytes()
+        check_pickle(index)
+        metadata = _Unpickler(io.BytesIO(index)).load()
         tensors = {
             name: torch.empty(tuple(entry.size), dtype=entry.properties.dtype)
             for name, entry in metadata.state_dict_metadata.items()

@@ -57,7 +57,7 @@ class KeptInputs:
         """
         place_of = {str(name): place for place, name in enumerate(self.names)}
         found: list[list[int]] = []
-        for number, line in enumerate(text_lines(file), start=1):
+        for number, line in text_lines(file):
             if not line.strip() or line.lstrip()[0] in "#%":
                 continue
             tokens = line.replace(",", " ").split()
