@@ -52,6 +52,19 @@ def test_published_qm9_budgets(size: int, budget: tuple[int, int]) -> None:
     assert (found.nodes, found.edges, found.graphs) == (*budget, size)
 
 
+def test_published_qm9_budgets_follow_from_the_molecules() -> None:
+    # 1000 molecules with the means and the largest of the authors' first 1000.
+    nodes = np.repeat([25, 20, 18, 17, 12], [3, 498, 305, 11, 183])
+    edges = nodes * (nodes - 1)
+    found = Averages.of(nodes, edges)
+    assert (found.mean_nodes, found.max_nodes) == (17.908, 25)
+    assert (found.mean_edges, found.max_edges) == (311.518, 600)
+    anything = np.array([3])
+    for size in range(1, 130):
+        own = published_budget(nodes, edges, size, "True")
+        assert own == published_budget(anything, anything, size, "qm9")
+
+
 def test_published_budgets_look_at_the_first_thousand() -> None:
     nodes = np.array([10] * 1000 + [100] * 5000)
     found = published_budget(nodes, nodes * 2, 32, "True")

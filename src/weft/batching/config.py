@@ -76,7 +76,7 @@ class BatchingConfig:
         budget: for `dynamic` and `packed`, the padded size in place of the one that the graphs'
             sizes suggest: what a device can hold, or what a model was compiled for.
         paper: for `dynamic`, the budget as published: estimated from the first 1000 graphs, or,
-            with "qm9", from the means that the authors had of theirs.
+            with "qm9", from the sizes of the authors' first 1000, whatever order is at hand.
     """
 
     policy: PolicyName
