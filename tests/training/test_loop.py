@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from weft.graphs import Budget, Graph, assemble, table_from_graphs
-from weft.training import FitConfig, Run, fit, graphs_in
+from weft.training import FitConfig, Run, fit, graphs_in, read_metrics
 
 
 def test_golden_losses(tmp_path: Path) -> None:
@@ -44,6 +45,24 @@ def test_golden_losses(tmp_path: Path) -> None:
     assert (result.epochs, result.steps, result.stopped) == (3, 6, "finished")
     assert result.graphs_per_second > 0
     assert result.seconds > 0
+
+
+def test_the_rate_is_that_of_the_latest_steps(tmp_path: Path, monkeypatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("weft.training.loop.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    model, steps = fixed_model(), []
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        # The first step compiles; the second epoch is slower than the first.
+        clock.now += 100.0 if not steps else 0.25 if len(steps) < 50 else 0.5
+        steps.append(len(batch[0]))
+        return squared_error(model, batch)
+
+    with Run.create(tmp_path, {}, tensorboard=False) as run:
+        result = fit(model, adam(model), [data()] * 50, loss, config=quiet(epochs=2), run=run)
+    found = [line for line in read_metrics(tmp_path) if "graphs_per_second" in line]
+    assert [line["graphs_per_second"] for line in found] == [steps[0] / 0.25, steps[0] / 0.5]
+    assert result.graphs_per_second == sum(steps) / (100 + 49 * 0.25 + 50 * 0.5)
 
 
 def test_the_same_as_a_plain_loop() -> None:

@@ -172,7 +172,7 @@ def _show(trained: TrainedPrograms, config: ProgramsConfig, folder: Path, consol
     )
     console.print(
         f"{result.epochs} epochs in {result.seconds:.1f} s, {result.graphs_per_second:,.0f} "
-        f"samples a second, {trained.batching_share:.1%} of the time spent waiting for "
+        f"samples a second on average, {trained.batching_share:.1%} of the time spent waiting for "
         f"supergraphs; {best}.\n"
         f"Everything is in {folder} (tensorboard --logdir {folder}). Next:\n"
         f"  weft predict {folder} FILE.py",

@@ -56,7 +56,7 @@ def _outcomes(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Block]:
         ("training time", "seconds", seconds),
         ("epochs", "epochs", number),
         ("best epoch", "best_epoch", number),
-        (_rates(runs), "graphs_per_second", number),
+        (f"{_rates(runs)} (mean)", "graphs_per_second", number),
     ):
         if any(name in run.summary for run in runs):
             rows.append((label, *(show(run.summary.get(name)) for run in runs)))

@@ -127,11 +127,10 @@ def _result(run: RunRecord) -> Part:
     if "seconds" in summary:
         epochs = f"{number(summary.get('epochs'))} epochs"
         facts.append(("training time", seconds(summary["seconds"]), epochs))
-    rate = summary.get("graphs_per_second")
-    if rate is None and (points := run.series("graphs_per_second")):
-        rate = points[-1][1]
-    if rate is not None:
-        facts.append(("throughput", number(rate, 3), per_second(run)))
+    if (rate := summary.get("graphs_per_second")) is not None:
+        facts.append(("mean throughput", number(rate, 3), per_second(run)))
+    elif points := run.series("graphs_per_second"):
+        facts.append(("throughput", number(points[-1][1], 3), per_second(run)))
     if summary.get("best_epoch"):
         facts.append(("best epoch", number(summary["best_epoch"]), "whose weights are kept"))
     blocks: list[Block] = []

@@ -90,7 +90,8 @@ class FitResult:
         best_metrics: those of the best epoch; empty where nothing is monitored.
         best_epoch: the best epoch, counted from 1.
         seconds: in all.
-        graphs_per_second: over the training steps, with loading, without evaluation.
+        graphs_per_second: the mean over all training steps, with loading and compiling, without
+            evaluation.
     """
 
     epochs: int

@@ -33,7 +33,7 @@ from weft.training.full_graph_memory import before_graph, peak_on
 from weft.training.launch import note_signals
 from weft.training.numerics import denormals_flushed
 from weft.training.pace import current_pace
-from weft.training.progress import FitProgress
+from weft.training.progress import FitProgress, RecentRate
 from weft.training.randomness import seed_everything
 from weft.training.run import Run
 from weft.training.stopping import SIGNALS, is_better
@@ -209,6 +209,7 @@ class _Session:
         self.epochs_here = 0
         self.clock = time.perf_counter()
         self.pace = current_pace()
+        self.recent = RecentRate()
 
     def take_weights(self, path: Path) -> None:
         """Those of rank 0's file, on every rank."""
@@ -251,7 +252,7 @@ class _Session:
             best_metrics=self.at.best_metrics,
             best_epoch=self.at.best_epoch,
             seconds=self.tick(),
-            graphs_per_second=self.rate(),
+            graphs_per_second=self.mean_rate(),
         )
         trained = TrainedFullGraph(
             result=result,
@@ -285,13 +286,13 @@ class _Session:
             if at.epoch % config.evaluate_every == 0 or at.epoch == config.epochs:
                 self.evaluate(progress)
             signal = self.share(values, heard)
-            self.log({**at.metrics, **values, "graphs_per_second": self.rate()})
+            self.log({**at.metrics, **values, "graphs_per_second": self.recent.value()})
             progress.step(
                 epoch=at.epoch,
                 step=at.epoch,
                 total=config.epochs,
                 loss=loss,
-                graphs_per_second=self.rate(),
+                graphs_per_second=self.recent.value(),
             )
             if at.epoch % config.checkpoint_every == 0:
                 self.save()
@@ -322,6 +323,7 @@ class _Session:
         if self.pace is not None:
             self.pace.after_step(1)
         self.at.train_seconds += seconds
+        self.recent.add(1, seconds)
         total = part.total()
         for kind, each in part.totals().items():
             self.bytes[kind] = self.bytes.get(kind, 0.0) + each.bytes
@@ -385,8 +387,8 @@ class _Session:
         self.clock = now
         return self.at.seconds
 
-    def rate(self) -> float:
-        """Epochs per second."""
+    def mean_rate(self) -> float:
+        """Epochs per second, of all of them."""
         return self.at.epoch / self.at.train_seconds if self.at.train_seconds else 0.0
 
     def log(self, values: Mapping[str, float]) -> None:

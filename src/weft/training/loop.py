@@ -29,7 +29,7 @@ from weft.training.checkpoint import (
 from weft.training.config import FitConfig, FitResult, NonFiniteLoss
 from weft.training.numerics import denormals_flushed
 from weft.training.pace import current_pace
-from weft.training.progress import FitProgress
+from weft.training.progress import FitProgress, RecentRate
 from weft.training.run import Run
 from weft.training.stopping import is_better, stop_on_signals
 
@@ -145,6 +145,7 @@ class _Fit:
         self.best_is_saved = True
         self.clock = self.saved_at = time.perf_counter()
         self.pace = current_pace()
+        self.recent = RecentRate()
 
     def go(self, progress: FitProgress) -> FitResult:
         if not self.model.training:
@@ -172,7 +173,7 @@ class _Fit:
             best_metrics=self.at.best_metrics,
             best_epoch=self.at.best_epoch,
             seconds=self.tick(),
-            graphs_per_second=self.rate(),
+            graphs_per_second=self.mean_rate(),
         )
         if self.run is not None:
             self.run.summarise(**dataclasses.asdict(result))
@@ -201,7 +202,9 @@ class _Fit:
                 except StopIteration:
                     break
                 value = self.step(batch)
-                at.train_seconds += time.perf_counter() - began
+                seconds = time.perf_counter() - began
+                at.train_seconds += seconds
+                self.recent.add(graphs_in(batch), seconds)
                 if self.pace is not None:
                     self.pace.after_step(graphs_in(batch))
                 progress.step(
@@ -209,7 +212,7 @@ class _Fit:
                     step=at.step,
                     total=total,
                     loss=value,
-                    graphs_per_second=self.rate(),
+                    graphs_per_second=self.recent.value(),
                 )
                 if self.is_due():
                     self.save()
@@ -294,7 +297,7 @@ class _Fit:
             at.epoch, at.position, at.epoch_graphs, at.epoch_sums = number, 0, 0, {}
             if evaluated:
                 at.evaluated_epoch = number
-        self.log({**at.metrics, "graphs_per_second": self.rate()})
+        self.log({**at.metrics, "graphs_per_second": self.recent.value()})
         if not config.checkpoint_every and self.is_due():
             self.save()
 
@@ -337,8 +340,8 @@ class _Fit:
         self.clock = now
         return self.at.seconds
 
-    def rate(self) -> float:
-        """Graphs per second of training."""
+    def mean_rate(self) -> float:
+        """Graphs per second of all training steps."""
         return self.at.graphs / self.at.train_seconds if self.at.train_seconds else 0.0
 
     def total_steps(self) -> int | None:

@@ -3,19 +3,46 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from datetime import timedelta
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-__all__ = ["FitProgress"]
+__all__ = ["FitProgress", "RecentRate"]
 
 _REFRESH_SECONDS = 0.1
 _LINE_SECONDS = 10.0
 _LINE_GAP_SECONDS = 1.0
 _LINE_FRACTION = 0.1
 _BAR_WIDTH = 10
+_RECENT_SECONDS = 10.0
+
+
+class RecentRate:
+    """Graphs a second over the latest steps: as many as fit in 10 s, one at least.
+
+    A step that compiled takes longer than that and is forgotten with the next.
+    """
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[int, float]] = deque()
+        self._graphs, self._seconds = 0, 0.0
+
+    def add(self, graphs: int, seconds: float) -> None:
+        """One more step over `graphs`."""
+        self._steps.append((graphs, seconds))
+        self._graphs += graphs
+        self._seconds += seconds
+        while self._seconds > _RECENT_SECONDS and len(self._steps) > 1:
+            graphs, seconds = self._steps.popleft()
+            self._graphs -= graphs
+            self._seconds -= seconds
+
+    def value(self) -> float:
+        """Graphs a second; 0 before the first step."""
+        return self._graphs / self._seconds if self._seconds > 0 else 0.0
 
 
 class FitProgress:
