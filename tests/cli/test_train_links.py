@@ -105,6 +105,18 @@ def test_settings_as_json(weft: Callable[..., Any]) -> None:
     assert json.loads(weft("train", "links", "--print-config").out)["sparsity"] == 0.906
 
 
+@pytest.mark.parametrize("recipe", ["links", "nodes"])
+def test_help_says_that_edges_have_times(weft: Callable[..., Any], recipe: str) -> None:
+    said = " ".join(weft("train", recipe, "--help").out.replace("│", " ").split())
+    assert "src dst time" in said
+    assert "node label" in said or recipe == "links"
+    if recipe == "nodes":
+        assert (
+            "An edge list of your own has the lines src dst time: its walks follow the times"
+            in said
+        )
+
+
 def test_mistakes(
     mistake: Callable[..., str], messages: Path, groups: Path, tmp_path: Path
 ) -> None:
@@ -119,6 +131,10 @@ def test_mistakes(
     assert "bad.txt, line 2: the time is negative" in mistake("train", "links", "--data", bad)
     bad.write_text("alice bob 1\nbob alice\n")
     assert "line 2: 3 tokens (src, dst, time) wanted" in mistake("train", "links", "--data", bad)
+    bad.write_text("alice bob\nbob alice\n")
+    wanted = "line 1: 3 tokens (src, dst, time) wanted, fewer found; the line is 'alice bob'"
+    assert wanted in mistake("train", "links", "--data", bad)
+    assert wanted in mistake("train", "nodes", "--data", bad, "--labels", groups)
     bad.write_text("alice bob 1\nbob alice 2\n")
     assert "2 edges give parts of" in mistake("train", "links", "--data", bad)
     words = ("train", "nodes", "--data", messages, "--labels", groups)

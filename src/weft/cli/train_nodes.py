@@ -28,7 +28,8 @@ __all__ = ["Nodes"]
 class Nodes:
     """Train a network to tell the class of a node.
 
-    A GCN on features, or a feed-forward network on embeddings of walks. Examples:
+    A GCN on features, or a feed-forward network on embeddings of walks. An edge list of your own
+    has the lines src dst time: its walks follow the times. Examples:
       weft train nodes --data cora --sparsify rigl --sparsity 0.9
       weft train nodes --data patent --files FOLDER --model fnn
       weft train nodes --data my_edges.txt --labels my_labels.txt --model fnn

@@ -163,9 +163,9 @@ def read_edge_list(
     for block in _blocks(path):
         if text is None:
             text = _first_ids_are_text(path, block, roles, first_line)
-        rows, lines, passed = _parse(
-            path, block, roles, bool(text), skip_malformed, first_line, ids
-        )
+        # Without one whole edge nothing is known of ids, and they are not what is wrong.
+        named = text is not False
+        rows, lines, passed = _parse(path, block, roles, named, skip_malformed, first_line, ids)
         for name, values in rows.items():
             ends = text and name in ("src", "dst")
             parts[name].append(_number_names(block, values, names) if ends else values)

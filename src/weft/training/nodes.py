@@ -59,7 +59,7 @@ class NodesConfig(SparsityConfig):
 
     Attributes:
         data: a data set of `weft data list` whose nodes have classes, or an edge list of your own
-            (src dst time) with a file of labels.
+            with a file of labels; every edge has a time: src dst time.
         model: fnn: a network on embeddings of walks, in order of time where edges have times;
             gcn: a graph convolutional network on features `x`.
         split: random: 60% of the nodes with a class to learn from, 20% to choose the best weights
