@@ -57,7 +57,7 @@ def test_each_round_visits_everyone(tmp_path: Path) -> None:
     for contender in result.contenders.values():
         # The warm-up is not among the samples.
         assert len(contender.samples) == 6
-        assert all(0 < seconds < 60 for seconds in contender.samples)
+        assert all(seconds > 0 for seconds in contender.samples)
         assert contender.versions["toy"] == "1.0"
         assert contender.versions["python"] == sys.version.split()[0]
         assert contender.absent == ""
