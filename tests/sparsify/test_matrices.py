@@ -217,7 +217,7 @@ def test_what_was_chosen_and_what_was_left_is_printed():
     text = str(select_weights(pyg.GATConv(16, 8), exclude=["lin.weight"], required=False))
     assert text.splitlines() == [
         "nothing (0 weights) may become sparse",
-        "left dense: att_src, att_dst (GATConv does not transform features with it)",
+        "left dense: att_src, att_dst (no factor of features in GATConv)",
         "left dense: lin.weight (excluded)",
     ]
     many = nn.Sequential(*(nn.Linear(2, 2) for _ in range(11)))

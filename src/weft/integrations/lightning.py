@@ -54,7 +54,7 @@ class DropAndGrowCallback(_Callback):  # type: ignore[misc, valid-type]
             total_steps: optimizer steps of the whole training; by default what the trainer
                 expects from its epochs.
             optimizer: the module's optimizer that has the weights, where it has several.
-            settings: of `DropAndGrow`, such as growth, every, exclude and seed.
+            settings: of `DropAndGrow`, such as growth, every, exclude, example and seed.
         """
         super().__init__()
         self.sparse: DropAndGrow | None = None

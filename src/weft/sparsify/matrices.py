@@ -164,7 +164,7 @@ def _without_product(
         elif name not in computed and not _is_factor(layer, own):
             sure = _is_factor(layer, own) is False
             (left if sure else unsure)[name] = (
-                f"{type(layer).__name__} does not transform features with it" if sure else _UNKNOWN
+                f"no factor of features in {type(layer).__name__}" if sure else _UNKNOWN
             )
     unsure = {name: why for name, why in unsure.items() if name not in left}
     if unsure and example is not None:
