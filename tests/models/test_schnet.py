@@ -48,6 +48,11 @@ def gaussians(config, d):
     return torch.exp(-config.sharpness * (d[:, None] - centres) ** 2)
 
 
+def faded(config, d):
+    inside = (d < config.cutoff).to(d.dtype)
+    return (0.5 * (torch.cos(d * math.pi / config.cutoff) + 1) * inside)[:, None]
+
+
 def aggregate(config, batch, messages):
     receivers = batch.receivers.long()
     total = messages.new_zeros(batch.num_nodes, messages.shape[1]).index_add(0, receivers, messages)
@@ -75,7 +80,7 @@ def plain_schnet(model, batch):
         if config.activate_filter:
             weight = activation(weight)
         if config.cutoff is not None:
-            weight = weight * 0.5 * (torch.cos(d * math.pi / config.cutoff) + 1)[:, None]
+            weight = weight * faded(config, d)
         messages = aggregate(config, batch, weight * layer.message(h)[senders])
         h = h + layer.out(activation(layer.update(messages)))
     return read_out(model, batch, h)
@@ -95,6 +100,8 @@ def plain_mpeu(model, batch):
         weight = edge
         for part in layer.filter:
             weight = activation(part(weight))
+        if config.cutoff is not None:
+            weight = weight * faded(config, d)
         messages = aggregate(config, batch, weight * layer.message(h)[senders])
         h = h + layer.out(activation(layer.update(messages)))
     return read_out(model, batch, h)
@@ -144,10 +151,21 @@ def test_schnet_with_other_settings(atoms_batch, changes):
     assert_same_values_and_gradients(model, atoms_batch(), plain_schnet)
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("aggregation", ["sum", "mean"])
+def test_messages_fade_at_the_cutoff(atoms_batch, padded, aggregation):
+    batch = atoms_batch(periodic=True, padded=padded)
+    # Some neighbours are further away than the cutoff.
+    changes = {"cutoff": 3.0, "aggregation": aggregation}
+    assert_same_values_and_gradients(schnet(**changes), batch, plain_schnet)
+    assert_same_values_and_gradients(mpeu(**changes), batch, plain_mpeu)
+
+
 @pytest.mark.parametrize("config", [SchNetConfig, MPEUConfig])
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"cutoff": 0.0}, "cutoff is 0.0 Å; it must be above 0"),
         ({"hidden": 1}, "hidden is 1; it must be at least 2"),
         ({"layers": 0}, "layers is 0"),
         ({"centres": 0}, "centres is 0"),

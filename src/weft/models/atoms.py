@@ -23,6 +23,7 @@ __all__ = [
     "check_settings",
     "edge_vectors",
     "energy_and_forces",
+    "envelope",
     "glorot",
     "is_only_linear",
     "learns_from_places",
@@ -176,6 +177,11 @@ def _pairs(batch: GraphBatch) -> tuple[Tensor, Tensor, Tensor]:
         return batch.pairs["forward"], batch.pairs["backward"], batch.pairs["of_edge"]
     alone = torch.arange(batch.num_edges, dtype=batch.senders.dtype, device=batch.senders.device)
     return alone, alone, alone
+
+
+def envelope(d: Tensor, cutoff: float) -> Tensor:
+    """Half a cosine of distances d, Å: 1 at 0; from `cutoff` on 0, with slope 0 there."""
+    return 0.5 * (torch.cos(d * (math.pi / cutoff)) + 1) * (d < cutoff)
 
 
 def aggregation_scale(batch: GraphBatch, how: Pooling, like: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from weft.models.atoms import (
     Pooling,
     aggregation_scale,
     check_settings,
+    envelope,
     glorot,
     neighbours_of,
     pool,
@@ -35,8 +36,10 @@ class MPEUConfig:
         centres: an edge begins as Gaussians of its length, at 0, spacing, 2 spacing, ...
         spacing: between centres, Å.
         sharpness: a Gaussian is exp(-sharpness · (d - centre)²), in 1 / Å².
-        aggregation: of messages.
-        readout: of the atoms' values.
+        cutoff: messages fall to 0 at this distance, by a cosine, Å; None: they do not.
+        aggregation: of messages; `sum` for forces: the number that a mean divides by jumps where
+            a neighbour crosses the cutoff.
+        readout: of the atoms' values; `sum` for a model whose energy grows with the molecule.
         elements: atomic numbers that the model knows.
     """
 
@@ -45,6 +48,7 @@ class MPEUConfig:
     centres: int = 150
     spacing: float = 0.1
     sharpness: float = 10.0
+    cutoff: float | None = None
     aggregation: Pooling = "mean"
     readout: Pooling = "mean"
     elements: tuple[int, ...] = (1, 6, 7, 8, 9)
@@ -53,7 +57,7 @@ class MPEUConfig:
         check_settings(
             self,
             least={"hidden": 2, "layers": 1, "centres": 1},
-            positive={"spacing": "Å", "sharpness": "1/Å²"},
+            positive={"spacing": "Å", "sharpness": "1/Å²", "cutoff": "Å"},
             pooling=("aggregation", "readout"),
         )
 
@@ -77,7 +81,13 @@ class EdgeInteraction(nn.Module):
         self.out = nn.Linear(hidden, hidden, bias=False)
 
     def forward(
-        self, batch: GraphBatch, near: Neighbours | None, h: Tensor, own: Tensor, scale: Tensor
+        self,
+        batch: GraphBatch,
+        near: Neighbours | None,
+        h: Tensor,
+        own: Tensor,
+        scale: Tensor,
+        fade: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Atoms [N, H] and edges [E, H].
 
@@ -87,6 +97,7 @@ class EdgeInteraction(nn.Module):
             h: [N, H].
             own: of_edge applied to the edges' states, [P or E, 2 H].
             scale: [N, 1] of the sums of messages.
+            fade: [E, 1] that messages are multiplied with: all that atoms learn of an edge.
         """
         pairs: tuple[Tensor | None, ...] = (None, None, None)
         if near is not None:
@@ -106,6 +117,8 @@ class EdgeInteraction(nn.Module):
         weight = edge
         for layer in self.filter:
             weight = shifted_softplus(layer(weight))
+        if fade is not None:
+            weight = weight * fade
         messages = spmm(batch, self.message(h), weight) * scale
         return h + self.out(shifted_softplus(self.update(messages))), edge
 
@@ -147,8 +160,11 @@ class MPEU(nn.Module):
             spacing=config.spacing,
             sharpness=config.sharpness,
         )
-        h, edge = self.first(batch, near, h, own, scale)
+        fade = None
+        if config.cutoff is not None:
+            fade = envelope(near.distance, config.cutoff).index_select(0, near.of_edge)[:, None]
+        h, edge = self.first(batch, near, h, own, scale, fade)
         for layer in self.later:
             assert isinstance(layer, EdgeInteraction)
-            h, edge = layer(batch, None, h, layer.of_edge(edge), scale)
+            h, edge = layer(batch, None, h, layer.of_edge(edge), scale, fade)
         return h

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from weft.models.atoms import (
     Pooling,
     check_settings,
     edge_vectors,
+    envelope,
     glorot,
     lengths,
     pool,
@@ -142,7 +142,7 @@ class PaiNN(nn.Module):
         length = lengths(vectors)
         d = length.index_select(0, batch.pairs["forward"]) if batch.pairs else length
         cutoff = self.config.cutoff
-        fade = (0.5 * (torch.cos(d * (math.pi / cutoff)) + 1) * (d < cutoff))[:, None]
+        fade = envelope(d, cutoff)[:, None]
         radial = self.config.radial
         spacing = cutoff / (radial - 1)
         basis = gaussian_basis(d, radial, spacing, 0.5 / spacing**2) * fade

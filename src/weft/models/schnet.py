@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from weft.graphs import GraphBatch
@@ -21,6 +19,7 @@ from weft.models.atoms import (
     Pooling,
     aggregation_scale,
     check_settings,
+    envelope,
     glorot,
     is_only_linear,
     learns_from_places,
@@ -45,7 +44,8 @@ class SchNetConfig:
         cutoff: filters fall to 0 at this distance, by a cosine, Å; None: they do not.
         activate_filter: the last layer of the filter network has an activation too.
         bias: layers have biases (the one that makes a sender's message never has).
-        aggregation: of messages.
+        aggregation: of messages; `sum` for forces: the number that a mean divides by jumps where
+            a neighbour crosses the cutoff.
         readout: of the atoms' values; `sum` for a model whose energy grows with the molecule.
         elements: atomic numbers that the model knows.
     """
@@ -162,13 +162,8 @@ class SchNet(nn.Module):
         )
         if config.cutoff is None:
             return filters
-        fade = _fade(d, config.cutoff)[:, None]
+        fade = envelope(d, config.cutoff)[:, None]
         return [part * fade for part in filters]
-
-
-def _fade(d: Tensor, cutoff: float) -> Tensor:
-    """1 at d = 0, 0 from the cutoff on, half a cosine between."""
-    return 0.5 * (torch.cos(d * (math.pi / cutoff)) + 1) * (d < cutoff)
 
 
 # Our layers by the names of torch_geometric's.
