@@ -38,7 +38,7 @@ def test_list_names_what_is_cached(weft, tmp_path, small_cora):
 
 def test_list_tells_tables_made_for_training_from_the_users_own(weft, tmp_path):
     rules = [
-        NeighbourConfig(),
+        NeighbourConfig(kind="complete"),
         NeighbourConfig(kind="cutoff", cutoff=1e-5),
         NeighbourConfig(kind="cutoff", cutoff=5.0),
         NeighbourConfig(kind="nearest"),

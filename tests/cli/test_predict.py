@@ -58,6 +58,16 @@ def test_extxyz_with_forces(weft, tmp_path, run):
     )
 
 
+def test_forces_of_a_model_that_has_no_sound_ones(weft, tmp_path, run):
+    assert "Do not rely" not in weft("predict", "run", "mols.extxyz", "--forces").out
+    whole = json.loads((run / "config.json").read_text())
+    whole["config"]["readout"] = "mean"
+    (run / "config.json").write_text(json.dumps(whole))
+    said = weft("predict", "run", "mols.extxyz", "--forces", "--out", "b.extxyz")
+    assert said.code == 0
+    assert "Do not rely on these forces: readout is 'mean'" in said.out
+
+
 def test_a_folder_of_cif_files_with_a_network_for_crystals(weft, tmp_path):
     folder = tmp_path / "cifs"
     folder.mkdir()

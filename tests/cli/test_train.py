@@ -468,6 +468,8 @@ def test_values_of_cif_files_that_cannot_be_read(mistake, tmp_path, listed, name
         (["--data", "mols.extxyz", "--files", "a"], "--files a would not be read"),
         (["--split", "0.5", "0.4", "0.3"], "split is (0.5, 0.4, 0.3)"),
         (["--limit", "1"], "limit is 1; it must be at least 2"),
+        (["--forces", "forces", "--readout", "mean"], "readout is 'mean', so the energy does not"),
+        (["--forces", "forces", "--neighbours.kind", "nearest"], "so the energy jumps where one"),
         (["--init-from", "nowhere"], "--init-from nowhere does not exist"),
         (
             [
@@ -540,8 +542,22 @@ def test_resume_with_another_setting(weft, mistake, small_molecules):
     words = ("train", "molecules", "--data", "mols.extxyz", "--target", "energy", "--epochs", "1")
     weft(*words, *SMALL)
     assert "holds a run already; go on with it (--resume)" in mistake(*words, *SMALL)
-    said = mistake(*words, *SMALL, "--resume", "--readout", "sum")
-    assert 'readout = "mean", now it is "sum"' in said
+    said = mistake(*words, *SMALL, "--resume", "--readout", "mean")
+    assert 'readout = "sum", now it is "mean"' in said
+
+
+def test_an_older_run_goes_on_as_it_was_begun(weft, tmp_path, small_molecules):
+    words = ("train", "molecules", "--data", "mols.extxyz", "--target", "energy", "--epochs", "2")
+    words = (*words, "--run-dir", "run", *SMALL)
+    assert weft(*words, "--readout", "mean").code == 0
+    path = tmp_path / "run" / "config.json"
+    recorded = json.loads(path.read_text())
+    for name in ("envelope",):
+        del recorded["config"][name]
+    path.write_text(json.dumps(recorded))
+    said = weft(*words, "--resume")
+    assert said.code == 0, said.err
+    assert json.loads(path.read_text())["config"]["readout"] == "mean"
 
 
 def test_resume_with_changed_molecules(weft, mistake, small_molecules):
@@ -562,6 +578,10 @@ def test_print_config_of_molecules_and_crystals(weft, tmp_path):
     assert printed["data"] == "mp-matminer"
     assert printed["target"] == "formation_energy_per_atom"
     assert (printed["neighbours"]["kind"], printed["references"]) == ("nearest", False)
+    words = ("train", "crystals", "--forces", "forces", "--print-config")
+    printed = json.loads(weft(*words).out)
+    assert (printed["neighbours"]["kind"], printed["readout"]) == ("cutoff", "sum")
+    assert printed["envelope"] is True
     assert list(tmp_path.iterdir()) == []
 
 

@@ -152,3 +152,36 @@ def test_the_scale_travels_with_the_weights():
 def test_a_scale_that_cannot_be_undone_is_refused(mean, std):
     with pytest.raises(ValueError, match="both are finite and std is above 0"):
         TargetScale(mean, std)
+
+
+@pytest.mark.parametrize("references", [True, False])
+def test_an_extensive_scale_has_no_constant_and_the_deviation_of_an_atom(references):
+    numbers = random_numbers()
+    sizes = np.array([len(z) for z in numbers])
+    target = energies(numbers) + sizes * np.random.default_rng(1).normal(7.0, 0.5, 60)
+    twice = [z + z for z in numbers]
+    made = table(numbers + twice, np.concatenate([target, 2 * target]))
+    scale = learn_scale(made, np.arange(60), "energy", references=references, extensive=True)
+    assert float(scale.mean) == 0
+    labels = scale.standardise(made, made.column("energy")).astype(np.float64)
+    assert labels[60:] == pytest.approx(2 * labels[:60], rel=1e-5, abs=1e-5)
+    assert (labels[:60] / sizes).std() == pytest.approx(1, rel=1e-5)
+
+
+def test_with_forces_their_root_mean_square_is_the_scale():
+    numbers = random_numbers(20)
+    made = table(numbers, energies(numbers))
+    pushes = np.random.default_rng(1).normal(0, 3.0, (made.total_nodes, 3))
+    # Of the training graphs alone: the others have none.
+    pushes[made.node_offsets[15] :] = np.nan
+    schema = {
+        **made.schema,
+        "push": Column(level="node", dtype="float64", shape=(3,), missing=True),
+    }
+    made = table_from_columns(
+        schema, num_nodes=made.num_nodes, columns={**made.columns, "push": pushes}
+    )
+    known = pushes[: made.node_offsets[15]]
+    options = {"references": True, "extensive": True, "forces": "push"}
+    scale = learn_scale(made, np.arange(15), "energy", **options)
+    assert float(scale.std) == pytest.approx(np.sqrt((known**2).mean()))

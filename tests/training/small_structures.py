@@ -100,7 +100,7 @@ def table_of(
         missing=missing,
         progress=False,
     )
-    return neighbour_table(table, asked.neighbours, data_dir=folder, progress=False)
+    return neighbour_table(table, asked.settled().neighbours, data_dir=folder, progress=False)
 
 
 def plain_table(numbers: list[list[int]], target: Any, *, seed: int = 0) -> GraphTable:

@@ -59,7 +59,7 @@ def test_a_loaded_run_gives_what_the_model_in_memory_gave(tmp_path: Path, model:
     asked = config(model=model, epochs=1)
     done = train(tmp_path, asked)
     network = load_structures(tmp_path / "run")
-    assert network.config == asked
+    assert network.config == asked.settled()
     assert (network.unit, network.elements) == ("eV", (1, 6, 8))
     found = predicted(network, tmp_path / "made.extxyz")
     assert (found.target, found.unit, found.forces) == ("energy", "eV", None)

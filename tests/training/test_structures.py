@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ import weft.training.structures
 from weft.batching import BatchingConfig
 from weft.errors import DataError
 from weft.graphs import Budget
+from weft.models.scaling import TargetScale
 from weft.sources import atoms_table
 from weft.training import Run, read_metrics
 from weft.training.compilation import Compilation
@@ -58,7 +60,7 @@ def trained(folder: Path, asked: StructuresConfig, made: list[Any] | None = None
 
 @pytest.mark.parametrize("model", ["schnet", "mpeu", "painn"])
 def test_training_lowers_the_validation_error(tmp_path: Path, model: Any) -> None:
-    asked = config(model=model, epochs=10, readout="sum", learning_rate=1e-3)
+    asked = config(model=model, epochs=10, envelope=True, learning_rate=3e-3)
     done = trained(tmp_path, asked, molecules(80, largest=5))
     errors = validation_errors(tmp_path / "run")
     assert len(errors) == 10
@@ -72,7 +74,7 @@ def test_training_lowers_the_validation_error(tmp_path: Path, model: Any) -> Non
 def test_the_first_losses_are_as_ever(tmp_path: Path) -> None:
     # One batch an epoch, so that an epoch's loss is a step's.
     batching = BatchingConfig(policy="dynamic", batch_size=64)
-    trained(tmp_path, config(epochs=4, batching=batching))
+    trained(tmp_path, config(epochs=4, batching=batching, readout="mean"))
     found = [m["train_loss"] for m in read_metrics(tmp_path / "run") if "train_loss" in m]
     assert found == pytest.approx(GOLDEN, abs=1e-5)
 
@@ -171,6 +173,29 @@ def test_an_interrupted_run_resumes_to_the_bit(
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+def test_a_resumed_run_keeps_its_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the scale would be now: labels and weights belong together."""
+    asked = config(epochs=3)
+    table = table_of(tmp_path, molecules(30), asked)
+
+    def session(folder: str) -> Trained:
+        with Run.create(tmp_path / folder, asked, resume=True, tensorboard=False) as run:
+            return train_structures(table, asked, run=run, quiet=True)
+
+    real = weft.training.structures.learn_scale
+    with monkeypatch.context() as older:
+        scale = TargetScale(
+            3.0, 7.0, real(table, np.arange(20), "energy", references=True).references
+        )
+        older.setattr(weft.training.structures, "learn_scale", lambda *_, **__: deepcopy(scale))
+        whole = session("whole")
+        interrupted_after(5, older)
+        session("cut")
+    again = session("cut")
+    assert again.scores == whole.scores
+    assert float(again.model.scale.std) == 7.0
+
+
 def test_init_from_starts_with_weights_and_scale_of_another_run(tmp_path: Path) -> None:
     first = trained(tmp_path, config(epochs=3))
     asked = config(epochs=0, seed=5)
@@ -178,7 +203,7 @@ def test_init_from_starts_with_weights_and_scale_of_another_run(tmp_path: Path) 
         atoms_table(
             tmp_path / "again", tmp_path / "made.extxyz", targets=["energy"], progress=False
         ),
-        asked.neighbours,
+        asked.settled().neighbours,
         data_dir=tmp_path,
         progress=False,
     )

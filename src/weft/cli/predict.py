@@ -142,6 +142,8 @@ class Predict:
         check_output(out, file, forces=self.forces)
         prepare_process()
         trained = load_structures(self.run)
+        if self.forces and (reason := trained.config.why_no_forces()):
+            console.print(f"Do not rely on these forces: {reason}.", soft_wrap=True)
         found = predict_file(trained, file, forces=self.forces, progress=not self.quiet)
         write_predictions(out, file, found)
         table = Table(box=None, padding=(0, 2, 0, 0))

@@ -24,8 +24,15 @@ from weft.sources import load
 from weft.training import Run, prepare_process
 from weft.training.citations import CitationsConfig, citation_batch, train_citations
 from weft.training.recipe_data import read_structures
+from weft.training.run import recorded_config
 from weft.training.structure_data import NeighbourConfig, file_name_of
-from weft.training.structures import StructuresConfig, Trained, prepare_structures, train_prepared
+from weft.training.structures import (
+    BEFORE,
+    StructuresConfig,
+    Trained,
+    prepare_structures,
+    train_prepared,
+)
 
 __all__ = ["COMMANDS", "Citations", "Crystals", "Molecules", "crystals_config"]
 
@@ -111,7 +118,7 @@ def crystals_config() -> StructuresConfig:
         data="mp-matminer",
         target="formation_energy_per_atom",
         references=False,
-        neighbours=NeighbourConfig(kind="nearest", nearest=24, cutoff=6.0),
+        neighbours=NeighbourConfig(nearest=24, cutoff=6.0),
     )
 
 
@@ -145,11 +152,15 @@ class _Structures:
     def _train(self, recipe: str, asked: StructuresConfig, console: Console) -> int:
         name = f"{recipe}-{file_name_of(asked.data)}-{asked.target}"
         folder = self.run_dir or Path("runs") / name
+        earlier = recorded_config(folder) if self.resume else None
+        asked = asked.settled(recipe, earlier)
         option = PlanOption(recipe, self.plan, self.threads, folder=folder, resume=self.resume)
         if self.print_config:
             return print_config(option.applied(asked), console)
         if self.init_from and not self.init_from.exists():
             raise DataError(f"--init-from {self.init_from} does not exist")
+        if earlier is None:
+            asked.check_forces()
         prepare_process()
         table = read_structures(
             asked, files=self.files, data_dir=self.data_dir, progress=not self.quiet
@@ -162,9 +173,9 @@ class _Structures:
             data_dir=self.data_dir,
             quiet=self.quiet,
         )
-        prepared = prepare_structures(table, config)
+        prepared = prepare_structures(table, config, resumed=earlier is not None)
         data = table_checksums(table, ["z", "pos", "cell", "pbc", *config.targets])
-        with Run.create(folder, config, data=data, resume=self.resume) as run:
+        with Run.create(folder, config, data=data, resume=self.resume, before=BEFORE) as run:
             option.keep(run)
             if self.resume and not run.resumed:
                 console.print(f"There is no run in {folder} to resume; a new one starts.")

@@ -75,7 +75,15 @@ class Standardised(nn.Module):
         return values
 
 
-def learn_scale(table: GraphTable, graphs: Array, target: str, *, references: bool) -> TargetScale:
+def learn_scale(
+    table: GraphTable,
+    graphs: Array,
+    target: str,
+    *,
+    references: bool,
+    extensive: bool = False,
+    forces: str | None = None,
+) -> TargetScale:
     """The scale of `target` over the training graphs.
 
     Args:
@@ -85,6 +93,11 @@ def learn_scale(table: GraphTable, graphs: Array, target: str, *, references: bo
         references: learn an energy for each element by least squares, so that only what the
             atoms' kinds do not explain is left to the network. For what grows with the number of
             atoms.
+        extensive: the network adds up its atoms: all that is taken off the target is then a value
+            an atom, so that twice the structure has twice the target, and the scale is the
+            deviation an atom.
+        forces: node column with forces; the scale is then their root mean square. Energies an atom
+            hardly differ in a molecule that moves, while its forces do.
     """
     y = np.asarray(table.column(target)[graphs], dtype=np.float64)
     if not len(y) or not np.isfinite(y).all():
@@ -100,9 +113,27 @@ def learn_scale(table: GraphTable, graphs: Array, target: str, *, references: bo
         # The smallest solution where the counts do not tell all elements apart.
         by_element[elements] = np.linalg.lstsq(counts.astype(np.float64), y, rcond=None)[0]
         y = y - counts @ by_element[elements]
+    mean = float(y.mean())
+    if extensive:
+        atoms = table.num_nodes[graphs]
+        if not references:
+            by_element[1:] = y.sum() / atoms.sum()
+            y = y - atoms * by_element[1]
+        # A constant of a graph would not double with it.
+        mean, y = 0.0, y / atoms
     std = float(y.std())
+    if forces is not None:
+        std = _root_mean_square(table, graphs, forces) or std
     # What is left may be rounding: then any scale will do.
-    return TargetScale(float(y.mean()), std if std > 1e-12 * largest else 1.0, by_element)
+    return TargetScale(mean, std if std > 1e-12 * largest else 1.0, by_element)
+
+
+def _root_mean_square(table: GraphTable, graphs: Array, column: str) -> float:
+    """Of a node column's numbers in these graphs."""
+    chosen = np.zeros(len(table), dtype=bool)
+    chosen[graphs] = True
+    values = np.asarray(table.column(column))[np.repeat(chosen, table.num_nodes)]
+    return float(np.sqrt(np.square(values, dtype=np.float64).mean()))
 
 
 def element_counts(table: GraphTable) -> tuple[Array, Array]:

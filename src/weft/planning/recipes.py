@@ -93,6 +93,8 @@ def read_recipe(
     """A recipe with its data, read as `weft train` reads it; arguments as of `plan_recipe`."""
     given: dict[str, Any] = {"files": files, "data_dir": data_dir, "progress": progress}
     if recipe in ("molecules", "crystals"):
+        config = config.settled(recipe)
+        config.check_forces()
         return StructuresRecipe(recipe, read_structures(config, **given), config)
     if recipe == "programs":
         table = read_programs(config.data, **given)

@@ -210,7 +210,9 @@ class _Tables:
             )
             self._made[key] = labelled(table, each.target, scale)
         table = self._made[key]
-        config = StructuresConfig(model=model, hidden=self._config.hidden, neighbours=rule)
+        config = StructuresConfig(
+            model=model, hidden=self._config.hidden, readout="mean", neighbours=rule
+        )
         torch.manual_seed(0)
         elements = tuple(int(z) for z in element_counts(table)[0])
         return table, make_network(config, elements)

@@ -63,6 +63,8 @@ def repeat_trainings(
                 model=model,
                 hidden=hidden,
                 references=references,
+                # The paper's own.
+                readout="mean",
                 neighbours=neighbours,
                 batching=BatchingConfig(policy=policy, batch_size=batch_size),
                 epochs=epochs,

@@ -25,7 +25,7 @@ from weft.sources import atoms_table, cif_csv_table, crystals_table, with_neighb
 from weft.sources.elements import ATOMIC_NUMBERS
 from weft.training.checkpoint import load_weights
 from weft.training.structure_data import check_energy, check_periodicity, reader_of
-from weft.training.structures import ABOUT, StructuresConfig, make_network
+from weft.training.structures import ABOUT, BEFORE, StructuresConfig, make_network
 
 __all__ = [
     "Predictions",
@@ -85,7 +85,7 @@ def load_structures(run: Path) -> TrainedStructures:
     try:
         asked = json.loads((run / "config.json").read_text(encoding="utf-8"))["config"]
         about = json.loads((run / ABOUT).read_text(encoding="utf-8"))
-        config = from_json(StructuresConfig, asked)
+        config = from_json(StructuresConfig, {**BEFORE, **asked}).settled()
         known, unit = tuple(about["elements"]), str(about["unit"])
         elements = tuple(about["trained_elements"])
     except (FileNotFoundError, NotADirectoryError) as error:

@@ -30,8 +30,9 @@ def read_structures(
         config.data, config.targets, files=files, data_dir=data_dir, progress=progress
     )
     drawn = some_of(table, config.limit, config.split_seed)
+    neighbours = config.settled().neighbours
     try:
-        return neighbour_table(drawn, config.neighbours, data_dir=data_dir, progress=progress)
+        return neighbour_table(drawn, neighbours, data_dir=data_dir, progress=progress)
     except DataError as error:
         note = "" if drawn is table else f" (as numbered among the {len(drawn)} drawn)"
         raise DataError(f"{config.data}: {error}{note}") from None

@@ -22,7 +22,7 @@ from weft.training.checkpoint import CHECKPOINT, WEIGHTS
 from weft.training.hardware import hardware
 from weft.training.metrics import MetricsLog
 
-__all__ = ["Run", "first_difference"]
+__all__ = ["Run", "first_difference", "recorded_config"]
 
 CONFIG = "config.json"
 SUMMARY = "summary.json"
@@ -59,6 +59,7 @@ class Run:
         data: Mapping[str, str] | None = None,
         resume: bool = False,
         tensorboard: bool = True,
+        before: Mapping[str, Any] | None = None,
     ) -> Run:
         """Make the folder of a new run, or open it again to go on.
 
@@ -70,6 +71,8 @@ class Run:
                 them is only resumed with the same.
             resume: go on with the run in `path`; where there is none it starts.
             tensorboard: also write TensorBoard files.
+            before: settings that the config of older runs lacks, with the values that they were
+                trained with.
 
         Raises:
             DataError: a run is there already and `resume` is not given; it was made with another
@@ -92,13 +95,22 @@ class Run:
             )
         run = cls(folder, tensorboard=tensorboard)
         try:
-            run._enter_session(asked, None if data is None else dict(data), resume=resume)
+            run._enter_session(
+                asked, None if data is None else dict(data), resume=resume, before=before or {}
+            )
         except BaseException:
             run.close()
             raise
         return run
 
-    def _enter_session(self, asked: Any, data: dict[str, str] | None, *, resume: bool) -> None:
+    def _enter_session(
+        self,
+        asked: Any,
+        data: dict[str, str] | None,
+        *,
+        resume: bool,
+        before: Mapping[str, Any],
+    ) -> None:
         """Compare with the run that is there, if any; nobody else can make one any more."""
         path = self.folder / CONFIG
         sessions: list[Any] = []
@@ -109,7 +121,10 @@ class Run:
                     "another folder"
                 )
             earlier = _read_config(path)
-            _check_same(earlier["config"], asked, self.folder)
+            recorded = earlier["config"]
+            if isinstance(recorded, Mapping):
+                recorded = {**before, **recorded}
+            _check_same(recorded, asked, self.folder)
             data = _same_data(earlier["data"], data, self.folder)
             sessions, self.resumed = earlier["sessions"], True
         whole = {"config": asked, "sessions": [*sessions, _session()]}
@@ -225,6 +240,19 @@ def _read_config(path: Path) -> dict[str, Any]:
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is damaged ({error}); choose another folder") from error
+
+
+def recorded_config(folder: Path) -> dict[str, Any] | None:
+    """What the run in `folder` was asked for, as JSON values; None where there is no run.
+
+    Raises:
+        DataError: its config.json is damaged.
+    """
+    path = folder / CONFIG
+    if not path.exists():
+        return None
+    config = _read_config(path)["config"]
+    return config if isinstance(config, dict) else {}
 
 
 def _check_same(earlier: Any, asked: Any, folder: Path) -> None:

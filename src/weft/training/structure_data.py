@@ -56,22 +56,25 @@ class NeighbourConfig:
 
     Attributes:
         kind: every pair of a molecule's atoms (`complete`), all within a distance (`cutoff`), or
-            the nearest ones over periodic images (`nearest`).
-        cutoff: Å; for `cutoff`, and where PaiNN's messages end, whatever the kind.
+            the nearest ones over periodic images (`nearest`); by default `cutoff` with forces,
+            else `complete` for molecules and `nearest` for crystals. Forces refuse `nearest`.
+        cutoff: Å; for `cutoff`, and where messages end, whatever the kind, in PaiNN and with an
+            envelope.
         nearest: neighbours an atom; for `nearest`.
     """
 
-    kind: Kind = "complete"
+    kind: Kind | None = None
     cutoff: float = 5.0
     nearest: int = 24
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise ValueError(f"kind is {self.kind!r}; choose from {', '.join(get_args(Kind))}")
-        self.rule()
+        if self.kind is not None:
+            self.rule()
 
     def rule(self) -> Neighbours:
-        """The same as with_neighbours takes it."""
+        """The same as with_neighbours takes it; a recipe decides which where kind is None."""
+        if self.kind not in get_args(Kind):
+            raise ValueError(f"kind is {self.kind!r}; choose from {', '.join(get_args(Kind))}")
         if self.kind == "complete":
             return FullyConnected()
         return Cutoff(radius=self.cutoff) if self.kind == "cutoff" else Nearest(k=self.nearest)
@@ -80,7 +83,7 @@ class NeighbourConfig:
     def name(self) -> str:
         """Part of a file name."""
         numbers = {"complete": "", "cutoff": f"-{self.cutoff!r}", "nearest": f"-{self.nearest}"}
-        return self.kind + numbers[self.kind]
+        return f"{self.kind}{numbers[str(self.kind)]}"
 
 
 def structure_table(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -25,8 +25,9 @@ from weft.models import (
     SchNetConfig,
     energy_and_forces,
 )
+from weft.models.atoms import Pooling
 from weft.models.scaling import Standardised, TargetScale, element_counts, learn_scale
-from weft.training.checkpoint import load_weights
+from weft.training.checkpoint import load_checkpoint, load_weights, put_weights
 from weft.training.compilation import Compilation, CompileMode
 from weft.training.config import FitConfig, FitResult
 from weft.training.loop import fit
@@ -36,6 +37,7 @@ from weft.training.schedules import ScheduleConfig, make_scheduler
 from weft.training.structure_data import (
     FORCES,
     LABEL,
+    Kind,
     NeighbourConfig,
     Split,
     check_energy,
@@ -58,6 +60,12 @@ __all__ = [
 ABOUT = "model.json"
 """File of a run with what the network was made for, beside its config."""
 
+BEFORE: Mapping[str, Any] = {"envelope": False}
+"""Settings that the config.json of older runs lacks, as they were trained."""
+
+_OPEN = ("readout", "envelope")
+"""Settings that are decided by others where they are None, beside neighbours.kind."""
+
 ModelName = Literal["schnet", "mpeu", "painn"]
 
 
@@ -75,8 +83,12 @@ class StructuresConfig:
         model: schnet, mpeu (edges learn too) or painn (atoms have vectors too).
         hidden: features of an atom.
         layers: rounds of messages.
-        readout: a structure's value is the mean or the sum over its atoms.
+        readout: a structure's value is the sum over its atoms, for what grows with them, or the
+            mean; by default the sum with forces or references. Forces need the sum.
         neighbours: which atoms exchange messages.
+        envelope: messages of SchNet and MPEU fade to 0 at neighbours.cutoff and are summed, not
+            averaged, so that the energy does not jump there; by default with forces. PaiNN's always
+            do.
         references: learn a value for each element first, by least squares; for what grows with the
             number of atoms, such as an energy.
         split: fractions for training, validation and test.
@@ -100,8 +112,9 @@ class StructuresConfig:
     model: ModelName = "schnet"
     hidden: int = 64
     layers: int = 3
-    readout: Literal["mean", "sum"] = "mean"
+    readout: Pooling | None = None
     neighbours: NeighbourConfig = field(default_factory=NeighbourConfig)
+    envelope: bool | None = None
     references: bool = True
     split: tuple[float, float, float] = (0.8, 0.1, 0.1)
     split_seed: int = 0
@@ -139,6 +152,58 @@ class StructuresConfig:
             value = getattr(self, name)
             if value is not None and value < low:
                 raise ValueError(f"{name} is {value}; it must be at least {low}")
+
+    def settled(
+        self, recipe: str = "molecules", earlier: Mapping[str, Any] | None = None
+    ) -> StructuresConfig:
+        """The same with all that was left open (None) decided.
+
+        Args:
+            recipe: `molecules` or `crystals`.
+            earlier: the config of a run to go on with, whose choices are taken.
+        """
+        forces, kind = self.forces is not None, self.neighbours.kind
+        chosen: dict[str, Any] = {
+            "readout": "sum" if forces or self.references else "mean",
+            "envelope": forces,
+        }
+        if earlier is not None:
+            known = {**BEFORE, **earlier}
+            chosen |= {name: known[name] for name in _OPEN if known.get(name) is not None}
+            kind = kind or dict(known.get("neighbours") or {}).get("kind")
+        changes = {name: chosen[name] for name in _OPEN if getattr(self, name) is None}
+        alone: Kind = "nearest" if recipe == "crystals" else "complete"
+        kind = kind or ("cutoff" if forces else alone)
+        neighbours = dataclasses.replace(self.neighbours, kind=kind)
+        return dataclasses.replace(self, neighbours=neighbours, **changes)
+
+    def check_forces(self) -> None:
+        """Raise ValueError where forces are to be learned by a model that has no sound ones."""
+        if self.forces is not None and (reason := self.why_no_forces()):
+            raise ValueError(f"forces is {self.forces!r} and {reason}")
+
+    def why_no_forces(self) -> str:
+        """Why such a model has no sound forces, and what to do about it; empty where it has."""
+        config = self.settled()
+        if config.readout == "mean":
+            return (
+                "readout is 'mean', so the energy does not grow with the structure and two "
+                "molecules far apart get half the forces of one: train with --readout sum"
+            )
+        if config.neighbours.kind == "nearest":
+            return (
+                "neighbours.kind is 'nearest', so the energy jumps where one neighbour takes the "
+                "place of another, and forces are not its gradient: train with --neighbours.kind "
+                "cutoff"
+            )
+        fades = config.envelope or config.model == "painn"
+        if config.neighbours.kind == "cutoff" and not fades:
+            return (
+                f"envelope is False, so the energy jumps where an atom crosses the cutoff of "
+                f"{config.neighbours.cutoff:g} Å, and forces are not its gradient: train with "
+                "--envelope True"
+            )
+        return ""
 
     @property
     def targets(self) -> list[str]:
@@ -183,6 +248,7 @@ class Trained:
 
 def make_network(config: StructuresConfig, elements: tuple[int, ...]) -> nn.Module:
     """The network that `config` describes, for these atomic numbers."""
+    config = config.settled()
     common: dict[str, Any] = {
         "hidden": config.hidden,
         "layers": config.layers,
@@ -191,6 +257,8 @@ def make_network(config: StructuresConfig, elements: tuple[int, ...]) -> nn.Modu
     }
     if config.model == "painn":
         return PaiNN(PaiNNConfig(cutoff=config.neighbours.cutoff, **common))
+    if config.envelope:
+        common |= {"cutoff": config.neighbours.cutoff, "aggregation": "sum"}
     if config.model == "mpeu":
         return MPEU(MPEUConfig(**common))
     return SchNet(SchNetConfig(filters=config.hidden, **common))
@@ -215,24 +283,38 @@ class Prepared:
     sampler: GraphSampler
 
 
-def prepare_structures(table: GraphTable, config: StructuresConfig) -> Prepared:
+def prepare_structures(
+    table: GraphTable, config: StructuresConfig, *, resumed: bool = False
+) -> Prepared:
     """Look at everything that can be wrong with the data.
 
     Args:
         table: structures with `z`, `pos`, the target, and their neighbours (see
             `neighbour_table`).
         config: the recipe.
+        resumed: it is that of a run begun before, to be gone on with as it was begun.
 
     Raises:
         DataError: the table has no such target or forces, too few structures with them, or one
             that is larger than a batch.
+        ValueError: forces are asked for of a model that has no sound ones.
     """
+    config = config.settled()
+    if not resumed:
+        config.check_forces()
     _check_column(table, config.target, "graph", (), "a target is one number a structure")
     if config.forces is not None:
         _check_column(table, config.forces, "node", (3,), "forces are three numbers an atom")
         check_energy(config.target, table.schema[config.target].unit)
     split = split_structures(table, config.targets, parts=config.split, seed=config.split_seed)
-    scale = learn_scale(table, split.train, config.target, references=config.references)
+    scale = learn_scale(
+        table,
+        split.train,
+        config.target,
+        references=config.references,
+        extensive=config.readout == "sum",
+        forces=config.forces,
+    )
     batching = dataclasses.replace(config.batching, seed=config.batching.seed or config.seed)
     sampler = GraphSampler(table.num_nodes, table.num_edges, batching, graphs=split.train)
     return Prepared(table=table, config=config, split=split, scale=scale, sampler=sampler)
@@ -281,6 +363,9 @@ def train_prepared(
         write_atomically(run.folder / ABOUT, lambda file: file.write(text.encode()))
     if init_from is not None:
         load_weights(model, init_from)
+    if run is not None and run.checkpoint.exists():
+        # The labels, too, are by the scale that the run began with.
+        put_weights(model, load_checkpoint(run.checkpoint)["model"], str(run.checkpoint))
     data = labelled(table, config.target, scale, forces=config.forces)
     sizes = (data.num_nodes, data.num_edges)
     train = GraphLoader(data, sampler)
