@@ -470,6 +470,7 @@ def test_values_of_cif_files_that_cannot_be_read(mistake, tmp_path, listed, name
         (["--limit", "1"], "limit is 1; it must be at least 2"),
         (["--forces", "forces", "--readout", "mean"], "readout is 'mean', so the energy does not"),
         (["--forces", "forces", "--neighbours.kind", "nearest"], "so the energy jumps where one"),
+        (["--monitor", "validation_loss"], "monitor is 'validation_loss'; choose from validation_"),
         (["--init-from", "nowhere"], "--init-from nowhere does not exist"),
         (
             [
@@ -546,18 +547,20 @@ def test_resume_with_another_setting(weft, mistake, small_molecules):
     assert 'readout = "sum", now it is "mean"' in said
 
 
-def test_an_older_run_goes_on_as_it_was_begun(weft, tmp_path, small_molecules):
+def test_an_older_run_goes_on_as_it_was_begun(weft, mistake, tmp_path, small_molecules):
     words = ("train", "molecules", "--data", "mols.extxyz", "--target", "energy", "--epochs", "2")
     words = (*words, "--run-dir", "run", *SMALL)
     assert weft(*words, "--readout", "mean").code == 0
     path = tmp_path / "run" / "config.json"
     recorded = json.loads(path.read_text())
-    for name in ("envelope",):
+    for name in ("envelope", "monitor"):
         del recorded["config"][name]
     path.write_text(json.dumps(recorded))
     said = weft(*words, "--resume")
     assert said.code == 0, said.err
     assert json.loads(path.read_text())["config"]["readout"] == "mean"
+    said = mistake(*words, "--resume", "--monitor", "validation_rmse")
+    assert 'monitor = "validation_mae", now it is "validation_rmse"' in said
 
 
 def test_resume_with_changed_molecules(weft, mistake, small_molecules):
@@ -581,7 +584,7 @@ def test_print_config_of_molecules_and_crystals(weft, tmp_path):
     words = ("train", "crystals", "--forces", "forces", "--print-config")
     printed = json.loads(weft(*words).out)
     assert (printed["neighbours"]["kind"], printed["readout"]) == ("cutoff", "sum")
-    assert printed["envelope"] is True
+    assert (printed["envelope"], printed["monitor"]) == (True, "validation_loss")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -15,10 +15,11 @@ from ase.build import bulk
 from ase.io import write
 from small_structures import config, molecules
 
+from weft.batching import BatchingConfig
 from weft.cli.train import crystals_config
 from weft.graphs import Column, GraphTable, assemble, table_from_columns
 from weft.models.scaling import Standardised, TargetScale
-from weft.training import Run
+from weft.training import Run, read_metrics
 from weft.training.prediction import (
     Predictions,
     TrainedStructures,
@@ -155,6 +156,29 @@ def test_models_without_sound_forces_are_refused(options: dict[str, Any], named:
     config(forces="forces").check_forces()
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_what_is_left_open_is_decided_by_what_is_learned(model: Any) -> None:
+    def decided(recipe: str, **options: Any) -> tuple[Any, ...]:
+        found = config(model=model, **options).settled(recipe)
+        assert found.settled() == found
+        return found.readout, found.neighbours.kind, found.envelope, found.monitor
+
+    assert decided("molecules") == ("sum", "complete", False, "validation_mae")
+    energy_per_atom = ("mean", "nearest", False, "validation_mae")
+    assert decided("crystals", references=False) == energy_per_atom
+    with_forces = ("sum", "cutoff", True, "validation_loss")
+    for recipe in ("molecules", "crystals"):
+        for references in (True, False):
+            assert decided(recipe, forces="forces", references=references) == with_forces
+    given: dict[str, Any] = {
+        "readout": "mean",
+        "neighbours": NeighbourConfig(kind="nearest"),
+        "envelope": True,
+        "monitor": "validation_rmse",
+    }
+    assert decided("molecules", **given) == ("mean", "nearest", True, "validation_rmse")
+
+
 def as_older(run: Path) -> None:
     """Make the config of a run one that was written before some settings were there."""
     whole = json.loads((run / "config.json").read_text())
@@ -184,9 +208,55 @@ def test_older_runs_open_with_what_they_were_trained_with(tmp_path: Path, model:
     batch = assemble(table, range(10))
     assert torch.equal(found.model(batch), done.model(batch))
     # An open setting is as the run has it, and the run is not refused.
-    again = replace(asked, readout=None, envelope=None)
+    again = replace(asked, readout=None, envelope=None, monitor=None)
     again = again.settled(earlier=recorded_config(tmp_path / "run"))
     assert again == asked
     with Run.create(tmp_path / "run", again, resume=True, tensorboard=False, before=BEFORE) as run:
         resumed = prepare_structures(table, again, resumed=True)
         assert train_prepared(resumed, run=run, quiet=True).scores == done.scores
+
+
+def test_the_kept_epoch_is_the_best_by_energy_and_forces(tmp_path: Path) -> None:
+    write(tmp_path / "made.extxyz", molecules(20))
+    asked = config(data=str(tmp_path / "made.extxyz"), forces="forces", force_weight=3.0, epochs=6)
+    table = read_structures(asked, data_dir=tmp_path, progress=False)
+    for monitor in (None, "validation_force_rmse"):
+        chosen = replace(asked, monitor=monitor)
+        folder = tmp_path / str(monitor)
+        with Run.create(folder, chosen, tensorboard=False) as run:
+            done = train_structures(table, chosen, run=run, quiet=True)
+        name = monitor or "validation_loss"
+        values = [line[name] for line in read_metrics(folder) if name in line]
+        assert len(values) == 6
+        assert done.result.best_epoch == 1 + int(np.argmin(values))
+        assert done.scores[name] == pytest.approx(min(values), rel=1e-6)
+        scores = done.scores
+        squares = scores["test_rmse"] ** 2 + 3 * scores["test_force_rmse"] ** 2
+        assert scores["test_loss"] == pytest.approx(squares / float(done.model.scale.std) ** 2)
+
+
+def test_the_loss_of_validation_is_that_of_training(tmp_path: Path) -> None:
+    """With one batch and no step taken, both are of the same weights and structures."""
+    write(tmp_path / "made.extxyz", molecules(20))
+    asked = config(
+        data=str(tmp_path / "made.extxyz"),
+        forces="forces",
+        force_weight=3.0,
+        epochs=1,
+        learning_rate=0.0,
+        batching=BatchingConfig(policy="dynamic", batch_size=64),
+    )
+    table = read_structures(asked, data_dir=tmp_path, progress=False)
+    prepared = prepare_structures(table, asked)
+    same = replace(prepared.split, validation=prepared.split.train)
+    done = train_prepared(replace(prepared, split=same), quiet=True)
+    found = done.result.metrics
+    assert found["validation_loss"] == pytest.approx(found["train_loss"], rel=1e-5)
+
+
+def test_metrics_to_watch() -> None:
+    with pytest.raises(ValueError, match=r"monitor is 'loss'; choose from validation_loss, .*_mae"):
+        config(forces="forces", monitor="loss")
+    named = "choose from validation_mae, validation_rmse, or the others with --forces"
+    with pytest.raises(ValueError, match=f"monitor is 'validation_force_mae'; {named}"):
+        config(monitor="validation_force_mae")

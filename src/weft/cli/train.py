@@ -273,7 +273,7 @@ def _show(
         f"{trained.counts['train']:,} structures for training, {result.epochs} epochs in "
         f"{result.seconds:.1f} s, {result.graphs_per_second:,.0f} structures a second on average, "
         f"{trained.batching_share:.1%} of the time spent waiting for batches; the weights are "
-        f"those of epoch {result.best_epoch}, the best on the validation structures.\n"
+        f"those of epoch {result.best_epoch}, the best by {config.monitor}.\n"
         f"Everything is in {folder} (tensorboard --logdir {folder}). Next:\n"
         f"  weft predict {folder} FILE.extxyz",
         soft_wrap=True,

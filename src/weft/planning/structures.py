@@ -61,7 +61,7 @@ class StructuresRecipe(Recipe):
     planned = (_POLICY, "compile")
     idle = (
         *("data", "force_weight", "learning_rate", "schedule", "epochs", "max_steps", "patience"),
-        *("checkpoint_every", "seed", "batching.seed"),
+        *("checkpoint_every", "seed", "batching.seed", "monitor"),
     )
 
     def __init__(self, name: str, table: GraphTable, config: StructuresConfig) -> None:

@@ -60,13 +60,21 @@ __all__ = [
 ABOUT = "model.json"
 """File of a run with what the network was made for, beside its config."""
 
-BEFORE: Mapping[str, Any] = {"envelope": False}
+BEFORE: Mapping[str, Any] = {"envelope": False, "monitor": "validation_mae"}
 """Settings that the config.json of older runs lacks, as they were trained."""
 
-_OPEN = ("readout", "envelope")
+_OPEN = ("readout", "envelope", "monitor")
 """Settings that are decided by others where they are None, beside neighbours.kind."""
 
 ModelName = Literal["schnet", "mpeu", "painn"]
+Monitor = Literal[
+    "validation_loss",
+    "validation_mae",
+    "validation_rmse",
+    "validation_force_mae",
+    "validation_force_rmse",
+]
+_MONITORS_WITHOUT_FORCES = ("validation_mae", "validation_rmse")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +108,10 @@ class StructuresConfig:
         schedule: how the learning rate moves.
         epochs: passes over the training structures, at most.
         max_steps: optimizer steps, at most.
-        patience: stop after this many epochs without a better validation error.
+        monitor: the metric whose best epoch is kept; by default the loss on the validation
+            structures with forces (energy and forces, weighted as in training), else the mean
+            absolute error.
+        patience: stop after this many epochs without a better value of it.
         checkpoint_every: steps from one checkpoint to the next; 0 for every 30 seconds.
         seed: of the weights and, unless batching has its own, the batches.
     """
@@ -129,6 +140,7 @@ class StructuresConfig:
     )
     epochs: int = 30
     max_steps: int | None = None
+    monitor: Monitor | None = None
     patience: int | None = None
     checkpoint_every: int = 0
     seed: int = 0
@@ -139,6 +151,12 @@ class StructuresConfig:
         if self.model not in get_args(ModelName):
             raise ValueError(
                 f"model is {self.model!r}; choose from {', '.join(get_args(ModelName))}"
+            )
+        known = get_args(Monitor) if self.forces is not None else _MONITORS_WITHOUT_FORCES
+        if self.watched not in known:
+            raise ValueError(
+                f"monitor is {self.monitor!r}; choose from {', '.join(known)}"
+                + (", or the others with --forces" if self.forces is None else "")
             )
         if self.forces is not None and self.compile != "eager":
             raise ValueError(
@@ -166,6 +184,7 @@ class StructuresConfig:
         chosen: dict[str, Any] = {
             "readout": "sum" if forces or self.references else "mean",
             "envelope": forces,
+            "monitor": self.watched,
         }
         if earlier is not None:
             known = {**BEFORE, **earlier}
@@ -206,6 +225,11 @@ class StructuresConfig:
         return ""
 
     @property
+    def watched(self) -> Monitor:
+        """The metric that decides which weights are kept."""
+        return self.monitor or ("validation_mae" if self.forces is None else "validation_loss")
+
+    @property
     def targets(self) -> list[str]:
         """Columns that are learned from."""
         return [self.target, *([self.forces] if self.forces else [])]
@@ -215,7 +239,7 @@ class StructuresConfig:
         return FitConfig(
             epochs=self.epochs,
             max_steps=self.max_steps,
-            monitor="validation_mae",
+            monitor=self.watched,
             patience=self.patience,
             checkpoint_every=self.checkpoint_every,
             log_every=50,
@@ -231,7 +255,7 @@ class Trained:
         model: gives the target in its own unit.
         result: how the training went.
         scores: mean absolute and root mean squared errors by part, in the target's unit (eV/Å for
-            forces).
+            forces) and, with forces, the loss.
         counts: structures in each part, those `dropped` for want of a target, and those of the
             training part `skipped` as larger than a batch.
         compilation: what was compiled, when it was.
@@ -385,6 +409,10 @@ def train_prepared(
 
     def errors(part: str) -> dict[str, float]:
         found = measure(model, parts[part], config.target, forces=config.forces is not None)
+        if config.forces is not None:
+            # What training makes small, over all structures of the part.
+            squares = found["rmse"] ** 2 + config.force_weight * found["force_rmse"] ** 2
+            found["loss"] = squares / float(scale.std) ** 2
         return {f"{part}_{name}": value for name, value in found.items()}
 
     began = time.perf_counter()
