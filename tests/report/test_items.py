@@ -32,6 +32,23 @@ def test_a_run(run, tmp_path, awkward) -> None:
     assert again.read_bytes() == (tmp_path / "page.html").read_bytes()
 
 
+def test_errors_of_forces_have_their_unit(make_run, tmp_path) -> None:
+    scores = {"test_force_mae": 0.25, "test_force_rmse": 0.5, "test_loss": 1.5}
+    runs = [make_run(tmp_path / name, **scores) for name in ("one", "two")]
+    for run in runs:
+        with (run / "metrics.jsonl").open("a") as log:
+            for step in (40, 50):
+                line = {"step": step, "epoch": 4, "seconds": step, "validation_force_mae": 0.25}
+                log.write(json.dumps(line) + "\n")
+    words = " ".join(page_on(runs[0], out=tmp_path / "page.html").words.split())
+    assert "test force MAE0.25 eV/Å" in words
+    for heading in ("MAE [eV]", "force MAE [eV/Å]", "force RMSE [eV/Å]", "force error [eV/Å]"):
+        assert heading in words
+    assert "loss [" not in words
+    words = " ".join(page_on(*runs, out=tmp_path / "both.html").words.split())
+    assert "test force MAE [eV/Å] 0.25 0.25" in words
+
+
 def test_a_run_under_way_or_damaged_still_gives_a_page(run, tmp_path) -> None:
     (run / "summary.json").unlink()
     with (run / "metrics.jsonl").open("a") as file:

@@ -8,7 +8,14 @@ from weft.report.figures import Points, curves
 from weft.report.numbers import number, plain, seconds
 from weft.report.page import Block, Chapter, Part, Table, Words
 from weft.report.record import RunRecord, flat
-from weft.report.run import better_when_low, per_second, score_text, spoken
+from weft.report.run import (
+    better_when_low,
+    in_unit,
+    per_second,
+    score_text,
+    spoken,
+    unit_of,
+)
 
 __all__ = ["comparison"]
 
@@ -51,7 +58,7 @@ def _outcomes(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Block]:
         cells = [score_text(metric, value) for value in values]
         if len({score_text(metric, value) for value in there}) > 1:
             strong += [(len(rows), i + 1) for i, cell in enumerate(cells) if cell == best]
-        rows.append((spoken(metric), *cells))
+        rows.append((_heading(runs, metric), *cells))
     for label, name, show in (
         ("training time", "seconds", seconds),
         ("epochs", "epochs", number),
@@ -69,6 +76,10 @@ def _outcomes(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Block]:
     unfinished = [name for run, name in zip(runs, names, strict=True) if not run.summary]
     said = [f"Not finished: {', '.join(unfinished)}."] if unfinished else []
     return [table, *([Words(words=said)] if said else [])]
+
+
+def _heading(runs: Sequence[RunRecord], metric: str) -> str:
+    return in_unit(spoken(metric), {unit_of(run, metric) for run in runs})
 
 
 def _differences(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Block]:
@@ -113,7 +124,7 @@ def _curves(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Block]:
                 f"{_title(metric)} by {by}",
                 lines,
                 x=by if by == "epoch" else "s since the start",
-                y=units.get(metric, spoken(metric)),
+                y=units.get(metric) or _heading(runs, metric),
                 y_log=better_when_low(metric),
                 from_zero=metric == "graphs_per_second",
             )

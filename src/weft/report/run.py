@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,15 @@ from weft.report.page import Block, Chapter, Code, Facts, Figure, Part, Table, W
 from weft.report.plan import plan_parts
 from weft.report.record import RunRecord, flat
 
-__all__ = ["better_when_low", "per_second", "run_chapter", "score_text", "spoken"]
+__all__ = [
+    "better_when_low",
+    "in_unit",
+    "per_second",
+    "run_chapter",
+    "score_text",
+    "spoken",
+    "unit_of",
+]
 
 _PARTS = ("train", "validation", "test")
 _WORDS = {
@@ -80,6 +88,20 @@ def spoken(name: str) -> str:
     return _WORDS.get(name, name.replace("_", " "))
 
 
+def unit_of(run: RunRecord, name: str) -> str:
+    """The unit of a metric; empty if it has none, or the data did not say."""
+    if not name.endswith(("mae", "rmse")):
+        return ""
+    # Forces are trained on with energies in eV only.
+    return "eV/Å" if "force" in name else str(run.summary.get("unit") or "")
+
+
+def in_unit(words: str, units: Collection[str]) -> str:
+    """A heading with its unit, where there is one and it is the same for all."""
+    (unit,) = units if len(units) == 1 else ("",)
+    return f"{words} [{unit}]" if unit else words
+
+
 def per_second(run: RunRecord) -> str:
     """What `graphs_per_second` counts."""
     return {
@@ -116,10 +138,9 @@ def _lead(run: RunRecord) -> str:
 
 def _result(run: RunRecord) -> Part:
     summary, scores = run.summary, run.scores()
-    unit = str(summary.get("unit") or "")
     facts = []
     for name in _headlines(scores):
-        remark = unit if name.endswith(("mae", "rmse")) and "force" not in name else ""
+        remark = unit_of(run, name)
         if name in run.intervals():
             low, high = run.intervals()[name]
             remark = f"{score_text(name, low)} to {score_text(name, high)}, 95%"
@@ -161,8 +182,7 @@ def _score_table(run: RunRecord, scores: Mapping[str, float]) -> Table | None:
     counts = _mapping(run.summary.get("counts"))
     baselines = _mapping(run.summary.get("baselines"))
     kinds = dict.fromkeys(name for each in baselines.values() for name in _mapping(each))
-    unit = f" [{run.summary['unit']}]" if run.summary.get("unit") else ""
-    headings = [spoken(m) + (unit if m in ("mae", "rmse") else "") for m in metrics]
+    headings = [in_unit(spoken(metric), {unit_of(run, metric)}) for metric in metrics]
     rows = []
     for part in _PARTS:
         own = [scores.get(f"{part}_{metric}") for metric in metrics]
@@ -196,10 +216,10 @@ def _curves(run: RunRecord) -> Part:
     # Each kind of metric has a scale of its own.
     kinds = dict.fromkeys(_kind(name) for name in others)
     for kind in kinds:
-        own = {_series_name(name): run.series(name) for name in others if _kind(name) == kind}
-        unit = run.summary.get("unit")
-        y = f"error [{unit}]" if kind == "error" and unit else kind
-        low = kind == "error"
+        alike = [name for name in others if _kind(name) == kind]
+        own = {_series_name(name): run.series(name) for name in alike}
+        y = in_unit(kind, {unit_of(run, name) for name in alike})
+        low = kind.endswith("error")
         figures.append(curves(kind[0].upper() + kind[1:], own, x="step", y=y, y_log=low))
     figures.append(
         curves("Learning rate", {"learning rate": run.series("lr")}, x="step", y="learning rate")
