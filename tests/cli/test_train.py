@@ -495,6 +495,7 @@ def test_mistakes_about_molecules(mistake, tmp_path, small_molecules, words, nam
         ({"positions": [[0, 0, 0], [0, np.nan, 0]]}, "bad.extxyz, structure 1 (line 5): atom 1 is"),
         ({"cell": [3, 3, 0], "pbc": True}, "structure 1 (line 5): periodic along 3 vectors"),
         ({"cell": [3, 3, 3], "pbc": True}, "structure 1 is periodic (1 of 3 are)"),
+        ({"cell": [3, 3, 3], "pbc": True}, "are for molecules: train with `weft train crystals`"),
     ],
 )
 def test_structures_that_are_none(mistake, tmp_path, changes, named):

@@ -282,7 +282,8 @@ def check_periodicity(table: GraphTable, config: NeighbourConfig) -> None:
         raise DataError(
             f"structure {int(np.argmax(periodic))} is periodic ({int(periodic.sum())} of "
             f"{len(table)} are), so its atoms have endless neighbours; neighbours of kind complete "
-            "are for molecules: train with --neighbours.kind cutoff or nearest"
+            "are for molecules: train with `weft train crystals`, or with --neighbours.kind cutoff "
+            "or nearest"
         )
 
 
