@@ -1,9 +1,11 @@
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -29,6 +31,26 @@ def _plain_arithmetic() -> Iterator[None]:
     yield
     if "torch" in sys.modules:
         sys.modules["torch"].set_flush_denormal(False)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Makes a disk of so many kB, a real one, where this machine lets tests mount any."""
+    folder = tmp_path / "disk"
+
+    def make(kilobytes: int) -> Path:
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(folder)]
+        try:
+            subprocess.run(command, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            folder.rmdir()
+            pytest.skip("this machine does not let tests mount a disk")
+        return folder
+
+    yield make
+    if folder.is_mount():
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 _signals: list[socket.socket] = []

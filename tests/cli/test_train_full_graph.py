@@ -245,6 +245,33 @@ def test_two_hosts_with_torchrun(weft, tmp_path, small_cora, spaces):
     np.testing.assert_allclose(found, losses(tmp_path / "alone"), rtol=1e-5)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_full_disk_takes_one_sentence(weft, tmp_path, small_cora, small_disk, ranks):
+    disk = small_disk(500)
+    words = [*TRAIN, "--hidden", "512", "--run-dir", "disk/run", "--ranks", str(ranks)]
+    # In a process, which has all that its ranks write.
+    said = subprocess.run(
+        [sys.executable, "-m", "weft", *words],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    who = "rank 0: " if ranks > 1 else ""
+    assert said.stderr == (
+        f"weft: {who}cannot write the checkpoint disk/run/checkpoints/epoch-000004 (No space left "
+        "on device); make room or choose another folder, the earlier checkpoints are kept\n"
+    )
+    assert said.returncode == 2
+    kept = sorted(path.name for path in (disk / "run" / "checkpoints").iterdir())
+    assert kept == ["epoch-000000", "epoch-000002"]
+    # With room it goes on.
+    subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
+    assert weft(*words, "--resume", "--ranks", "1").code == 0
+    assert len(losses(disk / "run")) == 6
+
+
 def test_ctrl_c_says_how_to_go_on(tmp_path, small_cora):
     words = ["train", "full-graph", "--epochs", "100000", "--ranks", "2", "--checkpoint-every", "5"]
     command = [sys.executable, "-m", "weft", *words, "--run-dir", "run", "--quiet"]

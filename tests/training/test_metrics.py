@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import math
+import re
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -76,3 +79,25 @@ def test_tensorboard_has_the_same_values(tmp_path: Path) -> None:
     events.Reload()
     found = [(event.step, event.value) for event in events.Scalars("loss")]
     assert found == [(1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3)), (4, 0.25)]
+
+
+@pytest.mark.parametrize("tensorboard", [False, True])
+def test_a_full_disk_takes_one_sentence(
+    small_disk: Callable[[int], Path], capfd: pytest.CaptureFixture[str], tensorboard: bool
+) -> None:
+    disk = small_disk(64)
+    hook = threading.excepthook
+    log = MetricsLog(disk / "metrics.jsonl", disk / "tensorboard" if tensorboard else None)
+    with pytest.raises(DataError) as caught:
+        write(log, *range(1, 100_000))
+    log.close()
+    said = str(caught.value)
+    assert re.fullmatch(
+        r"cannot write \S+/disk/(metrics\.jsonl|tensorboard): No space left on device; make room, "
+        r"then go on with --resume",
+        said,
+    )
+    assert "".join(capfd.readouterr()) == ""
+    assert threading.excepthook is hook
+    # Lines that were logged are whole.
+    assert len(read_metrics(disk / "metrics.jsonl")) >= log.lines

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
@@ -160,12 +161,12 @@ class Checkpoints:
             shutil.rmtree(target, ignore_errors=True)
             partial.rename(target)
             _sync(self.folder)
-        except (OSError, RuntimeError) as error:
+        # The last is none of the Exceptions.
+        except (OSError, RuntimeError, CheckpointException) as error:
             shutil.rmtree(partial, ignore_errors=True)
-            reason = getattr(error, "strerror", None) or str(error).split("\n")[0]
             raise DataError(
-                f"cannot write the checkpoint {target} ({reason}); make room or choose another "
-                "folder, the earlier checkpoints are kept"
+                f"cannot write the checkpoint {target} ({_reason(error)}); make room or choose "
+                "another folder, the earlier checkpoints are kept"
             ) from error
         for path in _folders(self.folder)[_KEPT:]:
             shutil.rmtree(path, ignore_errors=True)
@@ -264,12 +265,26 @@ def _read(path: Path) -> dict[str, Tensor]:
     except DataError:
         raise
     # A damaged index can fail in any instruction, with that instruction's own error.
-    except Exception as error:
+    except (Exception, CheckpointException) as error:
         raise DataError(
-            f"{path} cannot be read ({str(error).split(chr(10))[0]}); remove it to go on from the "
-            "checkpoint before it"
+            f"{path} cannot be read ({_reason(error)}); remove it to go on from the checkpoint "
+            "before it"
         ) from error
     return tensors
+
+
+def _reason(error: BaseException) -> str:
+    """What the system said, where it is at the root of an error; else the error's first line."""
+    found: list[BaseException] = [error]
+    for each in found:
+        if isinstance(each, OSError) and each.strerror:
+            return each.strerror
+        if isinstance(each, CheckpointException):
+            found += [failure for failure, _ in each.failures.values()]
+        found += [inner for inner in (each.__cause__, each.__context__) if inner is not None]
+    # A checkpoint's own first line is a list of ranks.
+    first = found[1] if isinstance(error, CheckpointException) and len(found) > 1 else error
+    return str(first).split("\n")[0]
 
 
 class _Unpickler(pickle.Unpickler):

@@ -14,7 +14,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -235,24 +235,29 @@ def run_rank(
     if sys.platform == "linux" and any(name == "lo" for _, name in socket.if_nameindex()):
         # By the machine's name gloo may find an address that leads nowhere.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with Path(logs, f"rank-{rank}.log").open("a", buffering=1, encoding="utf-8") as log:
-        if rank > 0:
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
-        try:
-            return function(*arguments)
-        except Exception as error:
+    # Closed below: on a full disk that fails too, and must not hide the rank's own error.
+    log = Path(logs, f"rank-{rank}.log").open("a", buffering=1, encoding="utf-8")  # noqa: SIM115
+    if rank > 0:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    try:
+        return function(*arguments)
+    except Exception as error:
+        # The disk may be full: that is then what the error says.
+        with suppress(OSError):
             traceback.print_exc(file=log)
-            if isinstance(error, ValueError):
-                raise Mistake(str(error)) from error
-            if _is_echo(error):
-                time.sleep(_ECHO_SECONDS)
-                raise Echo(str(error)) from error
-            raise
-        finally:
-            if _heard:
-                # The launcher that stops reads no answers any more, and torch would wait for that.
-                _in_background(_end_later, _STOP_SECONDS)
+        if isinstance(error, ValueError):
+            raise Mistake(str(error)) from error
+        if _is_echo(error):
+            time.sleep(_ECHO_SECONDS)
+            raise Echo(str(error)) from error
+        raise
+    finally:
+        with suppress(OSError):
+            log.close()
+        if _heard:
+            # The launcher that stops reads no answers any more, and torch would wait for that.
+            _in_background(_end_later, _STOP_SECONDS)
 
 
 def _is_echo(error: Exception) -> bool:
@@ -326,11 +331,18 @@ def _signals_kept() -> Iterator[None]:
             signal.signal(getattr(signal, name), signal.SIG_DFL if handler is None else handler)
 
 
+class _Log(logging.FileHandler):
+    """A log that a full disk leaves incomplete: what ended the ranks is said in any case."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Say nothing."""
+
+
 @contextmanager
 def _elastic_logged(path: Path) -> Iterator[None]:
     """Send what the elastic agent reports to a file: the user gets one sentence instead."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _Log(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     before = [logger.propagate for logger in loggers]
     for logger in loggers:
@@ -342,4 +354,5 @@ def _elastic_logged(path: Path) -> Iterator[None]:
         for logger, propagate in zip(loggers, before, strict=True):
             logger.propagate = propagate
             logger.removeHandler(handler)
-        handler.close()
+        with suppress(OSError):
+            handler.close()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -27,6 +29,7 @@ class MetricsLog:
         self._tensorboard = tensorboard
         self._file: TextIO | None = None
         self._writer: Any = None
+        self._unhook: Callable[[], None] = lambda: None
         self._purge_step: int | None = None
         self.lines = 0
 
@@ -43,17 +46,16 @@ class MetricsLog:
         """Write one line."""
         numbers = {name: float(value) for name, value in values.items()}
         line = json_text({"step": step, "epoch": epoch, "seconds": round(seconds, 3), **numbers})
-        try:
+        with _writing(self.path):
             if self._file is None:
                 self._file = self.path.open("a", encoding="utf-8")
             self._file.write(line + "\n")
             self._file.flush()
-        except OSError as error:
-            raise DataError(f"cannot write {self.path}: {error.strerror or error}") from error
         self.lines += 1
         if self._tensorboard is not None:
-            for name, number in numbers.items():
-                self._summary_writer().add_scalar(name, number, step)
+            with _writing(self._tensorboard):
+                for name, number in numbers.items():
+                    self._summary_writer().add_scalar(name, number, step)
 
     def _summary_writer(self) -> Any:
         if self._writer is None:
@@ -61,23 +63,63 @@ class MetricsLog:
             from torch.utils.tensorboard import SummaryWriter
 
             self._writer = SummaryWriter(str(self._tensorboard), purge_step=self._purge_step)
+            self._unhook = _hush_tensorboard()
         return self._writer
 
     def sync(self) -> None:
-        """Make sure that every line so far is on the disk."""
+        """Make sure that every line so far is on the disk.
+
+        Raises:
+            DataError: it is full, or gone.
+        """
         if self._file is not None:
-            os.fsync(self._file.fileno())
-        if self._writer is not None:
-            self._writer.flush()
+            with _writing(self.path):
+                os.fsync(self._file.fileno())
+        if self._writer is not None and self._tensorboard is not None:
+            with _writing(self._tensorboard):
+                self._writer.flush()
 
     def close(self) -> None:
-        """Close the files; logging again opens them."""
+        """Close the files; logging again opens them.
+
+        Of a full disk `log` has told: every line was written there and then.
+        """
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):
+                self._file.close()
             self._file = None
         if self._writer is not None:
-            self._writer.close()
+            with suppress(OSError):
+                self._writer.close()
             self._writer = None
+            self._unhook()
+
+
+def _hush_tensorboard() -> Callable[[], None]:
+    """Leave errors of TensorBoard's thread to `log` and `sync`, which meet them; gives the undo."""
+    before = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        theirs = type(args.thread).__module__.startswith("tensorboard.")
+        if not (theirs and isinstance(args.exc_value, OSError)):
+            before(args)
+
+    def undo() -> None:
+        if threading.excepthook is hook:
+            threading.excepthook = before
+
+    threading.excepthook = hook
+    return undo
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"cannot write {path}: {error.strerror or error}; make room, then go on with --resume"
+        ) from error
 
 
 def _whole_lines(path: Path) -> list[bytes]:
