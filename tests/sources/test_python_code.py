@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -17,26 +16,6 @@ from weft.sources.python_nodes import UnitNodes
 from weft.sources.python_units import Program, read_source
 
 Pair = tuple[str, str]
-
-
-def edges(source: str, kind: int, unit: int = 1) -> set[Pair]:
-    """Edges of one type in a unit (1: the first function) between labels; a token that is there
-    more than once is called x#1, x#2 and so on in the order of the text."""
-    program = Program(source)
-    nodes = UnitNodes(program, program.units[unit], 10**6)
-    flow = Flow(nodes, ())
-    all_of_them = {
-        *nodes.builder.edges,
-        *flow.last,
-        *((guard[0], guard[1], guard[2]) for guard in flow.guards),
-    }
-    labels = nodes.builder.labels
-    counts = Counter(labels)
-    names, met = {}, Counter()
-    for node, label in enumerate(labels):
-        met[label] += 1
-        names[node] = f"{label}#{met[label]}" if counts[label] > 1 else label
-    return {(names[s], names[r]) for t, s, r in all_of_them if t == kind}
 
 
 def sample(source: str, line: int, column: int) -> Sample:
@@ -57,181 +36,6 @@ def near(found: Sample, name: str, kind: str, *, back: bool = False) -> list[int
 
 def label_is(graph: Graph, node: int, label: str) -> bool:
     return graph.nodes["subtokens"][node].tolist() == list(label_buckets(label))
-
-
-def test_child_and_next_token() -> None:
-    source = "def f(a):\n    return a + 1\n"
-    assert edges(source, EdgeType.NEXT_TOKEN) == {
-        ("def", "f"),
-        ("f", "("),
-        ("(", "a#1"),
-        ("a#1", ")"),
-        (")", ":"),
-        (":", "return"),
-        ("return", "a#2"),
-        ("a#2", "+"),
-        ("+", "1"),
-    }
-    assert edges(source, EdgeType.CHILD) == {
-        ("<FunctionDef>", "<arguments>"),
-        ("<arguments>", "<arg>"),
-        ("<FunctionDef>", "<Return>"),
-        ("<Return>", "<BinOp>"),
-        ("<BinOp>", "<Name>"),
-        ("<BinOp>", "<Constant>"),
-        ("<FunctionDef>", "def"),
-        ("<FunctionDef>", "f"),
-        ("<FunctionDef>", "("),
-        ("<FunctionDef>", ")"),
-        ("<FunctionDef>", ":"),
-        ("<arg>", "a#1"),
-        ("<Return>", "return"),
-        ("<Name>", "a#2"),
-        ("<BinOp>", "+"),
-        ("<Constant>", "1"),
-    }
-
-
-def test_last_use_and_last_write_in_a_straight_line() -> None:
-    source = "def f(x):\n    y = x\n    x = y\n    return x\n"
-    assert edges(source, EdgeType.LAST_USE) == {("x#3", "x#2"), ("x#4", "x#2")}
-    assert edges(source, EdgeType.LAST_WRITE) == {
-        ("x#2", "x#1"),
-        ("x#3", "x#1"),
-        ("x#4", "x#3"),
-        ("y#2", "y#1"),
-    }
-
-
-def test_both_branches_reach_what_follows() -> None:
-    source = "def f(x, c):\n    if c:\n        x = 1\n    else:\n        x = 2\n    return x\n"
-    assert edges(source, EdgeType.LAST_WRITE) >= {("x#4", "x#2"), ("x#4", "x#3")}
-    assert ("x#4", "x#1") not in edges(source, EdgeType.LAST_WRITE)
-
-
-def test_a_branch_that_returns_reaches_nothing() -> None:
-    source = "def f(x):\n    if x:\n        x = 1\n        return x\n    return x\n"
-    assert {r for s, r in edges(source, EdgeType.LAST_WRITE) if s == "x#5"} == {"x#1"}
-    assert {r for s, r in edges(source, EdgeType.LAST_USE) if s == "x#5"} == {"x#2"}
-
-
-def test_a_loop_comes_back() -> None:
-    source = "def f(x, xs):\n    for i in xs:\n        print(x)\n        x = i\n    return x\n"
-    found = edges(source, EdgeType.LAST_WRITE)
-    assert {r for s, r in found if s == "x#2"} == {"x#1", "x#3"}
-    assert {r for s, r in found if s == "x#4"} == {"x#1", "x#3"}
-    assert {r for s, r in found if s == "x#3"} == {"x#1"}
-    assert {r for s, r in edges(source, EdgeType.LAST_USE) if s == "x#3"} == {"x#2"}
-
-
-def test_loops_in_loops_break_and_continue() -> None:
-    source = (
-        "def f(x):\n    while x:\n        while x:\n            if x: break\n"
-        "            if x: continue\n            x = 1\n        x = 2\n    return x\n"
-    )
-    found = edges(source, EdgeType.LAST_WRITE)
-    assert {r for s, r in found if s == "x#2"} == {"x#1", "x#7"}
-    assert {r for s, r in found if s == "x#3"} == {"x#1", "x#6", "x#7"}
-    assert {r for s, r in found if s == "x#7"} == {"x#1", "x#6"}
-    assert {r for s, r in found if s == "x#8"} == {"x#1", "x#7"}
-    reads = edges(source, EdgeType.LAST_USE)
-    assert {r for s, r in reads if s == "x#7"} == {"x#3", "x#4"}
-
-
-def test_a_try_may_fail_before_or_after() -> None:
-    source = (
-        "def f(x):\n    try:\n        x = 1\n    except E as e:\n        print(x, e)\n"
-        "    finally:\n        x\n"
-    )
-    found = edges(source, EdgeType.LAST_WRITE)
-    assert {r for s, r in found if s == "x#3"} == {"x#1", "x#2"}
-    assert ("e#2", "e#1") in found
-    assert {r for s, r in found if s == "x#4"} == {"x#1", "x#2"}
-
-
-def test_an_assignment_is_evaluated_from_the_right() -> None:
-    source = "def f(x):\n    x = x + 1\n    x += x\n"
-    found = edges(source, EdgeType.LAST_WRITE)
-    assert {r for s, r in found if s == "x#3"} == {"x#1"}
-    assert {r for s, r in found if s == "x#2"} == {"x#1"}
-    assert {r for s, r in found if s == "x#5"} == {"x#2"}
-    assert {r for s, r in found if s == "x#4"} == {"x#2"}
-
-
-def test_patterns_of_match_bind() -> None:
-    source = (
-        "def f(v):\n    match v:\n        case [a, *rest]:\n            return a, rest\n"
-        "        case {'k': b, **more} as whole:\n            return b, more, whole\n"
-    )
-    assert edges(source, EdgeType.LAST_WRITE) == {
-        ("v#2", "v#1"),
-        ("a#2", "a#1"),
-        ("rest#2", "rest#1"),
-        ("b#2", "b#1"),
-        ("more#2", "more#1"),
-        ("whole#2", "whole#1"),
-    }
-
-
-def test_computed_from() -> None:
-    source = "def f(a, b):\n    c = a * b\n    d, e = c, a\n    for g in d:\n        pass\n"
-    assert edges(source, EdgeType.COMPUTED_FROM) == {
-        ("c#1", "a#2"),
-        ("c#1", "b#2"),
-        ("d#1", "c#2"),
-        ("e", "a#3"),
-        ("g", "d#2"),
-    }
-
-
-def test_returns_to() -> None:
-    source = "def f(a):\n    yield a\n    return a\n"
-    assert edges(source, EdgeType.RETURNS_TO) == {
-        ("yield", "<FunctionDef>"),
-        ("return", "<FunctionDef>"),
-    }
-    assert edges("x = 1\ny = x\n", EdgeType.RETURNS_TO, unit=0) == set()
-
-
-def test_formal_argument_names() -> None:
-    source = (
-        "def f(u):\n    return g(u, 1 + u, third=u), h(u), unknown(u)\n"
-        "def g(first, second, third):\n    pass\n"
-        "class h:\n    def __init__(this, one):\n        pass\n"
-    )
-    assert edges(source, EdgeType.FORMAL_ARG_NAME) == {
-        ("u#2", "first"),
-        ("<BinOp>", "second"),
-        ("u#4", "third#2"),
-        ("u#5", "one"),
-    }
-
-
-def test_formal_argument_names_of_a_method() -> None:
-    source = (
-        "class A:\n    def f(self, a):\n        return self.g(a)\n"
-        "    def g(self, b):\n        return self.s(b)\n"
-        "    @staticmethod\n    def s(c):\n        pass\n"
-    )
-    assert edges(source, EdgeType.FORMAL_ARG_NAME) == {("a#2", "b")}
-    assert edges(source, EdgeType.FORMAL_ARG_NAME, unit=2) == {("b#2", "c")}
-
-
-def test_guarded_by() -> None:
-    source = (
-        "def f(a, b):\n    if a > b:\n        return a\n    elif b:\n        return b\n"
-        "    while not a:\n        a = 1 if b else a\n"
-    )
-    assert edges(source, EdgeType.GUARDED_BY) == {
-        ("a#3", "<Compare>"),
-        ("b#4", "<Name>#4"),
-        ("a#5", "<UnaryOp>"),
-        ("a#6", "<UnaryOp>"),
-    }
-    assert edges(source, EdgeType.GUARDED_BY_NEGATION) == {
-        ("b#3", "<Compare>"),
-        ("b#4", "<Compare>"),
-    }
 
 
 def test_lexical_uses_lead_past_the_slot() -> None:
@@ -294,12 +98,55 @@ def test_candidates_are_the_variables_in_scope() -> None:
     assert found[9, 28] == ("q", {"q", "a", "b", "g"})
     # The first iterable is evaluated outside the comprehension, where q is not known.
     assert found[9, 23] == ("b", {"a", "b", "g"})
-    assert found[12, 8] == ("u", {"u", "v", "top"})
+    assert found[12, 8] == ("u", {"u", "top"})
     assert found[14, 15] == ("w", {"self", "w"})
     # At module level: neither imports, functions and classes nor what comes later.
     assert (15, 6) not in found
-    assert found[16, 8] == ("top", {"top", "other"})
+    assert (16, 8) not in found
     assert found[17, 6] == ("other", {"top", "other"})
+
+
+WITHOUT_VALUE = """
+def f(a, b):
+    c = a + b
+    del a
+    try:
+        g(b)
+    except E as e:
+        h(b)
+    return b + c
+"""
+
+
+def test_what_has_no_value_is_no_candidate() -> None:
+    expected = {
+        (3, 8): ("a", {"a", "b"}),
+        (3, 12): ("b", {"a", "b"}),
+        (6, 10): ("b", {"b", "c"}),
+        (8, 10): ("b", {"b", "c", "e"}),
+        (9, 11): ("b", {"b", "c"}),
+        (9, 15): ("c", {"b", "c"}),
+    }
+    samples = samples_of(WITHOUT_VALUE, "f.py").samples
+    for uses in (variable_uses(WITHOUT_VALUE), samples):
+        assert {(u.line, u.column): (u.name, set(u.candidates)) for u in uses} == expected
+    # One that has none takes no place among the eight.
+    names = [f"v{i}" for i in range(8)]
+    source = f"def f({', '.join(names)}):\n    w = x = v7\n"
+    (use,) = variable_uses(source)
+    assert use.candidates == tuple(reversed(names))
+
+
+def test_a_variable_that_a_function_calls_global_stays_one_of_the_module() -> None:
+    source = "G = 1\nh = 2\ndef f():\n    global G\n    G = 3\nprint(G, h)\n"
+    found = {(u.name, frozenset(u.candidates)) for u in variable_uses(source)}
+    assert found == {("G", frozenset("Gh")), ("h", frozenset("Gh"))}
+    # In the function itself it is none: its body knows no variables of the module.
+    source = "G = 1\ndef f(a, b):\n    global G\n    G = a\n    return G, b\n"
+    assert {u.name for u in variable_uses(source)} == {"a", "b"}
+    # A class body runs as a part of the module, which it may say aloud.
+    source = "G = 1\nclass K:\n    global G\n    k = 2\n    print(G, k)\n"
+    assert {u.name for u in variable_uses(source)} == {"G", "k"}
 
 
 def test_at_most_eight_candidates_the_latest() -> None:
@@ -418,13 +265,6 @@ def test_a_hub_that_no_order_tames() -> None:
         distances = np.abs(s.graph.senders - s.graph.receivers)
         assert np.bincount(s.graph.senders).max() > 150
         assert distances.max() >= 75
-
-
-def test_what_may_have_been_used_last_stays_bounded() -> None:
-    source = "def f(a, b):\n" + "    if b: a\n" * 100
-    found = edges(source, EdgeType.LAST_USE)
-    assert max(Counter(s for s, _ in found).values()) == 16
-    assert ("a#101", "a#100") in found
 
 
 @pytest.mark.parametrize(

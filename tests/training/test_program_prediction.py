@@ -11,7 +11,9 @@ from small_code import WRONG, write_code
 from small_programs import config
 
 from weft.errors import DataError
-from weft.training import Run
+from weft.sources import CATALOGUE
+from weft.sources.programs import EXTRACTION
+from weft.training import Run, program_data
 from weft.training.program_data import read_programs
 from weft.training.program_findings import Finding, findings_json, findings_sarif
 from weft.training.program_prediction import inspect_code, is_of_programs, load_programs
@@ -30,6 +32,15 @@ def run(tmp_path_factory):
     return folder / "run"
 
 
+def test_tables_of_another_extraction_are_not_taken(tmp_path, monkeypatch):
+    code = write_code(tmp_path / "code", files=2)
+    first = read_programs(str(code), data_dir=tmp_path, progress=False)
+    assert read_programs(str(code), data_dir=tmp_path, progress=False).path == first.path
+    monkeypatch.setattr(program_data, "EXTRACTION", program_data.EXTRACTION + 1)
+    assert read_programs(str(code), data_dir=tmp_path, progress=False).path != first.path
+    assert CATALOGUE["python"].table.endswith(f"-{EXTRACTION}")
+
+
 def test_the_misused_variable_comes_first(run, tmp_path):
     (tmp_path / "wrong.py").write_text(WRONG)
     found = inspect_code(load_programs(run), tmp_path / "wrong.py", progress=False)
@@ -46,6 +57,12 @@ def test_the_misused_variable_comes_first(run, tmp_path):
         assert 0 <= finding.probability + finding.written <= 1 + 1e-6
     differences = [f.probability - f.written for f in found.findings]
     assert differences == sorted(differences, reverse=True)
+
+
+def test_a_variable_without_a_value_is_not_suggested(run, tmp_path):
+    (tmp_path / "fine.py").write_text("def f(first):\n    total = first\n    return total\n")
+    found = inspect_code(load_programs(run), tmp_path / "fine.py", progress=False)
+    assert [(f.line, f.name, f.suggestion) for f in found.findings] == [(3, "total", "first")]
 
 
 def test_a_folder_with_files_that_cannot_be_read(run, tmp_path):

@@ -32,7 +32,7 @@ from weft.sources.edge_lists import EdgeColumn, edge_list_graph, read_edge_list
 from weft.sources.great_files import read_great
 from weft.sources.labelled import labelled_graph, pubmed_temporal
 from weft.sources.matrix_market import read_matrix_market
-from weft.sources.programs import program_table
+from weft.sources.programs import EXTRACTION, program_table
 from weft.sources.qm9_csv import qm9_from_csv
 from weft.sources.qm9_xyz import (
     fetch_qm9_archive,
@@ -560,7 +560,7 @@ CATALOGUE: dict[str, Source] = {
         origin="the running interpreter, or --files FOLDER with .py files",
         licence="PSF (the standard library)",
         build=_python,
-        table=f"python-{re.sub('[^A-Za-z0-9.]', '-', platform.python_version())}",
+        table=f"python-{re.sub('[^A-Za-z0-9.]', '-', platform.python_version())}-{EXTRACTION}",
     ),
     "planted-partition": Source(
         title="10,000 nodes in 8 classes, generated",

@@ -28,7 +28,17 @@ from weft.sources.progress import progress_bar
 from weft.sources.python_code import MAX_NODES, samples_of
 from weft.sources.python_units import Unusable, read_source
 
-__all__ = ["PARTS", "program_table", "python_files", "split_by_file", "standard_library"]
+__all__ = [
+    "EXTRACTION",
+    "PARTS",
+    "program_table",
+    "python_files",
+    "split_by_file",
+    "standard_library",
+]
+
+EXTRACTION = 2
+"""Raise it with every change of the graphs of a file: tables in the cache are named after it."""
 
 PARTS = ("train", "validation", "test")
 _TEST_FOLDERS = {"test", "tests", "idle_test"}
@@ -139,6 +149,7 @@ def program_table(
         "python": platform.python_version(),
         "edge_types": list(EDGE_NAMES),
         "vocabulary": VOCABULARY,
+        "extraction": EXTRACTION,
         "order": "rcm",
         "slots_per_unit": slots_per_unit,
         "max_nodes": max_nodes,

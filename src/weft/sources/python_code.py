@@ -81,8 +81,10 @@ def variable_uses(source: str) -> list[Use]:
     """All uses in a file that a sample can be made of; none if it cannot be parsed."""
     uses: list[Use] = []
     for program, nodes in _units(source, MAX_NODES, Counter()):
-        for slot in _slots(nodes):
-            if candidates := _candidates(nodes, slot):
+        slots = _slots(nodes)
+        flow = Flow(nodes, (slot.node for slot in slots))
+        for slot in slots:
+            if candidates := _candidates(nodes, flow, slot):
                 line, column = program.starts[slot.token]
                 names = tuple(variable.name for variable, _ in candidates)
                 name = slot.variable.name
@@ -175,13 +177,13 @@ def _slots(nodes: UnitNodes) -> list[Occurrence]:
     return sorted(found, key=lambda occurrence: occurrence.token)
 
 
-def _candidates(nodes: UnitNodes, slot: Occurrence) -> list[tuple[Variable, int]]:
+def _candidates(nodes: UnitNodes, flow: Flow, slot: Occurrence) -> list[tuple[Variable, int]]:
     """Variables that could stand in the slot, the latest first, and the occurrence before it.
 
-    A variable can if it is in scope and occurs before the slot in the text, or is bound by the
-    lambda or comprehension around it; the eight latest are taken. The number is -1 if it does not
-    occur before. Empty if there is no other, or if the slot's own variable is none of them: to add
-    it would tell which one it is.
+    A variable can if it is in scope, may have a value there, and occurs before the slot in the text
+    or is bound by the lambda or comprehension around it; the eight latest are taken. The number is
+    -1 if it does not occur before. Empty if there is no other, or if the slot's own variable is
+    none of them: to add it would tell which one it is.
     """
     known: list[tuple[int, str, Variable, int]] = []
     for variable, occurrences in nodes.occurrences.items():
@@ -189,7 +191,7 @@ def _candidates(nodes: UnitNodes, slot: Occurrence) -> list[tuple[Variable, int]
         if before < 0 and not variable.scope.is_expression:
             continue
         owner = slot.scope.owner(variable.name, module=nodes.unit.is_module)
-        if owner is variable.scope:
+        if owner is variable.scope and flow.reached(slot.node, variable):
             token = occurrences[before].token if before >= 0 else -1
             known.append((-token, variable.name, variable, before))
     latest = sorted(known, key=lambda candidate: candidate[:2])[:MAX_CANDIDATES]
@@ -206,17 +208,20 @@ def _token(occurrence: Occurrence) -> int:
 def _unit_samples(
     nodes: UnitNodes, limit: int | None, rng: np.random.Generator, file: int
 ) -> Iterator[Sample]:
-    chosen: list[tuple[Occurrence, list[tuple[Variable, int]]]] = []
     slots = _slots(nodes)
+    if not slots or len(nodes.occurrences) < 2:
+        return
+    chosen: list[tuple[Occurrence, list[tuple[Variable, int]]]] = []
+    flow = Flow(nodes, (slot.node for slot in slots))
     order = range(len(slots)) if limit is None else rng.permutation(len(slots)).tolist()
     for i in order:
         if limit is not None and len(chosen) == limit:
             break
-        if candidates := _candidates(nodes, slots[i]):
+        if candidates := _candidates(nodes, flow, slots[i]):
             chosen.append((slots[i], candidates))
     if not chosen:
         return
-    base = _Base(nodes, Flow(nodes, (slot.node for slot, _ in chosen)))
+    base = _Base(nodes, flow)
     for slot, candidates in chosen:
         yield base.sample(slot, candidates, file)
 

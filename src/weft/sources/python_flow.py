@@ -11,6 +11,12 @@ the end of the body" and is filled in when that is known. This is an approximati
 - aliases, attributes and what other functions do to a variable are not seen;
 - a token is never its own last use, even if a loop comes back to it;
 - of more than 16 tokens where a variable may have been used last, the latest in the text are kept.
+
+Whether a variable may have a value at all (`Flow.reached`) is followed more carefully: it has none
+only where no path from a write leads to. An exception may be raised anywhere in a `try`, and be
+swallowed by a `with`; a `finally` may be entered from anywhere; a comprehension comes back to its
+beginning; lambdas and generator expressions may run at any later time. What `import *` binds is not
+seen.
 """
 
 from __future__ import annotations
@@ -29,20 +35,33 @@ _MOST = 16
 _Tokens = frozenset[int]
 _Last = dict[Variable, _Tokens]
 _LAST = (EdgeType.LAST_USE, EdgeType.LAST_WRITE)
+_READS, _WRITES, _VALUES = range(3)
+_SOME: _Tokens = frozenset((0,))
 
 
 class _State:
-    """Tokens of the last reads and the last writes; marks of loops are negative numbers."""
+    """Tokens of the last reads, of the last writes, and any token for a variable with a value.
+
+    Marks of loops are negative numbers. A variable that is in none of the dictionaries is as at
+    the `entry`.
+    """
 
     __slots__ = ("entry", "last", "live")
 
-    def __init__(self, last: tuple[_Last, _Last], entry: _Tokens, live: bool = True) -> None:
+    def __init__(self, last: tuple[_Last, ...], entry: _Tokens, live: bool = True) -> None:
         self.last, self.entry, self.live = last, entry, live
 
+    @classmethod
+    def at(cls, entry: _Tokens) -> _State:
+        return cls(({}, {}, {}), entry)
+
+    @property
+    def values(self) -> _Last:
+        return self.last[_VALUES]
+
     def copy(self, *, live: bool | None = None) -> _State:
-        reads, writes = self.last
         live = self.live if live is None else live
-        return _State((dict(reads), dict(writes)), self.entry, live)
+        return _State(tuple(map(dict, self.last)), self.entry, live)
 
 
 def _united(one: _State, other: _State) -> _State:
@@ -57,7 +76,7 @@ def _united(one: _State, other: _State) -> _State:
             a, b = mine.get(variable, one.entry), others.get(variable, one.entry)
             last[variable] = a if a is b else _latest(a | b)
         both.append(last)
-    return _State((both[0], both[1]), one.entry)
+    return _State(tuple(both), one.entry)
 
 
 def _latest(tokens: _Tokens) -> _Tokens:
@@ -74,37 +93,46 @@ class Flow:
     """
 
     def __init__(self, nodes: UnitNodes, slots: Iterable[int]) -> None:
-        """Walk the unit; `slots` are the nodes whose `last_at` will be asked for."""
+        """Walk the unit; `slots` are the nodes that `last_at` and `reached` will be asked for."""
         self.nodes, self.builder = nodes, nodes.builder
         self.last: set[tuple[int, int, int]] = set()
         self.guards: set[tuple[int, int, int, Variable]] = set()
         self.conditions: dict[int, dict[Variable, set[int]]] = {}
         self._slots = frozenset(slots)
         self._seen_at: dict[int, _State] = {}
-        self._state = _State(({}, {}), frozenset())
+        self._state = _State.at(frozenset())
         self._marked: list[tuple[int, int, Variable, int]] = []
         # For each loop: the state before it, and that or the one at the end of its body.
-        self._loops: list[tuple[_State, tuple[_Last, _Last]]] = []
+        self._loops: list[tuple[_State, tuple[_Last, ...]]] = []
         self._breaks: list[list[_State]] = []
         self._continues: list[list[_State]] = []
         self._guarding: dict[Variable, list[tuple[int, int]]] = {}
         self._formal: dict[tuple[ast.AST, str], int] = {}
+        # All that got a value so far, and what other functions may give one at any time.
+        self._written: list[Variable] = []
+        self._always = frozenset(nodes.written_elsewhere())
+        self._ever = {o.variable for part, o in nodes.place.items() if _gives_value(part)}
+        self._state.values.update(dict.fromkeys(self._always, _SOME))
         self._walk(nodes.unit.node)
         for kind, node, variable, mark in self._marked:
-            for last in self._filled(kind, variable, (mark,)) - {node}:
+            for last in self._filled(_LAST.index(kind), variable, (mark,)) - {node}:
                 self.last.add((kind, node, last))
 
     def last_at(self, slot: int, kind: int, variable: Variable) -> set[int]:
         """Where `variable` was last read or written (the `kind` of edge) when `slot` is reached."""
+        return self._found_at(slot, _LAST.index(kind), variable)
+
+    def reached(self, slot: int, variable: Variable) -> bool:
+        """Whether `variable` may have a value when `slot` is reached."""
+        return bool(self._found_at(slot, _VALUES, variable))
+
+    def _found_at(self, slot: int, which: int, variable: Variable) -> set[int]:
         state = self._seen_at.get(slot)
         if state is None:
             return set()
-        return self._filled(
-            kind, variable, state.last[_LAST.index(kind)].get(variable, state.entry)
-        )
+        return self._filled(which, variable, state.last[which].get(variable, state.entry))
 
-    def _filled(self, kind: int, variable: Variable, tokens: Iterable[int]) -> set[int]:
-        which = _LAST.index(kind)
+    def _filled(self, which: int, variable: Variable, tokens: Iterable[int]) -> set[int]:
         found: set[int] = set()
         waiting = list(tokens)
         while waiting:
@@ -123,7 +151,7 @@ class Flow:
         variable, node, state = occurrence.variable, occurrence.node, self._state
         if node in self._slots and not write:
             self._seen_at[node] = state.copy()
-        for kind, last in zip(_LAST, state.last, strict=True):
+        for kind, last in zip(_LAST, state.last, strict=False):
             for token in last.get(variable, state.entry):
                 if token < 0:
                     self._marked.append((kind, node, variable, token))
@@ -132,6 +160,29 @@ class Flow:
         state.last[write][variable] = frozenset((node,))
         for kind, condition in self._guarding.get(variable, ()):
             self.guards.add((kind, node, condition, variable))
+
+    def _write(self, occurrence: Occurrence) -> None:
+        self._use(occurrence, write=True)
+        self._written.append(occurrence.variable)
+        self._state.values[occurrence.variable] = _SOME
+
+    def _unbind(self, variable: Variable, states: Iterable[_State]) -> None:
+        if variable not in self._always:
+            for state in states:
+                state.values[variable] = frozenset()
+
+    def _from_anywhere(self, state: _State, before: _State, start: int) -> None:
+        """Let `state` be reached from all places since `before`, when `start` were written."""
+        values, entry = state.values, state.entry
+        for variable in {**before.values, **values}:
+            earlier = before.values.get(variable, before.entry)
+            values[variable] = values.get(variable, entry) | earlier
+        for variable in self._written[start:]:
+            values[variable] = _SOME
+
+    def _jumps(self) -> set[_State]:
+        """The states in which the innermost loop has been left or begun again so far."""
+        return {state for ends in (self._breaks, self._continues) if ends for state in ends[-1]}
 
     def _mentioned(self, part: ast.AST) -> list[Occurrence]:
         found, waiting = [], [part]
@@ -151,14 +202,18 @@ class Flow:
         if special is not None:
             special(self, part)
             return
-        if part in self.nodes.place:
-            bound = not isinstance(part, ast.Name) or not isinstance(part.ctx, ast.Load)
-            for below in children(part):
-                self._walk(below)
-            self._use(self.nodes.place[part], write=bound)
+        self._walk_all(children(part))
+        if part not in self.nodes.place:
             return
-        for below in children(part):
-            self._walk(below)
+        occurrence = self.nodes.place[part]
+        context = part.ctx if isinstance(part, ast.Name) else None
+        if isinstance(context, ast.Load):
+            self._use(occurrence, write=False)
+        elif isinstance(context, ast.Del):
+            self._use(occurrence, write=True)
+            self._unbind(occurrence.variable, [self._state])
+        else:
+            self._write(occurrence)
 
     def _walk_all(self, parts: Iterable[ast.AST]) -> None:
         for part in parts:
@@ -169,7 +224,10 @@ class Flow:
         if isinstance(part, ast.AugAssign) and part.target in self.nodes.place:
             self._use(self.nodes.place[part.target], write=False)
         self._walk(part.value)
-        self._walk_all(targets)
+        if part.value is None and part.target in self.nodes.place:  # an annotation gives no value
+            self._use(self.nodes.place[part.target], write=True)
+        else:
+            self._walk_all(targets)
         if isinstance(part, ast.AnnAssign):
             self._walk(part.annotation)
         if part.value is not None:
@@ -178,29 +236,38 @@ class Flow:
 
     def _compute(self, target: ast.AST, value: ast.AST) -> None:
         """ComputedFrom: what is bound in `target`, from the variables in `value`."""
-        sequences = (ast.Tuple, ast.List)
-        if isinstance(target, sequences) and isinstance(value, sequences):
-            stars = any(isinstance(e, ast.Starred) for e in (*target.elts, *value.elts))
-            if len(target.elts) == len(value.elts) and not stars:
-                for one, other in zip(target.elts, value.elts, strict=True):
+        targets, values = _elements(target), _elements(value)
+        if targets and len(targets) == len(values):
+            stars = (ast.Starred, ast.MatchStar)
+            if not any(isinstance(e, stars) for e in (*targets, *values)):
+                for one, other in zip(targets, values, strict=True):
                     self._compute(one, other)
                 return
+        within: list[ast.AST] = []
+        if isinstance(target, ast.MatchOr):
+            within += target.patterns
+        elif isinstance(target, ast.MatchAs) and target.pattern is not None:
+            within.append(target.pattern)
+        for pattern in within:
+            self._compute(pattern, value)
         sources = self._mentioned(value)
-        for bound in self._bound(target):
+        for bound in [self.nodes.place.get(target)] if within else self._bound(target):
             for source in sources:
-                if bound.node != source.node:
+                if bound is not None and bound.node != source.node:
                     self.builder.edge(EdgeType.COMPUTED_FROM, bound.node, source.node)
 
     def _bound(self, target: ast.AST) -> list[Occurrence]:
         found, waiting = [], [target]
         while waiting:
             part = waiting.pop()
-            if isinstance(part, ast.Name) and part in self.nodes.place:
+            if isinstance(part, (ast.Name, ast.pattern)) and part in self.nodes.place:
                 found.append(self.nodes.place[part])
-            elif isinstance(part, (ast.Tuple, ast.List)):
+            if isinstance(part, (ast.Tuple, ast.List)):
                 waiting += part.elts
             elif isinstance(part, ast.Starred):
                 waiting.append(part.value)
+            elif isinstance(part, ast.pattern):
+                waiting += [below for below in children(part) if isinstance(below, ast.pattern)]
         return found
 
     def _branch(self, part: Any) -> None:
@@ -253,8 +320,8 @@ class Flow:
     ) -> None:
         """Walk `body` once; it adds to `leaving` the state in which the loop may end."""
         before, mark = self._state, -1 - len(self._loops)
-        self._loops.append((before, ({}, {})))
-        self._state = _State(({}, {}), frozenset((mark,)))
+        self._loops.append((before, ({}, {}, {})))
+        self._state = _State.at(frozenset((mark,)))
         self._breaks.append([])
         self._continues.append([])
         body()
@@ -311,32 +378,52 @@ class Flow:
             self.builder.edge(EdgeType.RETURNS_TO, token, root)
 
     def _try(self, part: Any) -> None:
-        before = self._state.copy()
+        before, start, jumps = self._state.copy(), len(self._written), self._jumps()
         self._walk_all(part.body)
         failed = _united(before, self._state.copy(live=True)).copy(live=before.live)
+        self._from_anywhere(failed, before, start)
         self._walk_all(part.orelse)
         after = self._state
         for handler in part.handlers:
             self._state = failed.copy()
-            self._walk(handler.type)
-            if handler in self.nodes.place:
-                self._use(self.nodes.place[handler], write=True)
-            self._walk_all(handler.body)
+            self._handle(handler)
             after = _united(after, self._state)
         self._state = after
-        self._walk_all(part.finalbody)
+        if part.finalbody:
+            self._finally(part.finalbody, before, start, jumps)
 
-    def _match(self, part: ast.Match) -> None:
-        self._walk(part.subject)
-        before = self._state
-        after = before.copy()
-        for case in part.cases:
-            self._state = before.copy()
-            self._walk(case.pattern)
-            self._walk(case.guard)
-            self._walk_all(case.body)
-            after = _united(after, self._state)
-        self._state = after
+    def _handle(self, handler: ast.ExceptHandler) -> None:
+        self._walk(handler.type)
+        if handler not in self.nodes.place:
+            self._walk_all(handler.body)
+            return
+        # However the clause is left, its name has no value from then on.
+        start, jumps = len(self._written), self._jumps()
+        name = self.nodes.place[handler].variable
+        self._write(self.nodes.place[handler])
+        self._walk_all(handler.body)
+        self._unbind(name, {self._state} | self._jumps() - jumps)
+        self._written[start:] = [other for other in self._written[start:] if other is not name]
+
+    def _finally(self, body: list[ast.AST], before: _State, start: int, jumps: set[_State]) -> None:
+        tried = dict(self._state.values)
+        self._from_anywhere(self._state, before, start)
+        entered, start = dict(self._state.values), len(self._written)
+        self._walk_all(body)
+        written = dict.fromkeys(self._written[start:], _SOME)
+        # What comes next is reached only from the end of what was tried.
+        values, entry = self._state.values, self._state.entry
+        for variable, tokens in entered.items():
+            if variable not in written and values.get(variable, entry) == tokens:
+                values[variable] = tried.get(variable, entry)
+        for state in self._jumps() - jumps:
+            state.values.update(written)
+
+    def _with(self, part: ast.With | ast.AsyncWith) -> None:
+        self._walk_all(part.items)
+        before, start = self._state.copy(), len(self._written)
+        self._walk_all(part.body)
+        self._from_anywhere(self._state, before, start)
 
     def _with_item(self, part: ast.withitem) -> None:
         self._walk(part.context_expr)
@@ -344,23 +431,81 @@ class Flow:
             self._walk(part.optional_vars)
             self._compute(part.optional_vars, part.context_expr)
 
+    def _match(self, part: ast.Match) -> None:
+        self._walk(part.subject)
+        after = self._state.copy(live=False)
+        for case in part.cases:
+            before = self._state.copy()
+            self._walk(case.pattern)
+            self._compute(case.pattern, part.subject)
+            failed = self._unmatched(case.pattern, before)
+            if case.guard is None:
+                self._walk_all(case.body)
+            else:
+                self._walk(case.guard)
+                failed = _united(failed, self._state.copy())
+                self._guarded(case.guard, EdgeType.GUARDED_BY, case.body)
+            after = _united(after, self._state)
+            self._state = failed
+        self._state = _united(after, self._state)
+
+    def _unmatched(self, pattern: ast.pattern, before: _State) -> _State:
+        """The state in which `pattern` did not fit: it may have read, but has bound nothing."""
+        if _fits_all(pattern):
+            return before.copy(live=False)
+        reads = dict(self._state.last[_READS])
+        tried = _State((reads, *before.copy().last[_WRITES:]), before.entry, before.live)
+        return _united(before, tried)
+
+    def _either(self, part: ast.MatchOr) -> None:
+        after, before = self._state.copy(live=False), self._state
+        for pattern in part.patterns:
+            self._state = before.copy()
+            self._walk(pattern)
+            before = self._unmatched(pattern, before)
+            after = _united(after, self._state)
+        self._state = after
+
     def _comprehension(self, part: Any) -> None:
-        self._walk_all(part.generators)
+        first, *others = part.generators
+        self._walk(first.iter)
+        if isinstance(part, ast.GeneratorExp):
+            self._later(lambda: self._generate(part, first, others))
+        else:
+            # A comprehension comes back to its beginning with what it bound.
+            bound = [o.variable for o in self._mentioned(part) if not o.reads]
+            self._state.values.update(dict.fromkeys(bound, _SOME))
+            self._generate(part, first, others)
+
+    def _generate(self, part: Any, first: ast.comprehension, others: list[Any]) -> None:
+        for generator in (first, *others):
+            if generator is not first:
+                self._walk(generator.iter)
+            self._walk(generator.target)
+            self._compute(generator.target, generator.iter)
+            self._walk_all(generator.ifs)
         if isinstance(part, ast.DictComp):
             self._walk(part.key)
             self._walk(part.value)
         else:
             self._walk(part.elt)
 
-    def _generator(self, part: ast.comprehension) -> None:
-        self._walk(part.iter)
-        self._walk(part.target)
-        self._compute(part.target, part.iter)
-        self._walk_all(part.ifs)
+    def _lambda(self, part: ast.Lambda) -> None:
+        self._walk(part.args)
+        self._later(lambda: self._walk(part.body))
+
+    def _later(self, walk: Callable[[], None]) -> None:
+        """Walk what may run when all else has: whatever is written anywhere may have a value."""
+        values, start = dict(self._state.values), len(self._written)
+        self._state.values.update(dict.fromkeys(self._ever, _SOME))
+        walk()
+        self._state.values.clear()
+        self._state.values.update(values)
+        self._state.values.update(dict.fromkeys(self._written[start:], _SOME))
 
     def _call(self, part: ast.Call) -> None:
         self._walk_all(children(part))
-        callee, bound = self._callee(part.func)
+        callee, bound = self.nodes.callee(part.func)
         if callee is None:
             return
         formal = callee.args
@@ -381,39 +526,28 @@ class Flow:
         node = self.nodes.node_of[argument] if place is None else place.node
         self.builder.edge(EdgeType.FORMAL_ARG_NAME, node, self._formal[callee, name])
 
-    def _callee(self, func: ast.AST) -> tuple[Any, int]:
-        """The function of this file that is called, and how many arguments are bound already."""
-        functions = self.nodes.program.functions
-        scope = self.nodes.unit.scope
-        found: Any = None
-        if isinstance(func, ast.Name) and func not in self.nodes.place:
-            around = scope
-            while found is None:
-                if not around.is_class or around is scope:
-                    found = functions.get((around.node, func.id))
-                if around.parent is None:
-                    break
-                around = around.parent
-            if isinstance(found, ast.ClassDef):
-                found = functions.get((found, "__init__"))
-                return (found, 1) if isinstance(found, Function) else (None, 0)
-            return (found, 0) if isinstance(found, Function) else (None, 0)
-        # Not self alone: that would tell what stands in a slot there.
-        if isinstance(func, ast.Attribute) and func.value in self.nodes.place:
-            own = scope.parent
-            if own is not None and own.is_class:
-                found = functions.get((own.node, func.attr))
-                if isinstance(found, Function):
-                    static = any(
-                        isinstance(d, ast.Name) and d.id == "staticmethod"
-                        for d in found.decorator_list
-                    )
-                    return found, 0 if static else 1
-        return None, 0
-
 
 def _listed(body: Any) -> list[ast.AST]:
     return body if isinstance(body, list) else [body]
+
+
+def _elements(part: ast.AST) -> Sequence[ast.AST]:
+    """The parts of a tuple, of a list, or of a pattern of one; none of anything else."""
+    if isinstance(part, (ast.Tuple, ast.List)):
+        return part.elts
+    return part.patterns if isinstance(part, ast.MatchSequence) else ()
+
+
+def _gives_value(part: ast.AST) -> bool:
+    return not isinstance(part, ast.Name) or isinstance(part.ctx, ast.Store)
+
+
+def _fits_all(pattern: ast.pattern) -> bool:
+    if isinstance(pattern, ast.MatchOr):
+        return any(map(_fits_all, pattern.patterns))
+    return isinstance(pattern, ast.MatchAs) and (
+        pattern.pattern is None or _fits_all(pattern.pattern)
+    )
 
 
 _SPECIAL: dict[type[ast.AST], Callable[[Flow, Any], None]] = {
@@ -434,12 +568,15 @@ _SPECIAL: dict[type[ast.AST], Callable[[Flow, Any], None]] = {
     ast.YieldFrom: Flow._yield,
     ast.Try: Flow._try,
     ast.Match: Flow._match,
+    ast.MatchOr: Flow._either,
+    ast.With: Flow._with,
+    ast.AsyncWith: Flow._with,
     ast.withitem: Flow._with_item,
+    ast.Lambda: Flow._lambda,
     ast.ListComp: Flow._comprehension,
     ast.SetComp: Flow._comprehension,
     ast.DictComp: Flow._comprehension,
     ast.GeneratorExp: Flow._comprehension,
-    ast.comprehension: Flow._generator,
     ast.Call: Flow._call,
 }
 if hasattr(ast, "TryStar"):

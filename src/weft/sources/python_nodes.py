@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +83,48 @@ class UnitNodes:
             if (occurrence.variable, occurrence.token) not in met:
                 met.add((occurrence.variable, occurrence.token))
                 self.occurrences.setdefault(occurrence.variable, []).append(occurrence)
+
+    def written_elsewhere(self) -> Iterator[Variable]:
+        """The variables that other functions may write: those around the unit, or those in it."""
+        inside = self.unit.scope.written_inside()
+        around, scope = set(), self.unit.scope.parent
+        while scope is not None:
+            around.add(scope)
+            scope = scope.parent
+        for variable in self.occurrences:
+            own = variable.scope is self.unit.scope
+            if variable.scope in around or (own and variable.name in inside):
+                yield variable
+
+    def callee(self, func: ast.AST) -> tuple[Any, int]:
+        """The function of this file that is called, and how many arguments are bound already."""
+        functions = self.program.functions
+        scope = self.unit.scope
+        found: Any = None
+        if isinstance(func, ast.Name) and func not in self.place:
+            around = scope
+            while found is None:
+                if not around.is_class or around is scope:
+                    found = functions.get((around.node, func.id))
+                if around.parent is None:
+                    break
+                around = around.parent
+            if isinstance(found, ast.ClassDef):
+                found = functions.get((found, "__init__"))
+                return (found, 1) if isinstance(found, Function) else (None, 0)
+            return (found, 0) if isinstance(found, Function) else (None, 0)
+        # Not self alone: that would tell what stands in a slot there.
+        if isinstance(func, ast.Attribute) and func.value in self.place:
+            own = scope.parent
+            if own is not None and own.is_class:
+                found = functions.get((own.node, func.attr))
+                if isinstance(found, Function):
+                    static = any(
+                        isinstance(d, ast.Name) and d.id == "staticmethod"
+                        for d in found.decorator_list
+                    )
+                    return found, 0 if static else 1
+        return None, 0
 
     def _node(self, label: str) -> int:
         if len(self.builder.labels) >= self._max_nodes:

@@ -119,32 +119,49 @@ class Scope:
         Names of functions, classes and imported things are no variables.
         """
         if name not in self._kinds:
-            kind: bool | None = None
-            try:
-                symbol = self.block.lookup(name)
-            except KeyError:
-                pass
-            else:
-                if symbol.is_declared_global():
-                    kind = False
-                elif symbol.is_local():
-                    assigned = symbol.is_assigned() and not (
-                        symbol.is_namespace() or symbol.is_imported()
-                    )
-                    kind = symbol.is_parameter() or assigned
+            symbol, kind = self._symbol(name), None
+            if symbol is not None and symbol.is_local():
+                assigned = symbol.is_assigned() and not (
+                    symbol.is_namespace() or symbol.is_imported()
+                )
+                kind = symbol.is_parameter() or assigned
             self._kinds[name] = kind
         return self._kinds[name]
+
+    def _symbol(self, name: str) -> symtable.Symbol | None:
+        try:
+            return self.block.lookup(name)
+        except KeyError:
+            return None
 
     def owner(self, name: str, *, module: bool) -> Scope | None:
         """The scope whose variable `name` is, seen from here; globals only for `module`."""
         scope: Scope | None = self
+        is_global = False
         while scope is not None and (module or not scope.is_module):
-            if scope is self or not scope.is_class:
+            if scope.is_module or not (is_global or (scope is not self and scope.is_class)):
                 binds = scope.binds(name)
                 if binds is not None:
                     return scope if binds else None
+                symbol = scope._symbol(name)
+                is_global = symbol is not None and symbol.is_declared_global()
             scope = scope.parent
         return None
+
+    def written_inside(self) -> set[str]:
+        """Names of this scope that functions and classes in it write as global or nonlocal."""
+        found: set[str] = set()
+        waiting = [(block, True) for block in self.block.get_children()]
+        while waiting:
+            block, directly = waiting.pop()
+            # What a comprehension writes it writes where it stands; its iterable is called .0.
+            directly = directly and ".0" in block.get_identifiers()
+            for symbol in () if directly else block.get_symbols():
+                there = symbol.is_declared_global() if self.is_module else symbol.is_nonlocal()
+                if there and symbol.is_assigned():
+                    found.add(symbol.get_name())
+            waiting += [(child, directly) for child in block.get_children()]
+        return found
 
     def inner(self, node: ast.AST) -> Scope | None:
         """The scope that a node directly inside this one opens, or None if it opens none."""

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from weft.errors import DataError
 from weft.graphs import Array, Budget, GraphTable
 from weft.sources import CATALOGUE, load
 from weft.sources.program_graph import CANDIDATE, SLOT
-from weft.sources.programs import PARTS, python_files, split_by_file
+from weft.sources.programs import EXTRACTION, PARTS, python_files, split_by_file
 from weft.training.structure_data import file_name_of
 
 __all__ = [
@@ -81,9 +82,11 @@ def read_programs(
 
 
 def _table_name(reader: str, files: Sequence[Path]) -> str:
-    """A name of its own for every choice of files and state of them."""
+    """A name of its own for every choice of files, state of them and way to read them."""
     inside = [file for _, file in python_files(files)] if reader == "python" else files
-    states = [[str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns] for p in inside]
+    states: list[Any] = [[str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns] for p in inside]
+    if reader == "python":
+        states.append(EXTRACTION)
     digest = hashlib.sha256(json.dumps(states).encode()).hexdigest()[:12]
     return f"programs-{file_name_of(files[0])}-{digest}"
 
