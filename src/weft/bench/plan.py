@@ -26,7 +26,7 @@ __all__ = ["PlanBench", "bench_plan"]
 _WITHIN, _AT_LEAST = 1.10, 1.5
 _SHORT = "short"
 # For a compiler, at most; a stuck choice must not hang the benchmark.
-_PATIENCE_SECONDS = 300.0
+_PATIENCE_SECONDS = 900.0
 
 
 @dataclass(frozen=True, kw_only=True)

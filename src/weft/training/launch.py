@@ -51,7 +51,7 @@ _ECHO_SECONDS = 5.0
 # What a rank that was told to stop may take to end.
 _STOP_SECONDS = 2.0
 # What a rank may take to end by itself when the process that started it is gone.
-_ORPHAN_SECONDS = 20.0
+_ORPHAN_SECONDS = 60.0
 _ECHOES = ("closed by peer", "reset by peer", "broken pipe", "timed out", "timeout", "gloo")
 # What every rank would load sooner or later: once for all of them instead.
 _PRELOADED = ("weft.training.launch", "torch._dynamo", "torch.utils.tensorboard")
