@@ -120,10 +120,11 @@ def test_mistakes(table: GraphTable, changes: dict[str, Any], message: str) -> N
         weft.plan(model_fn, table, **options)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_other_data_is_told_how_to_become_a_table() -> None:
-    from torch_geometric.data import Data
-
-    data = [Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0, 1], [1, 0]])) for _ in range(9)]
+    data_of = pytest.importorskip("torch_geometric.data")
+    ends = torch.tensor([[0, 1], [1, 0]])
+    data = [data_of.Data(x=torch.ones(2, 1), edge_index=ends) for _ in range(9)]
     remedy = (
         r"table is a list; weft.plan takes a GraphTable: "
         r"table_from_graphs\(\[graph_from_pyg\(each\) for each in data\]\) .*weft.graphs"
