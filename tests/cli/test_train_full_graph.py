@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from weft.graphs import open_table
 from weft.sources import planted_partition
 from weft.training import read_metrics
 
@@ -109,6 +110,29 @@ def test_a_graph_of_the_users_own(weft, tmp_path, own_graph):
     said = weft("predict", "runs/full-graph-edges", "new.txt", "--features", "new.npy")
     assert said.code == 0, said.err
     assert len(read_csv("new-predicted.csv")) == 5
+
+
+def test_a_weighted_list_with_a_header(weft, mistake, tmp_path, own_graph):
+    pairs = np.loadtxt("edges.txt", dtype=int)
+    weights = np.random.default_rng(0).integers(1, 9, len(pairs)) / 4
+    rows = [f"{s},{r},{w}\n" for (s, r), w in zip(pairs, weights, strict=True)]
+    Path("edges.csv").write_text("source,target,weight\n" + "".join(rows))
+    words = [*TRAIN, *own_graph, "--data", "edges.csv", "--split", "0.6", "0.2", "0.2"]
+    assert "2 tokens (src, dst) wanted, more found: name them all (columns)" in mistake(*words)
+    words += ["--columns", "src", "dst", "weight", "--normalisation", "none"]
+    said = weft(*words)
+    assert said.code == 0, said.err
+    (path,) = (tmp_path / "data").glob("full-graph-edges-*.weft")
+    graph = open_table(path)[0]
+    matrix = np.zeros((60, 60))
+    matrix[graph.receivers, graph.senders] = graph.edges["weight"]
+    expected = np.zeros((60, 60))
+    expected[tuple(pairs.T)] = expected[tuple(pairs.T[::-1])] = weights
+    np.testing.assert_array_equal(matrix, expected)
+    s, r = pairs[0]
+    Path("edges.csv").write_text("source,target,weight\n" + "".join(rows) + f"{r},{s},7.5\n")
+    said = mistake(*words, "--run-dir", "other")
+    assert f"gives nodes {s} and {r} the weights {weights[0]:g} and 7.5; give a pair one" in said
 
 
 def test_mistakes_take_one_sentence(weft, mistake, tmp_path, own_graph, small_cora):

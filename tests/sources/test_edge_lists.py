@@ -154,6 +154,22 @@ def test_a_header_is_not_taken_for_an_edge(tmp_path, before):
     assert read_edge_list(path, columns=("src", "dst")).ids.tolist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize("before", ["", "# a comment\n\n"])
+@pytest.mark.parametrize("columns", [("src", "dst"), ("src", "dst", "weight")])
+def test_a_header_above_numbers_is_passed_over(tmp_path, before, columns):
+    names = {"src": "Source", "dst": "Target", "weight": "Weight"}
+    rows = ["1, 2, 0.5", "2, 3, 1e3"] if len(columns) > 2 else ["1,2", "2,3"]
+    header = ",".join(names[name] for name in columns)
+    path = write(tmp_path / "edges.csv", before + "\n".join([header, *rows, ""]))
+    found = read_edge_list(path, columns=columns, ids="integer")
+    assert found.ids.tolist() == [1, 2, 3]
+    assert found.weight is None or found.weight.tolist() == [0.5, 1000]
+    # Lines are still counted from the first.
+    write(path, path.read_text() + "x,4,5\n")
+    with pytest.raises(DataError, match=rf"line {4 + before.count(chr(10))}: "):
+        read_edge_list(path, columns=columns, ids="integer")
+
+
 def test_the_graph_keeps_what_the_nodes_are_called(tmp_path):
     graph = edge_list_graph(read_edge_list(write(tmp_path / "n.txt", "70 -9 1\n")))
     assert graph.nodes["id"].tolist() == [-9, 70]

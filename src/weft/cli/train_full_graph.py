@@ -52,6 +52,7 @@ class FullGraph:
       weft train full-graph --data cora --ranks 4 --grid 2d
       weft train full-graph --data coauthor-physics --files physics.npz --ranks 4 --partition metis
       weft train full-graph --data edges.txt --features x.npy --labels y.npy --split 0.6 0.2 0.2
+      weft train full-graph --data list.csv --columns src dst weight --features x.npy --labels y.npy
       torchrun --nproc-per-node 4 -m weft train full-graph --data cora --device cuda
       torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29400
         -m weft train full-graph --data cora --grid 1.5d

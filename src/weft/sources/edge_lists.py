@@ -37,6 +37,7 @@ _UTF8_MARK = b"\xef\xbb\xbf"
 _ROLES = {"src": loops.SRC, "dst": loops.DST, "time": loops.TIME, "weight": loops.WEIGHT}
 _TOKEN_MASK = 2**32 - 1
 _WHOLE = re.compile(rb"[+-]?[0-9]+")
+_NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _SHOWN_CHARACTERS = 80
 
 
@@ -144,6 +145,7 @@ def read_edge_list(
         columns: what the tokens of a line are, in order; a line has exactly these.
         ids: whether nodes are called by whole numbers or by names (`text`, slower). `auto` lets
             the first edge decide, unless it looks like a header: names, and numbers after it.
+            With `integer` such a line can be nothing else, and is passed over.
         skip_malformed: count malformed lines in `skipped` instead of raising.
 
     Raises:
@@ -161,6 +163,9 @@ def read_edge_list(
     first_line = 1
     skipped = 0
     for block in _blocks(path):
+        if ids == "integer" and first_line == 1 and (header := _header_end(block)):
+            first_line += block.count(b"\n", 0, header)
+            block = block[header:]
         if text is None:
             text = _first_ids_are_text(path, block, roles, first_line)
         # Without one whole edge nothing is known of ids, and they are not what is wrong.
@@ -233,6 +238,21 @@ def _whole_lines(path: Path, file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]
         yield tail
 
 
+def _header_end(block: bytes) -> int:
+    """Where the line after a header begins: one without any number, before one of numbers; or 0."""
+    found: list[list[bytes]] = []
+    end = start = 0
+    while len(found) < 2 and start < len(block):
+        stop = block.find(b"\n", start) + 1 or len(block)
+        line = block[start:stop].strip()
+        start = stop
+        if line and line[:1] not in b"#%":
+            found.append(re.split(rb"\s*,\s*|\s+", line))
+            end = end or stop
+    kinds = [{_NUMBER.fullmatch(token) is not None for token in tokens} for tokens in found]
+    return end if kinds == [{False}, {True}] and len(found[0]) == len(found[1]) else 0
+
+
 def _first_ids_are_text(path: Path, block: bytes, roles: Array, first_line: int) -> bool | None:
     """Whether an id of the block's first edge is no whole number; None without an edge."""
     ends = np.empty((2, 2), dtype=np.int64)
@@ -286,7 +306,7 @@ def _reason(status: int, roles: Array, ids: IdKind) -> str:
     auto = " (the first edge's ids are; if nodes have names, pass ids='text')"
     return {
         loops.TOO_FEW: f"{wanted}, fewer found",
-        loops.TOO_MANY: f"{wanted}, more found",
+        loops.TOO_MANY: f"{wanted}, more found: name them all (columns)",
         loops.EMPTY_FIELD: f"{wanted}, one is empty",
         loops.BAD_ID: f"a node id is not a whole number{auto if ids == 'auto' else ''}",
         loops.HUGE_ID: "a node id does not fit 64 bits (pass ids='text' to take ids as names)",

@@ -15,6 +15,7 @@ from weft.parallel.device import DeviceName
 from weft.parallel.grid import Grid, grid_of, grids_for
 from weft.parallel.machine import NETWORKS, Machine
 from weft.parallel.method import Method
+from weft.sources.edge_lists import EdgeColumn
 from weft.training.config import FitConfig
 
 __all__ = ["FullGraphConfig", "Normalisation", "PartitionName"]
@@ -46,7 +47,9 @@ class FullGraphConfig:
 
     Attributes:
         data: a graph of the catalogue (`weft data list`), or a path: a graph table, an npz of
-            Shchur et al., or an edge list, `src dst` a line, with `features` and `labels`.
+            Shchur et al., or an edge list (see `columns`) with `features` and `labels`.
+        columns: what a line of an edge list holds, such as `src dst weight`; times are passed
+            over, and so is a header line.
         features: .npy [n, f] for an edge list: row i belongs to the node that is called i.
         labels: .npy, whole numbers [n]: classes from 0, -1 for none.
         directed: take an edge list as it is; otherwise each edge goes both ways.
@@ -78,6 +81,7 @@ class FullGraphConfig:
     """
 
     data: str = "cora"
+    columns: tuple[EdgeColumn, ...] = ("src", "dst")
     features: str | None = None
     labels: str | None = None
     directed: bool = False
@@ -142,7 +146,11 @@ class FullGraphConfig:
 
     def recipe(self) -> dict[str, Any]:
         """What decides the result; a run is resumed with the same only."""
-        return {name: value for name, value in asdict(self).items() if name not in _PLACEMENT}
+        found = {name: value for name, value in asdict(self).items() if name not in _PLACEMENT}
+        if self.columns == type(self).columns:
+            # Runs from before there was a choice go on.
+            del found["columns"]
+        return found
 
     def fit_config(self, *, quiet: bool) -> FitConfig:
         """The same as other recipes' loops have it."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from weft.errors import DataError
-from weft.graphs import Array, Graph, GraphTable, open_table
+from weft.graphs import Array, Graph, GraphTable, open_table, symmetrised
 from weft.graphs.store import MANIFEST
 from weft.parallel.grid import Grid
 from weft.parallel.prepare import prepare
@@ -26,7 +26,7 @@ from weft.sources import (
     row_normalise,
     shchur,
 )
-from weft.sources.edge_lists import both_directions
+from weft.sources.edge_lists import EdgeColumn, both_directions
 from weft.training.full_graph_config import FullGraphConfig
 from weft.training.structure_data import file_name_of
 
@@ -218,8 +218,10 @@ def _source(
     if rows := config.features or features:
         labels = None if config.labels is None else Path(config.labels)
         named = [path, Path(rows), *([] if labels is None else [labels])]
-        graph = _own_graph(path, Path(rows), labels, directed=config.directed)
-        return graph, [_stamp(each) for each in named]
+        graph = _own_graph(
+            path, Path(rows), labels, columns=config.columns, directed=config.directed
+        )
+        return graph, [list(config.columns), *(_stamp(each) for each in named)]
     if (path / MANIFEST).exists():
         table = open_table(path)
         return table, _table_stamp(table)
@@ -242,7 +244,14 @@ def _stamp(path: Path) -> list[Any]:
     return [str(path.resolve()), about.st_size, about.st_mtime_ns]
 
 
-def _own_graph(edges: Path, features: Path, labels: Path | None, *, directed: bool) -> Graph:
+def _own_graph(
+    edges: Path,
+    features: Path,
+    labels: Path | None,
+    *,
+    columns: tuple[EdgeColumn, ...],
+    directed: bool,
+) -> Graph:
     x = _numbers(features)
     if x.ndim != 2:
         raise DataError(f"{features} has shape {list(x.shape)}; one row a node is needed, [n, f]")
@@ -259,7 +268,7 @@ def _own_graph(edges: Path, features: Path, labels: Path | None, *, directed: bo
                 f"{labels} holds {y.dtype}; whole numbers are needed, classes from 0, -1 for none"
             )
         nodes["y"] = y.astype(np.int64)
-    listed = read_edge_list(edges, columns=("src", "dst"), ids="integer")
+    listed = read_edge_list(edges, columns=columns, ids="integer")
     if listed.num_nodes and not 0 <= int(listed.ids[0]) <= int(listed.ids[-1]) < len(x):
         bad = listed.ids[0] if listed.ids[0] < 0 else listed.ids[-1]
         raise DataError(
@@ -267,9 +276,30 @@ def _own_graph(edges: Path, features: Path, labels: Path | None, *, directed: bo
             f"{len(x) - 1}"
         )
     senders, receivers = listed.ids[listed.senders], listed.ids[listed.receivers]
-    if not directed:
+    if listed.weight is None and not directed:
         senders, receivers = both_directions(senders, receivers, len(x))
-    return Graph(num_nodes=len(x), senders=senders, receivers=receivers, nodes=nodes)
+    weights = {} if listed.weight is None else {"weight": listed.weight}
+    graph = Graph(
+        num_nodes=len(x), senders=senders, receivers=receivers, nodes=nodes, edges=weights
+    )
+    return _weighed_both_ways(graph, edges) if weights and not directed else graph
+
+
+def _weighed_both_ways(graph: Graph, path: Path) -> Graph:
+    """The graph with each edge in both directions, of the weight that the list gives the pair."""
+    low = np.minimum(graph.senders, graph.receivers)
+    high = np.maximum(graph.senders, graph.receivers)
+    weights = graph.edges["weight"]
+    order = np.lexsort((weights, high, low))
+    same = (np.diff(low[order]) == 0) & (np.diff(high[order]) == 0)
+    differ = np.flatnonzero(same & (np.diff(weights[order]) != 0))
+    if differ.size:
+        first, second = order[differ[0]], order[differ[0] + 1]
+        raise DataError(
+            f"{path} gives nodes {low[first]} and {high[first]} the weights {weights[first]:g} and "
+            f"{weights[second]:g}; give a pair one weight, or take edges as they are (--directed)"
+        )
+    return symmetrised(graph)
 
 
 def _numbers(path: Path) -> Array:
