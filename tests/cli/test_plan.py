@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -63,6 +64,11 @@ def test_a_table_gives_sizes(weft, mistake, small_cora, tmp_path):
     assert said.code == 0, said
     edges = open_table(small_cora).total_edges
     assert f"gcn of widths 24-16-3 on 300 nodes and {edges + 300:,} nonzeros" in said.out
+    # Small ones too, in units that need no exponent and do not round to nothing.
+    tiny = weft("plan", "full-graph", "--nodes", 9, "--edges", 20, "--widths", 2, 2, "--ranks", 4)
+    assert re.search(r" <1 ns ", tiny.out)
+    assert re.search(r" \d+ B ", tiny.out)
+    assert not re.search(r"e-\d\d (µs|ns)| 0\.0 kB", said.out + tiny.out)
     prepare(open_table(small_cora)[0], tmp_path / "prepared", blocks=2)
     said = weft("plan", "full-graph", "--data", tmp_path / "prepared", "--ranks", 2)
     assert f"gcn of widths 24-16-3 on 300 nodes and {edges + 300:,} nonzeros" in said.out

@@ -353,11 +353,13 @@ def _time(seconds: float) -> str:
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= scale:
             return f"{seconds / scale:,.3g} {unit}" if seconds < 1000 else f"{seconds:,.0f} s"
-    return f"{seconds / 1e-6:.3g} µs"
+    if seconds >= 1e-6:
+        return f"{seconds / 1e-6:.3g} µs"
+    return f"{seconds / 1e-9:.0f} ns" if seconds >= 1e-9 or not seconds else "<1 ns"
 
 
 def _size(count: float) -> str:
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
-    return f"{count / 1e3:.1f} kB"
+    return f"{count / 1e3:.1f} kB" if count >= 1e3 else f"{count:.0f} B"
