@@ -120,6 +120,10 @@ def test_help_says_that_edges_have_times(weft: Callable[..., Any], recipe: str) 
 def test_mistakes(
     mistake: Callable[..., str], messages: Path, groups: Path, tmp_path: Path
 ) -> None:
+    words = ("train", "links", "--data", messages, *SHORT, "--run-dir", "cut", "--sparsify", "rigl")
+    said = mistake(*words, "--sparsity", 0.9999)
+    assert "the network would be cut there; --sparsity is 0.9999: lower it, or make layers" in said
+    assert "keep_one" not in said
     assert "neither a file nor a data set" in mistake("train", "links", "--data", "nothing")
     assert "neither a file nor a data set" in mistake("train", "nodes", "--data", "nothing")
     assert "sparsity is 1.0" in mistake("train", "links", "--sparsity", 1.0)

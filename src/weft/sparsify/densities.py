@@ -9,7 +9,16 @@ from typing import Literal
 
 from weft.sparsify.matrices import matching
 
-__all__ = ["Densities", "erk", "kept_counts", "kept_shares", "layer_nnz", "nnz_of", "uniform"]
+__all__ = [
+    "Densities",
+    "EmptyLayer",
+    "erk",
+    "kept_counts",
+    "kept_shares",
+    "layer_nnz",
+    "nnz_of",
+    "uniform",
+]
 
 Shapes = Mapping[str, Sequence[int]]
 Densities = Literal["uniform", "erk"]
@@ -94,6 +103,18 @@ def kept_counts(
     return layer_nnz(shapes, shares, keep_one=keep_one)
 
 
+class EmptyLayer(ValueError):
+    """A layer would keep no weight.
+
+    Attributes:
+        what: the message without the remedy, which is another one on a command line.
+    """
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(f"{what}; {remedy}")
+        self.what = what
+
+
 def layer_nnz(
     shapes: Shapes, densities: Mapping[str, float], *, keep_one: bool = False
 ) -> dict[str, int]:
@@ -112,10 +133,10 @@ def layer_nnz(
         size = math.prod(shape)
         count = nnz_of(densities[name], size)
         if count == 0 and not keep_one:
-            raise ValueError(
+            raise EmptyLayer(
                 f"sparsity {1 - densities[name]:.6g} leaves none of the {size:,} weights of {name}:"
-                " the network would be cut there; lower it (overrides), or keep one weight with "
-                "keep_one=True"
+                " the network would be cut there",
+                "lower it (overrides), or keep one weight with keep_one=True",
             )
         counts[name] = max(count, 1)
     return counts

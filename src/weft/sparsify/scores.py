@@ -15,7 +15,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from weft.sparsify.densities import layer_nnz, nnz_of
+from weft.sparsify.densities import EmptyLayer, layer_nnz, nnz_of
 from weft.sparsify.masks import Masks, check_same_model
 from weft.sparsify.ranking import mask_of, random_order, top
 from weft.sparsify.snapshots import in_evaluation
@@ -218,10 +218,10 @@ def _choose(
     kept = torch.split(mask_of(top(every, count), every), sizes)
     for name, part in zip(masks, kept, strict=True):
         if not part.any():
-            raise ValueError(
+            raise EmptyLayer(
                 f"density {densities[_ALL]:.6g} of all layers leaves none of the "
-                f"{masks.size(name):,} weights of {name}: the network would be cut there; raise "
-                "it, give densities by layer, or keep one weight with keep_one=True"
+                f"{masks.size(name):,} weights of {name}: the network would be cut there",
+                "raise it, give densities by layer, or keep one weight with keep_one=True",
             )
     for name, part in zip(masks, kept, strict=True):
         masks.set(name, part.view(masks.shapes[name]))

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from weft.sparsify import Masks
+from weft.sparsify.densities import EmptyLayer
 from weft.sparsify.layers import SparseLinear
 from weft.training.checkpoint import load_checkpoint
 from weft.training.config import FitConfig, FitResult
@@ -110,19 +111,24 @@ def fit_sparse(
 
     def sparsify() -> tuple[Optimizer, LRScheduler, Sparsifier]:
         optimizer, scheduler = optimizer_for(model)
-        sparsifier = sparsifier_for(
-            config,
-            model,
-            optimizer,
-            epochs=epochs,
-            steps=steps,
-            loss=lambda: loss(model, sample),
-            ones=ones,
-            train=train,
-            resumed=resumed,
-            seed=seed,
-            quiet=quiet,
-        )
+        try:
+            sparsifier = sparsifier_for(
+                config,
+                model,
+                optimizer,
+                epochs=epochs,
+                steps=steps,
+                loss=lambda: loss(model, sample),
+                ones=ones,
+                train=train,
+                resumed=resumed,
+                seed=seed,
+                quiet=quiet,
+            )
+        except EmptyLayer as error:
+            raise ValueError(
+                f"{error.what}; --sparsity is {config.sparsity:g}: lower it, or make layers wider"
+            ) from None
         return optimizer, scheduler, sparsifier
 
     if config.form == "sparse" and run is not None and resumed:
