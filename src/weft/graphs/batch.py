@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.checked_indices import is_known, right_pairs, right_range, right_segments, trust
 from weft.errors import DataError
 from weft.graphs.graph import Array, Graph
 from weft.graphs.loops import pair_up, shift_ranges
@@ -43,7 +44,8 @@ class GraphBatch:
     this and masks that are all true.
 
     Edges are sorted by receiver, so a receiver's messages are one segment; `out_order` sorts them
-    by sender, which makes the gradient of a gather a segment sum too.
+    by sender, which makes the gradient of a gather a segment sum too. What `assemble` makes is
+    right; fields of another origin are checked when they first reach an operator.
 
     Attributes:
         nodes: node columns, each [N, ...].
@@ -126,7 +128,11 @@ class GraphBatch:
                 changed[f.name] = {name: change(tensor) for name, tensor in value.items()}
             else:
                 changed[f.name] = change(value)
-        return GraphBatch(**changed)
+        batch = GraphBatch(**changed)
+        for own, other in zip(_facts(self), _facts(batch), strict=True):
+            if is_known(*own):
+                trust(*other)
+        return batch
 
     def unbatch(self) -> list[Graph]:
         """The real graphs, as numpy; their edges in the batch's order."""
@@ -208,7 +214,7 @@ def assemble(
             values = gather_rows(table.columns[name], starts, stops, rows=total)
             levels[column.level][name] = torch.from_numpy(values)
     senders, receivers = edge_ends("senders"), edge_ends("receivers")
-    return GraphBatch(
+    batch = GraphBatch(
         nodes=levels["node"],
         edges=levels["edge"],
         graphs=levels["graph"],
@@ -226,6 +232,28 @@ def assemble(
         graph_mask=_prefix_mask(size.graphs, real.graphs),
         pairs=_pairs(senders, receivers, out_order) if table.symmetric else {},
     )
+    for fact in _facts(batch):
+        trust(*fact)
+    return batch
+
+
+def _facts(batch: GraphBatch) -> list[tuple[Any, ...]]:
+    """What operators check of a batch's indices, each a check and what it takes."""
+    nodes, edges = batch.num_nodes, batch.num_edges
+    of_edges = (batch.in_offsets, None, batch.receivers)
+    of_nodes = (batch.node_offsets, None, batch.node_graph)
+    facts: list[tuple[Any, ...]] = [
+        (right_segments, of_edges, edges),
+        (right_segments, (batch.in_offsets, None, None), edges),
+        (right_segments, (batch.out_offsets, batch.out_order, batch.senders), edges),
+        (right_segments, of_nodes, nodes),
+        (right_segments, (batch.node_offsets, None, None), nodes),
+        (right_range, (batch.senders,), nodes),
+        (right_range, (batch.receivers,), nodes),
+    ]
+    if batch.pairs:
+        facts.append((right_pairs, tuple(batch.pairs.values()), edges))
+    return facts
 
 
 def _pairs(senders: Tensor, receivers: Tensor, out_order: Array) -> dict[str, Tensor]:

@@ -194,12 +194,10 @@ class GraphTable:
         if self.checked:
             return
         _ = self._offsets_fit
-        code, graph = edges_fault(
-            *(self.columns[name] for name in _EDGES),
-            self.node_offsets,
-            self.edge_offsets,
-            np.arange(len(self)) if graphs is None else graphs,
-        )
+        graphs = np.arange(len(self)) if graphs is None else graphs
+        given: Any = [self.columns[name] for name in _EDGES]
+        given += [self.node_offsets, self.edge_offsets, graphs]
+        code, graph = edges_fault(*given)
         if code == 0:
             return
         names = _FAULTS[code - 1]

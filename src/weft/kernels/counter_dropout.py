@@ -129,6 +129,7 @@ def _dropout(
     The seed is int64 [1]; `ids` int64 [N] and `first_column` say which rows and columns of a larger
     matrix these are.
     """
+    require(x.ndim == 2 and seed.shape == (1,), "x [N, F] and a seed [1] needed", x, seed)
     require(ids is None or ids.shape == x.shape[:1], "ids must be one a row", ids, x)
     if not has_loop(x):
         kept = _plain_keep(x, seed, p, ids, first_column)
@@ -152,11 +153,12 @@ def _(
 @operator("weft::pass_positive")
 def _positive_grad(grad: Tensor, out: Tensor, scale: float) -> Tensor:
     """grad · scale [N, F] where `out` is positive (or NaN), else 0."""
+    require(grad.ndim == 2 and grad.shape == out.shape, "one shape [N, F] needed", grad, out)
     if not has_loop(grad):
         return (grad * scale).masked_fill(out <= 0, 0.0)
     result = torch.empty(grad.shape, dtype=grad.dtype)
-    array = grad.detach().contiguous().numpy()
-    arguments = (array, out.detach().numpy(), array.dtype.type(scale), result.numpy())
+    array = array_of(grad)
+    arguments = (array, array_of(out), array.dtype.type(scale), result.numpy())
     _share_pass_positive(openmp(), threads_for(grad.numel()), arguments, grad.shape[0])
     return result
 

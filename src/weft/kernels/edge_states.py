@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.checked_indices import check_pairs, check_segments
 from weft.compiled import compiled
 from weft.kernels import operators
 from weft.kernels.exponential import softplus_of
@@ -78,19 +79,24 @@ def edge_softplus(
         backward: int [P].
         of_edge: int [E].
     """
-    edges = senders.shape[0]
-    rows = edges if forward is None else forward.shape[0]
-    if not a.shape == b.shape or c.shape != (rows, a.shape[1]):
+    edges = senders.numel()
+    rows = edges if forward is None else forward.numel()
+    right = a.ndim == 2 and a.shape == b.shape and a.shape[0] == in_offsets.numel() - 1
+    if not right or c.shape != (rows, a.shape[1]):
         raise ValueError(
             f"a and b need a row a node and c one for each of {rows}: they are {list(a.shape)}, "
             f"{list(b.shape)} and {list(c.shape)}"
         )
     require(receivers.shape == senders.shape, "edges must have two ends", senders, receivers)
+    check_segments(edges, in_offsets, None, receivers)
+    check_segments(edges, out_offsets, out_order, senders)
+    require(in_offsets.shape == out_offsets.shape, "offsets must agree", in_offsets, out_offsets)
     fits = of_edge is None if forward is None else of_edge is not None and backward is not None
     require(fits, "pairs are given whole or not at all", forward, backward, of_edge)
     if forward is not None and backward is not None and of_edge is not None:
         fits = forward.shape == backward.shape and of_edge.shape == senders.shape
         require(fits, "pairs must agree with the edges", forward, backward, of_edge)
+        check_pairs(edges, forward, backward, of_edge)
     if not has_loop(a, b, c):
         own = c if of_edge is None else c[of_edge.long()]
         activated: Tensor = shifted_softplus(a[senders.long()] + b[receivers.long()] + own)

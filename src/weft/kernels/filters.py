@@ -18,7 +18,7 @@ from torch.nn import functional
 from weft.compiled import compiled
 from weft.kernels import filter_loops as loops
 from weft.kernels.blas import gemm_address
-from weft.kernels.gaussians import chunks_of, gaussian_basis, reach
+from weft.kernels.gaussians import chunks_of, gaussian_basis, reach, require_basis
 from weft.kernels.interaction_loops import sum_chunks
 from weft.kernels.operator import array_of, has_loop, operator, require
 from weft.kernels.series import TERMS, bin_width, in_bins, nodes_of, series_at, series_gradients
@@ -58,6 +58,9 @@ def radial_filters(
     """
     if (first_bias is None) != (second_bias is None):
         raise ValueError("both layers have a bias, or neither")
+    for given in (first, first_bias, second, second_bias):
+        if isinstance(given, Tensor) and given.ndim == 0:
+            raise ValueError("a layer's weights are one number; a tensor for each network needed")
     layers = _Layers(
         *(() if t is None else tuple(t) for t in (first, first_bias, second, second_bias))
     )
@@ -73,6 +76,9 @@ def radial_filters(
     right = right and len(layers.first_bias) == len(layers.second_bias)
     right = right and len(biases) in (0, 2 * networks) and all(t.shape == (width,) for t in biases)
     require(right, needed, d, *every)
+    require_basis(centres, spacing, sharpness)
+    right = all(t.dtype == every[0].dtype for t in (d, *every))
+    require(right or not has_loop(d), "all must have one dtype", d, *every)
     settings = _Settings(spacing, sharpness, activate)
     weight = layers.first[0]
     if d.requires_grad or not has_loop(d, weight) or not gemm_address(weight.dtype):
@@ -236,6 +242,15 @@ def _filters(
     activate: bool,
 ) -> list[Tensor]:
     """The filters, and last the activations [P, L · F] between their layers."""
+    right = d.ndim == 1 and first.ndim == 2 and second.ndim == 3
+    right = right and second.shape[1] == second.shape[2] and bool(second.shape[0])
+    right = right and first.shape[0] == second.shape[0] * second.shape[1]
+    right = right and (first_bias is None or first_bias.shape == first.shape[:1])
+    right = right and (second_bias is None or second_bias.shape == second.shape[:2])
+    given = (d, first, first_bias, second, second_bias)
+    right = right and all(t is None or t.dtype == d.dtype for t in given)
+    require(right, "d [P], first [L · F, K] and second [L, F, F] of one dtype needed", *given)
+    require_basis(first.shape[1], spacing, sharpness)
     pairs, width = d.shape[0], second.shape[1]
     inner = first.new_empty(pairs, first.shape[0])
     outs = [first.new_empty(pairs, width) for _ in second]
@@ -243,8 +258,8 @@ def _filters(
     weights = tuple(map(array_of, (first.t(), first_bias, second, second_bias)))
     settings = _Settings(spacing, sharpness, activate)
     made = (inner.numpy(), tuple(out.numpy() for out in outs))
-    given: Any = (array_of(d), *weights, settings, *made)
-    _run(*given)
+    arguments: Any = (array_of(d), *weights, settings, *made)
+    _run(*arguments)
     return [*outs, inner]
 
 
@@ -315,6 +330,15 @@ def _filters_backward(
     bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients in the weights and biases of both layers."""
+    right = d.ndim == 1 and second.ndim == 3 and second.shape[1] == second.shape[2]
+    right = right and len(outs) == len(grads) == second.shape[0] > 0
+    shape = (d.shape[0], second.shape[-1])
+    right = right and inner.shape == (shape[0], second.shape[0] * shape[1])
+    every = (second, inner, *outs, *grads)
+    right = right and all(t.shape == shape for t in every[2:])
+    right = right and all(t.dtype == d.dtype for t in every)
+    require(right, "second [L, F, F] and rows of one dtype for each of d needed", d, *every)
+    require_basis(centres, spacing, sharpness)
     settings = _Settings(spacing, sharpness, activate)
     arrays = (tuple(map(array_of, outs)), tuple(map(array_of, grads)))
     given = (array_of(d), array_of(second), array_of(inner), *arrays, centres)

@@ -119,6 +119,8 @@ def segment_max(values: Tensor, offsets: Tensor) -> Tensor:
 
 def _flat(x: Tensor) -> Tensor:
     """[rows, features] of x [rows, ...]; torch cannot infer -1 when there are no rows."""
+    if x.ndim == 0:
+        raise ValueError("a single number has no rows; give a tensor [rows, ...]")
     return x.reshape(x.shape[0], math.prod(x.shape[1:]))
 
 

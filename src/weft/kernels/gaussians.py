@@ -18,7 +18,7 @@ from weft.kernels.blas import gemm_address
 from weft.kernels.operator import array_of, has_loop, operator, require
 from weft.kernels.team import openmp, threads_for
 
-__all__ = ["chunks_of", "gaussian_basis", "gaussian_product", "reach"]
+__all__ = ["chunks_of", "gaussian_basis", "gaussian_product", "reach", "require_basis"]
 
 # Gaussians below this are left out: 1e-12 of what a float32 can tell from 1.
 _NOTHING = 1e-20
@@ -33,6 +33,15 @@ def chunks_of(rows: int) -> tuple[int, int]:
     """Rows of a chunk, and the number of chunks; threads share these, and change none."""
     size = max(loops.BLOCK_ROWS, -(-rows // 64), min(2048, -(-rows // 8)))
     return size, -(-rows // size)
+
+
+def require_basis(centres: int, spacing: float, sharpness: float) -> None:
+    """Refuse Gaussians that are not there."""
+    if not (spacing > 0 and sharpness > 0 and centres > 0):
+        raise ValueError(
+            f"spacing {spacing}, sharpness {sharpness} and {centres} centres make no basis; each "
+            "must be above 0"
+        )
 
 
 def gaussian_basis(d: Tensor, centres: int, spacing: float, sharpness: float) -> Tensor:
@@ -51,11 +60,7 @@ def gaussian_product(d: Tensor, weight: Tensor, *, spacing: float, sharpness: fl
         sharpness: 1 / Å².
     """
     require(d.ndim == 1 and weight.ndim == 2, "d [P] and weight [K, F] needed", d, weight)
-    if not (spacing > 0 and sharpness > 0 and weight.shape[0]):
-        raise ValueError(
-            f"spacing {spacing}, sharpness {sharpness} and {weight.shape[0]} centres make no "
-            "basis; each must be above 0"
-        )
+    require_basis(weight.shape[0], spacing, sharpness)
     if d.requires_grad or not has_loop(d, weight) or not gemm_address(weight.dtype):
         return gaussian_basis(d, weight.shape[0], spacing, sharpness) @ weight
     out: Tensor = _product(d, weight, spacing, sharpness)
@@ -64,6 +69,9 @@ def gaussian_product(d: Tensor, weight: Tensor, *, spacing: float, sharpness: fl
 
 @operator("weft::gaussian_product")
 def _product(d: Tensor, weight: Tensor, spacing: float, sharpness: float) -> Tensor:
+    right = d.ndim == 1 and weight.ndim == 2 and d.dtype == weight.dtype
+    require(right, "d [P] and weight [K, F] of one dtype needed", d, weight)
+    require_basis(weight.shape[0], spacing, sharpness)
     out = weight.new_empty(d.shape[0], weight.shape[1])
     chunk, chunks = chunks_of(d.shape[0])
     arguments = (
@@ -104,6 +112,9 @@ def _product_transposed(
     d: Tensor, grad: Tensor, centres: int, spacing: float, sharpness: float
 ) -> Tensor:
     """gaussian_basis(d).T @ grad, [K, F]: the gradient of the product in its weights."""
+    right = grad.ndim == 2 and d.shape == grad.shape[:1] and d.dtype == grad.dtype
+    require(right, "d [P] and a gradient [P, F] of one dtype needed", d, grad)
+    require_basis(centres, spacing, sharpness)
     chunk, chunks = chunks_of(d.shape[0])
     parts = grad.new_zeros(chunks, centres, grad.shape[1])
     arguments = (

@@ -23,7 +23,6 @@ __all__ = [
     "is_plain",
     "operator",
     "require",
-    "require_csr",
     "slopes_to_learn_from",
 ]
 
@@ -158,11 +157,3 @@ def require(right: bool, message: str, *tensors: Tensor | None) -> None:
     if not right:
         shapes = ", ".join("none" if t is None else str(list(t.shape)) for t in tensors)
         raise ValueError(f"{message}; the shapes are {shapes}")
-
-
-def require_csr(entries: int, offsets: Tensor, order: Tensor | None) -> None:
-    """Refuse offsets that do not end at the number of entries."""
-    right = offsets.ndim == 1 and (order is None or order.shape == (entries,))
-    last = int(offsets[-1]) if offsets.numel() else "nothing"
-    right = right and last == entries
-    require(right, f"CSR offsets end at {last} but there are {entries} rows", offsets, order)

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.checked_indices import check_range, check_segments
 from weft.kernels import loops, plain
-from weft.kernels.operator import array_of, has_loop, operator, require, require_csr
+from weft.kernels.operator import array_of, has_loop, operator, require
 from weft.kernels.team import openmp, threads_for
 
 __all__ = ["add_product", "edge_products", "gather", "segment_max", "segment_sum", "spmm"]
@@ -27,6 +28,11 @@ def _share(
     entries = rows if offsets is None else rows + int(offsets[-1])
     loop(openmp(), threads_for(entries * width), arguments, offsets, rows)
     return out
+
+
+def _require_rows(x: Tensor, offsets: Tensor) -> None:
+    right = x.ndim == 2 and x.shape[0] == offsets.numel() - 1
+    require(right, "x must be a matrix with a row a node", x, offsets)
 
 
 @operator("weft::segment_sum")
@@ -43,7 +49,7 @@ def segment_sum(
         mean: divide by the number of rows.
     """
     require(values.ndim == 2, "values must be a matrix", values)
-    require_csr(values.shape[0], offsets, order)
+    check_segments(values.shape[0], offsets, order, index)
     if not has_loop(values):
         return plain.segment_reduce(values, offsets, order, "mean" if mean else "sum")
     out = torch.empty(offsets.shape[0] - 1, values.shape[1], dtype=values.dtype)
@@ -91,7 +97,8 @@ segment_sum.register_autograd(_segment_sum_backward, setup_context=_segment_sum_
 @operator("weft::gather")
 def gather(x: Tensor, index: Tensor, offsets: Tensor, order: Tensor | None) -> Tensor:
     """Rows x[index], [E, F]; the CSR view (offsets, order) of `index` serves the backward pass."""
-    require(x.shape[0] == offsets.shape[0] - 1, "x must have a row a node", x, offsets)
+    _require_rows(x, offsets)
+    check_segments(index.numel(), offsets, order, index)
     if not has_loop(x):
         return plain.gather_rows(x, index)
     out = torch.empty(index.shape[0], x.shape[1], dtype=x.dtype)
@@ -124,7 +131,7 @@ def segment_max(values: Tensor, offsets: Tensor, order: Tensor | None) -> tuple[
     An empty segment gives 0 and edge -1. The first of equal values wins.
     """
     require(values.ndim == 2, "values must be a matrix", values)
-    require_csr(values.shape[0], offsets, order)
+    check_segments(values.shape[0], offsets, order, None)
     if not has_loop(values):
         return plain.segment_max(values, offsets, order)
     shape = (offsets.shape[0] - 1, values.shape[1])
@@ -182,13 +189,13 @@ def spmm(
         offsets_t: int [M + 1], CSR offsets over `columns`.
         order_t: int [E], edges by column; None where the edges are stored so.
     """
-    require(x.shape[0] == offsets_t.shape[0] - 1, "x must have a row a node", x, offsets_t)
-    require(rows.shape == columns.shape, "an edge has two ends", rows, columns)
+    _require_rows(x, offsets_t)
+    edges = rows.numel()
+    check_segments(edges, offsets, order, rows)
+    check_segments(edges, offsets_t, order_t, columns)
     if weight is not None:
-        edges = rows.shape[0]
         right = weight.shape in ((edges,), (edges, x.shape[1]))
         require(right, f"weights must be [{edges}] or [{edges}, {x.shape[1]}]", weight)
-    require_csr(rows.shape[0], offsets, order)
     if not has_loop(x, weight):
         return plain.spmm(x, weight, columns, offsets, order)
     out = torch.empty(offsets.shape[0] - 1, x.shape[1], dtype=x.dtype)
@@ -251,10 +258,11 @@ def add_product(out: Tensor, weight: Tensor, columns: Tensor, offsets: Tensor, x
         offsets: int [N + 1], CSR offsets.
         x: [M, F].
     """
-    right = out.ndim == 2 and out.shape == (offsets.shape[0] - 1, x.shape[1])
+    right = x.ndim == 2 and out.shape == (offsets.numel() - 1, x.shape[1])
     require(right and out.is_contiguous(), "out must be [N, F] and contiguous", out, offsets, x)
     require(weight.shape == columns.shape, "an entry has a weight and a column", weight, columns)
-    require_csr(columns.shape[0], offsets, None)
+    check_segments(columns.numel(), offsets, None, None)
+    check_range(columns, x.shape[0])
     if not has_loop(out, weight, x):
         empty = not (out.numel() and weight.numel())
         return out if empty else out.add_(plain.spmm(x, weight, columns, offsets, None))
@@ -279,9 +287,11 @@ def edge_products(
 
     The sampled dense-dense product, adjoint to `spmm` in its weights; arguments as there.
     """
-    right = a.shape[0] == offsets.shape[0] - 1 and b.shape[0] == offsets_t.shape[0] - 1
-    right = right and a.shape[1:] == b.shape[1:] and rows.shape == columns.shape
-    require(right, "a and b must have a row a node, of one width", a, b, offsets, offsets_t)
+    _require_rows(a, offsets)
+    _require_rows(b, offsets_t)
+    require(a.shape[1] == b.shape[1], "a and b must be of one width", a, b)
+    check_segments(rows.numel(), offsets, order, rows)
+    check_segments(rows.numel(), offsets_t, order_t, columns)
     if not has_loop(a, b):
         return plain.edge_products(a, b, rows, columns, by_feature)
     shape = (rows.shape[0], a.shape[1]) if by_feature else (rows.shape[0],)

@@ -13,10 +13,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from weft.checked_indices import check_pairs, check_segments
 from weft.kernels import painn_loops as loops
 from weft.kernels import plain
 from weft.kernels.functions import SortedEdges
-from weft.kernels.operator import array_of, has_loop, operator, require, require_csr
+from weft.kernels.operator import array_of, has_loop, operator, require
 from weft.kernels.team import openmp, threads_for
 
 __all__ = ["PairedEdges", "painn_message"]
@@ -81,7 +82,7 @@ def _check(
     of_edge: Tensor | None,
 ) -> int:
     """F, if all shapes fit."""
-    nodes, edges = in_offsets.shape[0] - 1, senders.shape[0]
+    nodes, edges = in_offsets.numel() - 1, senders.numel()
     parts = 2 if mu is None else 3
     require(x.ndim == 2 and x.shape[0] == nodes, "x must have a row a node", x, in_offsets)
     width = x.shape[1] // parts
@@ -89,17 +90,16 @@ def _check(
     require(right, f"x must have {parts} parts of one width", x)
     if mu is not None:
         require(mu.shape == (nodes, 3, width), f"mu must be [{nodes}, 3, {width}]", mu)
-    rows = edges if forward is None else forward.shape[0]
+    rows = edges if forward is None else forward.numel()
     require(filters.shape == (rows, parts * width), "filters must fit pairs and x", filters, x)
     require(direction.shape == (edges, 3), f"directions must be [{edges}, 3]", direction)
     require(receivers.shape == senders.shape == mask.shape, "edges must agree", receivers, mask)
-    if forward is not None:
-        assert backward is not None
-        assert of_edge is not None
-        right = forward.shape == backward.shape and of_edge.shape == senders.shape
-        require(right, "pairs must agree with the edges", forward, backward, of_edge)
-    require_csr(edges, in_offsets, None)
-    require_csr(edges, out_offsets, out_order)
+    whole = (forward is None) == (backward is None) == (of_edge is None)
+    require(whole, "pairs are given whole or not at all", forward, backward, of_edge)
+    if forward is not None and backward is not None and of_edge is not None:
+        check_pairs(edges, forward, backward, of_edge)
+    check_segments(edges, in_offsets, None, receivers)
+    check_segments(edges, out_offsets, out_order, senders)
     require(out_offsets.shape == in_offsets.shape, "offsets must agree", in_offsets, out_offsets)
     return width
 

@@ -112,9 +112,12 @@ def _invariants_backward(
 ) -> Tensor:
     """Gradient of `mixed`."""
     inputs = grad_context, grad_dot, grad_right, mixed, context
+    rows, width = grad_dot.shape
+    fits = grad_context.shape == context.shape == (rows, 2 * width)
+    fits = fits and grad_right.shape == (rows, 3, width) and mixed.shape == (rows, 3, 2 * width)
+    require(fits, "gradients must have the shapes of the outputs", *inputs)
     if not has_loop(*inputs):
         return _plain_invariants_backward(*inputs)
-    rows, width = grad_dot.shape
     grad_mixed = mixed.new_empty(mixed.shape)
     arguments = (
         _parts(grad_context, 2, width),
@@ -202,9 +205,12 @@ def _update_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `mixes`, `dot` and `right`."""
     inputs = grad_q, grad_mu, mixes, dot, right
+    rows, width = grad_q.shape
+    fits = grad_mu.shape == right.shape == (rows, 3, width)
+    fits = fits and mixes.shape == (rows, 3 * width) and dot.shape == (rows, width)
+    require(fits, "gradients must have the shapes of the outputs", *inputs)
     if not has_loop(*inputs):
         return _plain_update_backward(*inputs)
-    rows, width = grad_q.shape
     grad_mixes, grad_dot = mixes.new_empty(mixes.shape), dot.new_empty(dot.shape)
     grad_right = grad_q.new_empty(rows, 3, width)
     arguments = (

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.checked_indices import check_pairs, check_range, check_segments, right_pairs, trust
 from weft.compiled import compiled
 from weft.kernels import plain
 from weft.kernels.loops import prefetch
-from weft.kernels.operator import array_of, has_loop, operator, require, require_csr
+from weft.kernels.operator import array_of, has_loop, operator, require
 from weft.kernels.team import openmp, share, threads_for
 
 __all__ = ["EdgePairs", "pair_products", "pair_spmm", "pair_sums", "sorted_pairs"]
@@ -104,13 +105,18 @@ def _require_pairs(
     columns: Tensor,
     offsets: Tensor,
     order: Tensor | None,
+    offsets_t: Tensor,
+    order_t: Tensor | None,
     forward: Tensor,
     backward: Tensor,
     of_edge: Tensor,
 ) -> None:
     right = rows.shape == columns.shape == of_edge.shape and forward.shape == backward.shape
     require(right, "every edge has a pair, and every pair two edges", rows, of_edge, forward)
-    require_csr(rows.shape[0], offsets, order)
+    edges = rows.numel()
+    check_segments(edges, offsets, order, rows)
+    check_segments(edges, offsets_t, order_t, columns)
+    check_pairs(edges, forward, backward, of_edge)
 
 
 class EdgePairs:
@@ -134,11 +140,10 @@ class EdgePairs:
         backward: Tensor,
         of_edge: Tensor,
     ) -> None:
-        _require_pairs(rows, columns, offsets, order, forward, backward, of_edge)
-        require_csr(rows.shape[0], offsets_t, order_t)
+        edges = (rows, columns, offsets, order, offsets_t, order_t)
+        _require_pairs(*edges, forward, backward, of_edge)
         square = offsets.shape == offsets_t.shape
         require(square, "senders and receivers must be the same nodes", offsets, offsets_t)
-        edges = (rows, columns, offsets, order, offsets_t, order_t)
         self.tensors = (*edges, forward, backward, of_edge)
         self.nodes = offsets.shape[0] - 1
         self.count = forward.shape[0]
@@ -167,11 +172,11 @@ def pair_spmm(
 
     Arguments as those of `operators.spmm`; weight [P, F], a row a pair.
     """
-    right = x.ndim == 2 and x.shape[1:] == weight.shape[1:]
-    right = right and weight.shape[0] == forward.shape[0]
+    right = x.ndim == weight.ndim == 2 and weight.shape == (forward.numel(), x.shape[1])
     require(right, "a pair needs a weight for each feature", weight, forward, x)
-    require(x.shape[0] == offsets_t.shape[0] - 1, "x must have a row a node", x, offsets_t)
-    _require_pairs(rows, columns, offsets, order, forward, backward, of_edge)
+    require(x.shape[0] == offsets_t.numel() - 1, "x must have a row a node", x, offsets_t)
+    topology = (rows, columns, offsets, order, offsets_t, order_t)
+    _require_pairs(*topology, forward, backward, of_edge)
     if not has_loop(x, weight):
         return plain.spmm(x, weight.index_select(0, of_edge), columns, offsets, order)
     out = torch.empty(offsets.shape[0] - 1, x.shape[1], dtype=x.dtype)
@@ -228,10 +233,11 @@ def pair_products(
     of_edge: Tensor,
 ) -> Tensor:
     """Σ a[rows[e]] · b[columns[e]] over the one or two edges e of each pair, by feature, [P, F]."""
-    right = a.shape[0] == offsets.shape[0] - 1 and b.shape[0] == offsets_t.shape[0] - 1
-    right = right and a.ndim == 2 and a.shape[1:] == b.shape[1:]
+    right = a.ndim == b.ndim == 2 and a.shape[1] == b.shape[1]
+    right = right and (len(a), len(b)) == (offsets.numel() - 1, offsets_t.numel() - 1)
     require(right, "a and b must have a row a node, of one width", a, b, offsets, offsets_t)
-    _require_pairs(rows, columns, offsets, order, forward, backward, of_edge)
+    topology = (rows, columns, offsets, order, offsets_t, order_t)
+    _require_pairs(*topology, forward, backward, of_edge)
     if not has_loop(a, b):
         products = plain.edge_products(a, b, rows, columns, by_feature=True)
         return plain.pair_sums(products, forward, backward)
@@ -268,6 +274,9 @@ pair_products.register_autograd(_products_backward, setup_context=_spmm_setup)
 @operator("weft::pair_sums")
 def pair_sums(values: Tensor, forward: Tensor, backward: Tensor, of_edge: Tensor) -> Tensor:
     """Sums [P, F] of edge values [E, F] over the one or two edges of each pair."""
+    right = values.ndim == 2 and values.shape[0] == of_edge.numel()
+    require(right, "values [E, F] needed, a row an edge", values, of_edge)
+    check_pairs(values.shape[0], forward, backward, of_edge)
     return plain.pair_sums(values, forward, backward)
 
 
@@ -279,6 +288,9 @@ def _(values: Tensor, forward: Tensor, backward: Tensor, of_edge: Tensor) -> Ten
 @operator("weft::pair_rows")
 def _pair_rows(values: Tensor, forward: Tensor, backward: Tensor, of_edge: Tensor) -> Tensor:
     """The row of each edge's pair, [E, F] of [P, F]: adjoint to `pair_sums`."""
+    right = values.ndim == 2 and values.shape[0] == forward.numel()
+    require(right, "values [P, F] needed, a row a pair", values, forward)
+    check_pairs(of_edge.numel(), forward, backward, of_edge)
     return values.index_select(0, of_edge)
 
 
@@ -380,8 +392,13 @@ def sorted_pairs(
         width: of a step, in the unit of `pos`.
     """
     require(pos.ndim == 2 and pos.shape[1] == 3, "positions must be [N, 3]", pos)
-    right = shift is None or shift.shape == (senders.shape[0], 3)
+    edges = senders.numel()
+    right = shift is None or shift.shape == (edges, 3)
     require(right, "shifts must be [E, 3]", shift, senders)
+    require(receivers.shape == senders.shape, "edges must have two ends", senders, receivers)
+    check_range(senders, pos.shape[0])
+    check_range(receivers, pos.shape[0])
+    check_pairs(edges, forward, backward, of_edge)
     if not has_loop(pos, shift):
         vectors = pos[senders.long()] - pos[receivers.long()]
         vectors = vectors if shift is None else vectors + shift
@@ -389,7 +406,9 @@ def sorted_pairs(
         distance, order = squares.clamp(min=_TINY).sqrt().sort(stable=True)
         ranks = torch.empty_like(forward)
         ranks[order] = torch.arange(len(order), dtype=forward.dtype, device=pos.device)
-        return distance, forward[order], backward[order], ranks[of_edge.long()]
+        sorted_ones = (forward[order], backward[order], ranks[of_edge.long()])
+        trust(right_pairs, sorted_ones, edges)
+        return distance, *sorted_ones
     found = (
         pos.new_empty(forward.shape[0]),
         torch.empty_like(forward),
@@ -399,6 +418,7 @@ def sorted_pairs(
     given = (pos, shift, senders, receivers, forward, backward, of_edge)
     arguments: Any = (*map(array_of, given), width, *(t.numpy() for t in found))
     _sort(*arguments)
+    trust(right_pairs, found[1:], edges)
     return found
 
 

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from weft.checked_indices import check_segments
 from weft.kernels import readout_loops as loops
 from weft.kernels.blas import gemm_address
 from weft.kernels.functions import segment_mean, segment_sum
 from weft.kernels.interaction_loops import chunk_of
-from weft.kernels.operator import array_of, require, require_csr, slopes_to_learn_from
+from weft.kernels.operator import array_of, require, slopes_to_learn_from
 from weft.kernels.softplus import shifted_softplus
 from weft.kernels.team import openmp, threads_for
 
@@ -54,7 +55,7 @@ def readout(
         second_bias is None or second_bias.shape == (1,)
     )
     require(right, "biases [M] and [1] needed", first_bias, second_bias)
-    require_csr(h.shape[0], offsets, None)
+    check_segments(h.shape[0], offsets, None, None)
     # As one argument: each tensor that autograd looks at takes microseconds.
     fixed = (offsets, mean)
     learned = (h, first, first_bias, second, second_bias)

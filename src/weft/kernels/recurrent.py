@@ -44,14 +44,8 @@ def gru(
         input_bias: [3 H].
         state_bias: [3 H].
     """
-    width = h.shape[-1]
-    right = x.ndim == h.ndim == 2 and x.shape[0] == h.shape[0]
-    right = right and input_weight.shape == (3 * width, x.shape[-1])
-    right = right and state_weight.shape == (3 * width, width)
-    right = right and input_bias.shape == state_bias.shape == (3 * width,)
     weights = (input_weight, state_weight, input_bias, state_bias)
-    needed = "x [N, I], h [N, H], weights [3 H, I] and [3 H, H], biases [3 H] needed"
-    require(right, needed, x, h, *weights)
+    _check(x, h, *weights)
     same = all(t.dtype == h.dtype for t in (x, *weights))
     fast = has_loop(x, h, *weights) and gemm_address(h.dtype) and same
     # What is exported runs elsewhere, where these loops are not.
@@ -59,6 +53,25 @@ def gru(
         return _plain(x, h, *weights)
     out: Tensor = _gru(x, h, *weights)[0]
     return out
+
+
+def _check(
+    x: Tensor, h: Tensor, input_weight: Tensor, state_weight: Tensor, *biases: Tensor
+) -> None:
+    right = x.ndim == h.ndim == 2 and x.shape[0] == h.shape[0]
+    if right:
+        gates = 3 * h.shape[1]
+        right = input_weight.shape == (gates, x.shape[1])
+        right = right and state_weight.shape == (gates, h.shape[1])
+        right = right and all(bias.shape == (gates,) for bias in biases)
+    needed = "x [N, I], h [N, H], weights [3 H, I] and [3 H, H], biases [3 H] needed"
+    require(right, needed, x, h, input_weight, state_weight, *biases)
+
+
+def _require_one_dtype(*tensors: Tensor) -> None:
+    # The products read one dtype only.
+    same = has_loop(*tensors) and all(t.dtype == tensors[0].dtype for t in tensors)
+    require(same, "all must have one dtype, float32 or float64, on the CPU", *tensors)
 
 
 def _plain(
@@ -86,6 +99,8 @@ def _gru(
     state_bias: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The states, and the gates [N, 4 H]: r, z, n and the state's part of n."""
+    _check(x, h, input_weight, state_weight, input_bias, state_bias)
+    _require_one_dtype(x, h, input_weight, state_weight, input_bias, state_bias)
     rows, width = h.shape
     gates = h.new_empty(rows, 4 * width)
     out = h.new_empty(rows, width)
@@ -137,7 +152,11 @@ def _gru_backward(
     wanted: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients in all that `_gru` takes; that in h is only right if it is `wanted`."""
+    _check(x, h, input_weight, state_weight)
+    _require_one_dtype(x, h, input_weight, state_weight, gates, grad)
     rows, width = h.shape
+    right = grad.shape == h.shape and gates.shape == (rows, 4 * width)
+    require(right, "a gradient [N, H] and gates [N, 4 H] needed", grad, gates)
     chunk, chunks = _chunks_of(rows)
     grad_x, grad_h = x.new_empty(x.shape), h.new_empty(h.shape)
     input_grad = h.new_zeros(chunks, *input_weight.shape)

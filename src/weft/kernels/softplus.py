@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from weft.compiled import compiled
 from weft.kernels.exponential import slope_of, softplus_of
-from weft.kernels.operator import has_loop, operator
+from weft.kernels.operator import has_loop, operator, require
 from weft.kernels.team import openmp, share, threads_for
 
 __all__ = ["shifted_softplus", "softplus_slope"]
@@ -95,6 +95,7 @@ shifted_softplus.register_autograd(_backward, setup_context=_setup)
 @operator("weft::softplus_slope")
 def softplus_slope(y: Tensor, grad: Tensor) -> Tensor:
     """The gradient in x of y = shifted_softplus(x), from y: it need not keep x."""
+    require(y.shape == grad.shape, "y and its gradient must have one shape", y, grad)
     if not has_loop(y, grad):
         return grad * (1 - 0.5 * torch.exp(-y))
     out = torch.empty(y.shape, dtype=y.dtype)

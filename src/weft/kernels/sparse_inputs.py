@@ -10,9 +10,16 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
+from weft.checked_indices import check_range, check_segments
 from weft.kernels import sparse_linear_loops as loops
 from weft.kernels.operator import array_of, operator, require
-from weft.kernels.sparse_linear import check_shapes, dense_weight, has_fast_loop, sum_of_chunks
+from weft.kernels.sparse_linear import (
+    check_pattern,
+    check_shapes,
+    dense_weight,
+    has_fast_loop,
+    sum_of_chunks,
+)
 from weft.kernels.team import openmp, threads_for
 
 __all__ = ["sparse_input_linear"]
@@ -40,14 +47,10 @@ def sparse_input_linear(
         )
     given, places, starts = x.values(), x.col_indices(), x.crow_indices()
     inputs = x.shape[1]
+    require(starts.shape == (x.shape[0] + 1,), "x [B, I] has B + 1 row offsets", x, starts)
     if not has_fast_loop(given, values, bias):
         weight = dense_weight(values, pattern, outputs, inputs)
         return functional.linear(x.to_dense(), weight, bias)
-    # torch may have been told not to check a CSR tensor when it is made.
-    low, high = (int(places.min()), int(places.max())) if places.numel() else (0, 0)
-    require(low >= 0 and high < max(1, inputs), f"a column is outside of 0 to {inputs - 1}", x)
-    right = int(starts[-1]) == places.shape[0] and bool((starts.diff() >= 0).all())
-    require(right and int(starts[0]) == 0, "the row offsets of x must ascend", x)
     out: Tensor = _few_inputs(given, values, bias, places, starts, pattern, outputs)
     return out
 
@@ -55,6 +58,24 @@ def sparse_input_linear(
 def _by_columns(pattern: Tensor, count: int, outputs: int) -> tuple[Tensor, Tensor]:
     """The second half of the pattern, and its `order`."""
     return pattern[count + outputs + 1 :], pattern[pattern.shape[0] - count :]
+
+
+def _check(
+    x_values: Tensor,
+    x_columns: Tensor,
+    x_offsets: Tensor,
+    pattern: Tensor,
+    count: int,
+    outputs: int,
+) -> None:
+    """Refuse what the loops cannot follow; torch may have been told not to check a CSR tensor."""
+    inputs = pattern.numel() - 3 * count - outputs - 2
+    require(outputs >= 0 and inputs >= 0 and pattern.ndim == 1, "a pattern needed", pattern)
+    check_pattern(pattern, outputs, inputs)
+    check_segments(x_values.numel(), x_offsets, None, None)
+    right = x_values.shape == x_columns.shape
+    require(right, "an input has a value and a column", x_values, x_columns)
+    check_range(x_columns, inputs)
 
 
 def _threads(x_values: Tensor, by_columns: Tensor, count: int) -> int:
@@ -72,6 +93,11 @@ def _few_inputs(
     pattern: Tensor,
     outputs: int,
 ) -> Tensor:
+    _check(x_values, x_columns, x_offsets, pattern, values.shape[0], outputs)
+    right = bias is None or bias.shape == (outputs,)
+    require(
+        right and has_fast_loop(x_values, values, bias), "values and bias must fit", values, bias
+    )
     samples = x_offsets.shape[0] - 1
     by_columns, order = _by_columns(pattern, values.shape[0], outputs)
     out = x_values.new_empty(samples, outputs)
@@ -120,6 +146,9 @@ def _few_inputs_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients in the weights by rows [K], and in the bias."""
     samples, outputs = grad.shape
+    _check(x_values, x_columns, x_offsets, pattern, count, outputs)
+    right = x_offsets.shape == (samples + 1,) and grad.dtype == x_values.dtype
+    require(right, "the gradient must have the shape and dtype of the output", grad, x_offsets)
     by_columns, order = _by_columns(pattern, count, outputs)
     chunk = max(1, -(-samples // _CHUNKS))
     chunks = -(-samples // chunk)

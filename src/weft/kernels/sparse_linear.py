@@ -11,12 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from weft.checked_indices import once
+from weft.compiled import compiled
 from weft.kernels import sparse_linear_loops as loops
 from weft.kernels.operator import array_of, has_loop, operator, require
 from weft.kernels.team import openmp, threads_for
 
 __all__ = [
     "Pattern",
+    "check_pattern",
     "check_shapes",
     "dense_weight",
     "has_fast_loop",
@@ -113,7 +116,7 @@ def sparse_linear(
         x: [B, I]; read fastest with strides (1, B).
         values: [K], the weights by rows.
         bias: [O], or None.
-        pattern: where they are, as `pattern_of` made it: the loops trust it.
+        pattern: where they are, as `pattern_of` made it.
         outputs: O.
         relu: give 0 for what is below 0.
     """
@@ -137,12 +140,54 @@ def check_shapes(
         require(right, needed, x, values, bias, pattern)
 
 
+def check_pattern(pattern: Tensor, outputs: int, inputs: int) -> None:
+    """Refuse a pattern that `pattern_of` did not make; the shapes are right."""
+    once(_pattern, (pattern,), outputs, inputs)
+
+
+def _pattern(pattern: Tensor, outputs: int, inputs: int) -> None:
+    right = pattern.dtype == torch.int32 and pattern.is_contiguous()
+    if right:
+        parts = (array_of(part) for part in parts_of(pattern, outputs, inputs))
+        right = bool(_is_pattern(*parts))
+    require(right, f"the pattern of weights [{outputs}, {inputs}] must be pattern_of's", pattern)
+
+
+@compiled()
+def _is_pattern(columns: Any, offsets: Any, rows: Any, column_offsets: Any, order: Any) -> bool:
+    """Whether both halves say the same of the same weights, each once."""
+    count, outputs, inputs = len(columns), len(offsets) - 1, len(column_offsets) - 1
+    for starts in (offsets, column_offsets):
+        if starts[0] != 0 or starts[-1] != count:
+            return False
+        for k in range(1, len(starts)):
+            if starts[k] < starts[k - 1]:
+                return False
+    place = column_offsets[:-1].copy()
+    for row in range(outputs):
+        before = -1
+        for k in range(offsets[row], offsets[row + 1]):
+            column = columns[k]
+            if column <= before or column >= inputs:
+                return False
+            before, at = column, place[column]
+            if at >= column_offsets[column + 1] or rows[at] != row or order[at] != k:
+                return False
+            place[column] = at + 1
+    return True
+
+
 def has_fast_loop(x: Tensor, values: Tensor, bias: Tensor | None) -> bool:
     """Whether the compiled loops take these tensors, here and now."""
     same = x.dtype == values.dtype and x.device == values.device
     same = same and (bias is None or (bias.dtype == x.dtype and bias.device == x.device))
     # What is exported runs elsewhere, where these loops are not.
     return same and has_loop(values) and not torch.compiler.is_exporting()
+
+
+def _of_one_dtype(*tensors: Tensor | None) -> bool:
+    given = [t for t in tensors if t is not None]
+    return has_loop(*given) and all(t.dtype == given[0].dtype for t in given)
 
 
 def _laid_out(x: Tensor) -> tuple[Any, bool]:
@@ -164,6 +209,9 @@ def _blocks_of(samples: int, values: Tensor) -> tuple[int, int, int]:
 def _sparse_linear(
     x: Tensor, values: Tensor, bias: Tensor | None, pattern: Tensor, outputs: int, relu: bool
 ) -> Tensor:
+    check_shapes(x, values, bias, pattern, outputs)
+    check_pattern(pattern, outputs, x.shape[1])
+    require(_of_one_dtype(x, values, bias), "x, values and bias must have one dtype", x, values)
     samples = x.shape[0]
     out = x.new_empty(outputs, samples)
     given = (array_of(values), pattern.numpy(), array_of(bias))
@@ -214,6 +262,12 @@ def _sparse_linear_backward(
     grad: Tensor, x: Tensor, values: Tensor, pattern: Tensor, made: Tensor | None, wanted: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients in x (empty unless `wanted`: the first layer of many has none), values and bias."""
+    right = grad.ndim == 2 and x.ndim == 2 and grad.shape[0] == x.shape[0]
+    right = right and (made is None or made.shape == grad.shape)
+    right = right and _of_one_dtype(x, values, grad, made)
+    require(right, "gradients must have the shape and dtype of the output", grad, x, made)
+    check_shapes(x, values, None, pattern, grad.shape[1])
+    check_pattern(pattern, grad.shape[1], x.shape[1])
     samples, inputs = x.shape
     count, outputs = values.shape[0], grad.shape[1]
     _, chunk, chunks = _blocks_of(samples, values)
@@ -223,7 +277,7 @@ def _sparse_linear_backward(
         openmp(),
         threads_for(2 * count * samples),
         threads_for(chunks * (count + outputs)),
-        (*_laid_out(x), *_laid_out(grad), None if made is None else made.t().numpy()),
+        (*_laid_out(x), *_laid_out(grad), None if made is None else array_of(made.t())),
         array_of(values),
         pattern.numpy()[count + outputs + 1 :],
         wanted,

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.checked_indices import check_range, check_segments, check_transposes
 from weft.kernels import plain
 from weft.kernels import typed_loops as loops
 from weft.kernels.blas import gemm_address
-from weft.kernels.operator import array_of, has_loop, operator, require, require_csr
+from weft.kernels.operator import array_of, has_loop, operator, require
 from weft.kernels.team import openmp, threads_for
 
 __all__ = ["typed_messages"]
@@ -46,25 +47,83 @@ def typed_messages(
         chunk_types: int [C], the type of each chunk of rows.
         chunk_starts: int [C + 1], where chunks begin; each has rows of one type.
     """
+    chunks = (counts, chunk_types, chunk_starts)
+    arguments = (h, weight, bias, *into, *into_t, *out_of, *out_of_t, *chunks)
+    _check_shapes(*arguments)
+    same = weight.dtype == h.dtype and (bias is None or bias.dtype == h.dtype)
+    if not (has_loop(h, weight) and gemm_address(h.dtype) and same):
+        if not torch.compiler.is_compiling():
+            _check_chunks(weight, *chunks)
+        return _plain(h, weight, bias, (*into, *into_t), (*out_of, *out_of_t), *chunks)
+    out: Tensor = _typed(*arguments)
+    return out
+
+
+def _check_shapes(
+    h: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    into_offsets: Tensor,
+    into_columns: Tensor,
+    into_t_offsets: Tensor,
+    into_t_columns: Tensor,
+    out_offsets: Tensor,
+    out_columns: Tensor,
+    out_t_offsets: Tensor,
+    out_t_columns: Tensor,
+    counts: Tensor,
+    chunk_types: Tensor,
+    chunk_starts: Tensor,
+) -> None:
     right = h.ndim == 2 and weight.ndim == 3 and h.shape[1] == weight.shape[1]
     require(right, "h [N, H] and weight [P, H, O] needed", h, weight)
     shape = (weight.shape[0], weight.shape[2])
     require(bias is None or bias.shape == shape, "bias must be [P, O]", bias, weight)
-    plans = (into, into_t, out_of, out_of_t)
-    rows, nodes = counts.shape[0], h.shape[0]
-    for (offsets, _), length in zip(plans, (rows, nodes, nodes, rows), strict=True):
-        require(
-            offsets.shape == (length + 1,), "h must have a row a node, counts one a row", h, counts
-        )
-    require(chunk_starts.shape[0] == chunk_types.shape[0] + 1, "C types, C + 1 starts", chunk_types)
-    flat = tuple(t for plan in plans for t in plan)
-    same = bias is None or bias.dtype == h.dtype
-    if not (has_loop(h, weight) and gemm_address(h.dtype) and weight.dtype == h.dtype and same):
-        chunks = (counts, chunk_types, chunk_starts)
-        return _plain(h, weight, bias, (*into, *into_t), (*out_of, *out_of_t), *chunks)
-    arguments = (h, weight, bias, *flat, counts, chunk_types, chunk_starts)
-    out: Tensor = _typed(*arguments)
-    return out
+    right = into_t_offsets.shape == out_offsets.shape == (h.shape[0] + 1,)
+    right = right and into_offsets.shape == out_t_offsets.shape == (counts.numel() + 1,)
+    require(right and counts.ndim == 1, "h must have a row a node, counts one a row", h, counts)
+    chunks = chunk_types.numel() + 1
+    require(chunk_starts.shape == (chunks,), "C types, C + 1 starts", chunk_types, chunk_starts)
+
+
+def _check_chunks(
+    weight: Tensor, counts: Tensor, chunk_types: Tensor, chunk_starts: Tensor
+) -> None:
+    check_segments(counts.shape[0], chunk_starts, None, None)
+    try:
+        check_range(chunk_types, weight.shape[0])
+    except ValueError:
+        last = int(chunk_types.max()) if chunk_types.numel() else -1
+        needed = f"there is an edge of type {last}, so weight [P, H, O] needs P > {last}"
+        require(last < weight.shape[0], needed, weight)
+        raise
+
+
+def _check(
+    h: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    into_offsets: Tensor,
+    into_columns: Tensor,
+    into_t_offsets: Tensor,
+    into_t_columns: Tensor,
+    out_offsets: Tensor,
+    out_columns: Tensor,
+    out_t_offsets: Tensor,
+    out_t_columns: Tensor,
+    counts: Tensor,
+    chunk_types: Tensor,
+    chunk_starts: Tensor,
+) -> None:
+    """Refuse what a loop could not follow; the loops multiply matrices of one dtype."""
+    into = (into_offsets, into_columns, into_t_offsets, into_t_columns)
+    out_of = (out_offsets, out_columns, out_t_offsets, out_t_columns)
+    _check_shapes(h, weight, bias, *into, *out_of, counts, chunk_types, chunk_starts)
+    same = all(t is None or t.dtype == h.dtype for t in (weight, bias))
+    require(same and has_loop(h), "h, weight and bias must have one dtype", h, weight, bias)
+    check_transposes(*into)
+    check_transposes(out_t_offsets, out_t_columns, out_offsets, out_columns)
+    _check_chunks(weight, counts, chunk_types, chunk_starts)
 
 
 def _plain(
@@ -94,6 +153,9 @@ def _row_sums(
     x: Tensor, offsets: Tensor, columns: Tensor, offsets_t: Tensor, columns_t: Tensor
 ) -> Tensor:
     """A x [R, F] of a 0/1 matrix A [R, M] as CSR, and Aᵀ for the gradient."""
+    check_transposes(offsets, columns, offsets_t, columns_t)
+    right = x.ndim == 2 and x.shape[0] == offsets_t.shape[0] - 1
+    require(right, "x must have a row a column", x, offsets_t)
     return plain.spmm(x, None, columns, offsets, None)
 
 
@@ -131,18 +193,10 @@ def _typed(
     chunk_types: Tensor,
     chunk_starts: Tensor,
 ) -> Tensor:
+    into = (into_offsets, into_columns, into_t_offsets, into_t_columns)
+    out_of = (out_offsets, out_columns, out_t_offsets, out_t_columns)
+    _check(h, weight, bias, *into, *out_of, counts, chunk_types, chunk_starts)
     rows, outputs = into_offsets.shape[0] - 1, weight.shape[2]
-    for offsets, columns in (
-        (into_offsets, into_columns),
-        (into_t_offsets, into_t_columns),
-        (out_offsets, out_columns),
-        (out_t_offsets, out_t_columns),
-    ):
-        require_csr(columns.shape[0], offsets, None)
-    require_csr(rows, chunk_starts, None)
-    last = int(chunk_types.max()) if chunk_types.numel() else 0
-    needed = f"there is an edge of type {last}, so weight [P, H, O] needs P > {last}"
-    require(last < weight.shape[0], needed, weight)
     made = h.new_empty(rows, outputs)
     given = (h, weight, bias, into_columns, into_offsets, counts, chunk_types, chunk_starts)
     arguments = (gemm_address(h.dtype), *map(array_of, given), made.numpy())
@@ -206,6 +260,11 @@ def _typed_backward(
     wanted: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients in h (empty unless `wanted`: the first step of many has none), weight and bias."""
+    into = (into_offsets, into_columns, into_t_offsets, into_t_columns)
+    out_of = (out_offsets, out_columns, out_t_offsets, out_t_columns)
+    _check(h, weight, bias, *into, *out_of, counts, chunk_types, chunk_starts)
+    right = grad.shape == (h.shape[0], weight.shape[2]) and grad.dtype == h.dtype
+    require(right, "the gradient must have the shape and dtype of the output", grad, h, weight)
     rows, chunks = into_offsets.shape[0] - 1, chunk_types.shape[0]
     grad_rows = h.new_empty(rows if wanted else 0, weight.shape[1])
     weight_grad = h.new_empty(chunks, *weight.shape[1:])
