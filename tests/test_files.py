@@ -15,7 +15,14 @@ from typing import BinaryIO
 import pytest
 
 from weft.errors import DataError
-from weft.files import bounded_lines, json_text, write_atomically
+from weft.files import (
+    bounded_lines,
+    json_text,
+    parse_json,
+    read_json,
+    read_object,
+    write_atomically,
+)
 
 
 def test_json_has_no_nan() -> None:
@@ -117,3 +124,55 @@ def test_lines_are_numbered_and_bounded(tmp_path):
     assert next(lines) == (1, "ab\n")
     with pytest.raises(DataError, match=r"a\.txt, line 2: longer than 4 characters"):
         next(lines)
+
+
+BAD_JSON = {
+    "cut": b'{"a": [1, 2',
+    "empty": b"",
+    "not UTF-8": b'{"a": "\xff\xfe"}',
+    "NaN": b'{"a": NaN}',
+    "infinity": b'{"a": -Infinity}',
+    "beyond float": b'{"a": 1e999}',
+    "400 digits": b'{"a": 1' + b"0" * 400 + b"}",
+    "5000 digits": b'{"a": 1' + b"0" * 5000 + b"}",
+    "deep": b"[" * 200 + b"]" * 200,
+    "deeper": b'{"a":' * 100_000,
+}
+
+
+@pytest.mark.parametrize("kind", BAD_JSON)
+def test_bad_json_is_one_sentence_with_the_file(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(BAD_JSON[kind])
+    for read in (read_json, read_object):
+        with pytest.raises(DataError, match=r"a\.json is damaged \(not JSON: ") as caught:
+            read(path, remedy="do it again")
+        assert "\n" not in str(caught.value)
+        assert str(caught.value).endswith("; do it again")
+    with pytest.raises(DataError, match=r"^a\.jsonl, line 7 is not JSON \("):
+        parse_json(BAD_JSON[kind], "a.jsonl, line 7")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[]", "it holds a list, not an object"),
+        ("null", "it holds null, not an object"),
+        ("{}", "it has no field 'a'"),
+        ('{"a": "1"}', "its field 'a' is text, not a whole number or null"),
+    ],
+)
+def test_another_object_is_one_sentence_with_the_field(tmp_path, text, problem) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match=rf"a\.json is damaged \({problem}"):
+        read_object(path, {"a": (int, type(None))})
+
+
+def test_good_json_comes_back(tmp_path: Path) -> None:
+    value = {"a": 2**64, "b": [1.5, -1e308, None, True, "é"], "c": {"d": {}}}
+    path = tmp_path / "a.json"
+    path.write_text(json_text(value), encoding="utf-8")
+    assert read_object(path, {"a": int, "b": object}) == value
+    with pytest.raises(DataError, match=r"none\.json cannot be read \(No such file"):
+        read_json(tmp_path / "none.json")

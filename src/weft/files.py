@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, AnyStr, BinaryIO
+from typing import IO, Any, AnyStr, BinaryIO, NoReturn
 
 from weft.errors import DataError
 
-__all__ = ["LONGEST_LINE", "bounded_lines", "json_text", "write_atomically"]
+__all__ = [
+    "LONGEST_LINE",
+    "bounded_lines",
+    "json_text",
+    "parse_json",
+    "read_json",
+    "read_object",
+    "write_atomically",
+]
 
 LONGEST_LINE = 16 * 2**20
 """Bytes or characters that a line may have: a small compressed file can hold an endless one."""
+
+
+# Far beyond what is ever written, and small enough for every function that walks or converts it.
+_DEEPEST = 100
+_MOST_DIGITS = 40
+_KINDS = {dict: "an object", list: "a list", str: "text", int: "a whole number", float: "a number"}
 
 
 def json_text(
@@ -23,6 +38,114 @@ def json_text(
     """`value` as JSON with null for nan and infinity, which JSON has no words for."""
     plain = json.loads(json.dumps(value, default=default), parse_constant=lambda name: None)
     return json.dumps(plain, indent=indent, allow_nan=False)
+
+
+def parse_json(text: str | bytes, where: str) -> Any:
+    """The JSON value in `text`: its numbers are finite, its lists and objects 100 deep at most.
+
+    Raises:
+        DataError: it is not UTF-8, cut, not JSON, or beyond these limits; `where` begins the
+            message.
+    """
+    try:
+        return _parsed(text)
+    except ValueError as error:
+        raise DataError(f"{where} is not JSON ({error})") from None
+
+
+def _parsed(text: str | bytes, *, finite: bool = True) -> Any:
+    too_deep = f"lists and objects are more than {_DEEPEST} deep"
+    try:
+        decoded = text if isinstance(text, str) else text.decode("utf-8")
+        hooks: dict[str, Any] = (
+            {"parse_constant": _not_finite, "parse_float": _real} if finite else {}
+        )
+        value = json.loads(decoded, parse_int=_whole, **hooks)
+    except RecursionError:
+        raise ValueError(too_deep) from None
+    level = [value]
+    for _ in range(_DEEPEST + 1):
+        level = [
+            part
+            for item in level
+            if isinstance(item, dict | list)
+            for part in (item.values() if isinstance(item, dict) else item)
+        ]
+    if level:
+        raise ValueError(too_deep)
+    return value
+
+
+def _not_finite(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a number")
+
+
+def _real(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text[:20]} is beyond 1e308")
+    return value
+
+
+def _whole(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"a whole number of {len(text)} digits")
+    return int(text)
+
+
+def read_json(path: Path, *, remedy: str = "", finite: bool = True) -> Any:
+    """The JSON value in a file, see `parse_json`; not `finite` lets NaN and infinity pass.
+
+    Raises:
+        DataError: the file cannot be read or its content parsed; the message names it and ends
+            with `remedy`.
+    """
+    try:
+        return _parsed(path.read_bytes(), finite=finite)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror or error})") from None
+    except ValueError as error:
+        raise _damage(path, f"not JSON: {error}", remedy) from None
+
+
+def read_object(
+    path: Path,
+    fields: Mapping[str, type | tuple[type, ...]] | None = None,
+    *,
+    remedy: str = "",
+    finite: bool = True,
+) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Args:
+        path: the file.
+        fields: those that it must have, and of what kind (`object` for any).
+        remedy: what to do with a damaged one.
+        finite: refuse NaN and infinity.
+
+    Raises:
+        DataError: the file cannot be read, holds something else than an object, or a field is
+            missing or of another kind; the message names the file and the field.
+    """
+    value = read_json(path, remedy=remedy, finite=finite)
+    if not isinstance(value, dict):
+        raise _damage(path, f"it holds {_kind(type(value))}, not an object with fields", remedy)
+    for name, kinds in (fields or {}).items():
+        if name not in value:
+            raise _damage(path, f"it has no field '{name}'", remedy)
+        if not isinstance(value[name], kinds):
+            wanted = " or ".join(map(_kind, kinds if isinstance(kinds, tuple) else (kinds,)))
+            found = _kind(type(value[name]))
+            raise _damage(path, f"its field '{name}' is {found}, not {wanted}", remedy)
+    return value
+
+
+def _damage(path: Path, reason: str, remedy: str) -> DataError:
+    return DataError(f"{path} is damaged ({reason})" + (f"; {remedy}" if remedy else ""))
+
+
+def _kind(kind: type) -> str:
+    return _KINDS.get(kind, "null" if kind is type(None) else kind.__name__)
 
 
 def bounded_lines(

@@ -311,3 +311,12 @@ def test_what_is_none_of_these(tmp_path) -> None:
     with pytest.raises(DataError, match=r"config.json is damaged"):
         write_page([tmp_path], tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
+
+
+def test_a_run_whose_files_are_damaged_has_a_page(run, tmp_path) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 1' + "0" * 400 + ', "loss": 1}\n' + "[" * 9999 + "\n{}\n")
+    (run / "summary.json").write_text("[" * 9999)
+    page = page_on(run, out=tmp_path / "page.html")
+    assert "summary.json cannot be read and is left out" in page.words
+    assert "2 of" in page.words

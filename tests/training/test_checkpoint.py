@@ -4,12 +4,14 @@ import os
 import pickle
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save as safetensors_bytes
 from torch import nn
 
 from weft.errors import DataError
@@ -213,3 +215,59 @@ def test_a_cut_checkpoint_stops_the_resume(tmp_path: Path) -> None:
             config=FitConfig(epochs=3, quiet=True),
             run=run,
         )
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "last.pt"])
+def test_a_damaged_byte_is_refused_or_changes_nothing(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    weights = {"a.weight": torch.randn(5, 3), "b": torch.arange(4), "c": torch.tensor(True)}
+    if path.suffix == ".pt":
+        save_checkpoint(path, {"model": weights})
+    else:
+        save_weights(path, weights, {"epoch": 3})
+    whole, rng, refused = path.read_bytes(), np.random.default_rng(0), 0
+    assert all(torch.equal(weights[name], value) for name, value in read_weights(path).items())
+    for place in rng.permutation(len(whole))[:150]:
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << rng.integers(8)
+        path.write_bytes(damaged)
+        try:
+            found = read_weights(path)
+        except DataError:
+            refused += 1
+            continue
+        assert found.keys() == weights.keys()
+        assert all(
+            torch.equal(weights[name], value) and weights[name].dtype == value.dtype
+            for name, value in found.items()
+        )
+    assert refused > 20
+
+
+def test_weights_without_a_checksum_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    for metadata in (None, {"weft": '{"epoch": 1}'}, {"weft": "[]"}):
+        path.write_bytes(safetensors_bytes({"a": torch.ones(2)}, metadata=metadata))
+        assert read_weights(path)["a"].tolist() == [1, 1]
+    path.write_bytes(safetensors_bytes({"a": torch.ones(2)}, metadata={"weft": "[" * 9999}))
+    with pytest.raises(DataError, match=r"weights\.safetensors, its header's entry 'weft'"):
+        read_weights(path)
+
+
+@pytest.mark.parametrize("state", [{}, {"model": [1]}, {"model": None}])
+def test_a_checkpoint_without_a_model_gives_no_weights(tmp_path: Path, state: Any) -> None:
+    save_checkpoint(tmp_path / "last.pt", state)
+    with pytest.raises(DataError, match=r"last\.pt holds no weights of a model"):
+        load_weights(nn.Linear(2, 2), tmp_path)
+
+
+def test_a_checkpoint_that_could_unpack_to_any_size_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, {"model": {"a": torch.zeros(9)}})
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
+    with pytest.raises(DataError, match=r"last\.pt is damaged"):
+        load_checkpoint(path)

@@ -101,3 +101,11 @@ def test_a_full_disk_takes_one_sentence(
     assert threading.excepthook is hook
     # Lines that were logged are whole.
     assert len(read_metrics(disk / "metrics.jsonl")) >= log.lines
+
+
+@pytest.mark.parametrize("line", ["1" + "0" * 400, '{"a": 1' + "0" * 400 + "}", "[" * 9999, "[1]"])
+def test_a_line_of_something_else_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1}}\n{line}\n')
+    with pytest.raises(DataError, match=r"metrics\.jsonl, line 2(?: is not JSON|: not an object)"):
+        read_metrics(path)

@@ -137,3 +137,11 @@ def test_damaged_or_unfit_config(tmp_path: Path) -> None:
     (tmp_path / "b" / "config.json").write_text("{")
     with pytest.raises(DataError, match=r"config\.json is damaged"):
         Run.create(tmp_path / "b", Config(), resume=True)
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", '{"a": 1', "[" * 9999])
+def test_a_damaged_summary_is_named(tmp_path: Path, text: str) -> None:
+    with Run.create(tmp_path / "run", {}) as run:
+        (tmp_path / "run" / "summary.json").write_text(text)
+        with pytest.raises(DataError, match=r"summary\.json is damaged \(.*\); remove it"):
+            run.summarise(a=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
@@ -13,6 +12,7 @@ from rich.console import Console
 from weft.cli.plan_option import PLAN, notes
 from weft.cli.train import crystals_config
 from weft.errors import DataError
+from weft.files import read_object
 from weft.planning.plan import SCHEMA, Target
 from weft.planning.recipes import RecipeName, plan_recipe
 from weft.planning.show import show_plan
@@ -232,8 +232,8 @@ def check_out(path: Path) -> None:
     if not path.exists():
         return
     try:
-        is_plan = json.loads(path.read_text(encoding="utf-8"))["schema"] == SCHEMA
-    except (OSError, ValueError, KeyError, TypeError):
+        is_plan = read_object(path).get("schema") == SCHEMA
+    except DataError:
         is_plan = False
     if not is_plan:
         raise DataError(f"{path} is there already and is no plan; choose another file: --out")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Iterable
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from weft.errors import DataError
 from weft.graphs.graph import Array, Graph
-from weft.graphs.store import MANIFEST
+from weft.graphs.store import MANIFEST, array_sums
 from weft.graphs.table import GraphTable
 
 __all__ = ["checksum", "column_sums", "edges_checksum", "graph_checksums", "table_checksums"]
@@ -87,9 +86,9 @@ def column_sums(table: GraphTable) -> dict[str, int]:
     if table.path is None:
         return {name: _crc32(values) for name, values in arrays.items()}
     try:
-        listed = json.loads((table.path / MANIFEST).read_text(encoding="utf-8"))["arrays"]
-        return {name: listed[name]["crc32"] for name in arrays}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        listed = array_sums(table.path)
+        return {name: listed[name] for name in arrays}
+    except (DataError, KeyError) as error:
         raise DataError(
             f"{table.path / MANIFEST} changed since the table was opened ({error}); "
             "start again when the table is whole"

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from weft.errors import DataError
+from weft.files import read_object
 from weft.graphs.build import table_from_graphs
 from weft.graphs.graph import Array, Graph
 from weft.graphs.schema import TOPOLOGY, Column, Schema, check_schema, infer_schema
@@ -263,15 +264,29 @@ def check_files(path: Path, names: Iterable[str]) -> None:
         _map_array(path / f"{name}.npy", entries[name], check=True)
 
 
+def array_sums(path: Path) -> dict[str, int]:
+    """The CRC-32 of each array of the table in a folder, as its manifest has them.
+
+    Raises:
+        DataError: the folder holds no table, or its manifest is damaged.
+    """
+    try:
+        arrays = _read_manifest(path)["arrays"]
+        return {name: int(entry["crc32"]) for name, entry in arrays.items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{path / MANIFEST} is damaged ({error!r}); build the table again"
+        ) from None
+
+
 def _read_manifest(path: Path) -> dict[str, Any]:
     file = path / MANIFEST
-    try:
-        whole = json.loads(file.read_text(encoding="utf-8"))
-        found, version = whole["format"], whole["version"]
-    except (FileNotFoundError, NotADirectoryError):
-        raise DataError(f"{path} is not a graph table: it has no {MANIFEST}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise DataError(f"{file} is damaged ({error}); build the table again") from None
+    if not file.is_file():
+        raise DataError(f"{path} is not a graph table: it has no {MANIFEST}")
+    fields = {"format": object, "version": object}
+    # A user's metadata may have any number.
+    whole = read_object(file, fields, remedy="build the table again", finite=False)
+    found, version = whole["format"], whole["version"]
     if found != FORMAT:
         raise DataError(f"{file} says format {found!r}, not {FORMAT!r}")
     if version != VERSION:

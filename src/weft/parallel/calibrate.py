@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessException, start_processes
 
 from weft.errors import DataError
+from weft.files import read_object
 from weft.graphs import Graph, assemble, table_from_graphs
 from weft.kernels import spmm
 from weft.parallel.cost import product_bytes
@@ -93,7 +94,7 @@ def calibrate(ranks: int = 2) -> Calibration:
             for process in context.processes:
                 if process.is_alive():
                     process.kill()
-        measured = json.loads((Path(folder) / "links.json").read_text(encoding="utf-8"))
+        measured = read_object(Path(folder) / "links.json")
     # After the ranks have ended: they would take the processor away.
     flops, spmm_bytes = local_rates()
     links = {int(size): Link(**link) for size, link in measured.items()}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import get_args
 
 from weft.errors import DataError
-from weft.files import write_atomically
+from weft.files import read_object, write_atomically
 from weft.parallel.recorder import Along
 
 __all__ = ["NETWORKS", "Link", "Machine", "load_machine", "save_machine"]
@@ -91,12 +91,11 @@ def load_machine(path: Path) -> Machine:
         DataError: it is not one; the message names the field.
     """
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = read_object(path, {"link": dict})
         links = {name: Link(**link) for name, link in fields.pop("links", {}).items()}
         return Machine(link=Link(**fields.pop("link")), links=links, **fields)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        what = f"no {error}" if isinstance(error, KeyError) else str(error)
+    except (ValueError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{path} does not describe a machine ({what}); `weft plan full-graph --calibrate "
+            f"{path} does not describe a machine ({error}); `weft plan full-graph --calibrate "
             "--save FILE` writes one"
         ) from error

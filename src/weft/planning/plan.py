@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from weft.batching import BatchingConfig
 from weft.errors import DataError
-from weft.files import json_text, write_atomically
+from weft.files import json_text, parse_json, write_atomically
 from weft.planning.candidate import Candidate
 from weft.training.compilation import CompileMode
 
@@ -191,16 +190,15 @@ class Plan:
             DataError: there is none, or the file is something else; one sentence says what.
         """
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
+            value = parse_json(path.read_bytes(), str(path))
         except OSError as error:
             raise DataError(
                 f"cannot read the plan {path}: {error.strerror}; make one with `weft plan RECIPE "
                 f"--out {path}`"
             ) from None
-        except ValueError:
+        except DataError as error:
             raise DataError(
-                f"{path} is not JSON, so it is no plan; make one with `weft plan RECIPE --out "
-                "plan.json`"
+                f"{error}, so it is no plan; make one with `weft plan RECIPE --out plan.json`"
             ) from None
         return cls.from_json(value, str(path))
 

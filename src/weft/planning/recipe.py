@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from weft.graphs import Array, GraphTable
-from weft.graphs.store import MANIFEST
+from weft.graphs.store import array_sums
 from weft.planning.candidate import Candidate
 from weft.planning.halving import Waves
 from weft.planning.plan import Measured, Plan
@@ -100,8 +100,7 @@ def content_of(table: GraphTable) -> str:
     if table.path is None:
         offsets = {"(nodes)": table.node_offsets, "(edges)": table.edge_offsets}
         return content_of_arrays({**table.columns, **offsets})
-    manifest = json.loads((table.path / MANIFEST).read_text(encoding="utf-8"))
-    return _hash({name: entry["crc32"] for name, entry in manifest["arrays"].items()})
+    return _hash(array_sums(table.path))
 
 
 def content_of_arrays(arrays: Mapping[str, Array]) -> str:

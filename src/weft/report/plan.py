@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from weft.errors import DataError
+from weft.files import read_object
 from weft.planning import Plan
 from weft.planning.plan import CHOSEN, SCHEMA, Measured
 from weft.report.figures import curves, intervals
@@ -24,12 +24,10 @@ FORMULAS = "weft plan 1"
 def read_plan(path: Path) -> dict[str, Any] | None:
     """The JSON values of a plan's file; None of a file that is something else."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        value = read_object(path)
+    except DataError:
         return None
-    if isinstance(value, dict) and value.get("schema") in (SCHEMA, FORMULAS):
-        return value
-    return None
+    return value if value.get("schema") in (SCHEMA, FORMULAS) else None
 
 
 def plan_chapter(path: Path, value: Mapping[str, Any]) -> Chapter:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import DataError
+from weft.files import parse_json, read_object
 from weft.report.figures import Points
 
 __all__ = ["RunRecord", "flat", "is_run", "read_run"]
@@ -119,13 +119,8 @@ def read_run(folder: Path) -> RunRecord:
     Raises:
         DataError: config.json, without which nothing can be said, is damaged.
     """
-    try:
-        whole = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        config, sessions = whole["config"], whole["sessions"]
-        if not isinstance(config, dict) or not isinstance(sessions, list):
-            raise TypeError("no config with sessions")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder / CONFIG} is damaged ({error}); no page can be made") from error
+    fields = {"config": dict, "sessions": list}
+    whole = read_object(folder / CONFIG, fields, remedy="no page can be made")
     warnings: list[str] = []
     parts = {
         name: _object(folder / f"{file}.json", warnings)
@@ -138,8 +133,8 @@ def read_run(folder: Path) -> RunRecord:
     }
     return RunRecord(
         folder=folder,
-        config=config,
-        sessions=[session for session in sessions if isinstance(session, dict)],
+        config=whole["config"],
+        sessions=[session for session in whole["sessions"] if isinstance(session, dict)],
         rows=_rows(folder / "metrics.jsonl", warnings),
         warnings=warnings,
         **parts,
@@ -161,13 +156,10 @@ def _object(path: Path, warnings: list[str]) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        value = None
-    if isinstance(value, dict):
-        return value
-    warnings.append(f"{path.name} cannot be read and is left out.")
-    return {}
+        return read_object(path)
+    except DataError:
+        warnings.append(f"{path.name} cannot be read and is left out.")
+        return {}
 
 
 def _rows(path: Path, warnings: list[str]) -> list[dict[str, Any]]:
@@ -179,8 +171,8 @@ def _rows(path: Path, warnings: list[str]) -> list[dict[str, Any]]:
     rows, damaged = [], []
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line)
-        except ValueError:
+            row = parse_json(line, path.name)
+        except DataError:
             row = None
         if isinstance(row, dict):
             rows.append(row)

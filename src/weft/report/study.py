@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from weft.errors import DataError
+from weft.files import read_object
 from weft.report.numbers import plain
 from weft.report.page import Block, Chapter, Code, Figure, Part, Picture, Table, Words
 from weft.report.svg import inlined
@@ -32,11 +32,9 @@ def study_chapter(folder: Path) -> Chapter:
     Raises:
         DataError: results.json is damaged.
     """
-    try:
-        values = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-        schema, command = str(values["schema"]), str(values["command"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder / RESULTS} is damaged ({error!r}); no page can be made") from None
+    fields = {"schema": str, "command": str}
+    values = read_object(folder / RESULTS, fields, remedy="no page can be made")
+    schema, command = values["schema"], values["command"]
     try:
         text = (folder / TABLES).read_text(encoding="utf-8")
     except OSError:

@@ -14,7 +14,6 @@ only these very pages are accepted.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from weft.errors import DataError
-from weft.files import write_atomically
+from weft.files import parse_json, write_atomically
 from weft.graphs import Array, Graph, GraphTable, write_table
 from weft.sources.crystals import crystal_graph, crystal_schema, lattice_vectors
 from weft.sources.download import _reason
@@ -216,9 +215,9 @@ def _body(url: str) -> bytes:
 def _entries(body: bytes, where: str) -> list[dict[str, Any]]:
     """The entries of a page, in both forms that AFLUX has had."""
     try:
-        answer = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON ({error}): {body[:60]!r}") from None
+        answer = parse_json(body, where)
+    except DataError as error:
+        raise DataError(f"{error}: {body[:60]!r}") from None
     entries = list(answer.values()) if isinstance(answer, dict) else answer
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise DataError(f"{where}: {body[:60]!r} is no list of entries")

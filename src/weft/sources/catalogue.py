@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import DataError
+from weft.files import read_object
 from weft.graphs import Graph, GraphTable, write_table
 from weft.sources.aflow import AflowQuery, aflow_pages, aflow_table, fetch_aflow
 from weft.sources.atoms import atoms_table
@@ -213,10 +214,9 @@ def _size_and_time(file: Path | os.DirEntry[str]) -> list[int]:
 def _check_asked(found: GraphTable, asked: dict[str, Any], command: str) -> None:
     """A cached table must not pass for another one; what is not given now may be anything."""
     assert found.path is not None
-    try:
-        built = json.loads((found.path / _ASKED).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not (found.path / _ASKED).exists():
         return  # a table that somebody put there
+    built = read_object(found.path / _ASKED, dict.fromkeys(asked, object))
     for what, now in asked.items():
         if now and now != built[what]:
             raise DataError(

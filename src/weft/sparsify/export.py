@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from weft.errors import DataError
-from weft.files import write_atomically
+from weft.files import parse_json, write_atomically
 from weft.sparsify.compaction import compact
 from weft.sparsify.layers import to_dense
 from weft.sparsify.masks import Masks
@@ -90,7 +90,9 @@ def load_csr(path: Path | str) -> dict[str, Tensor]:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             # Older files have no shared weights.
-            shapes, shared = (dict(json.loads(header.get(key, "{}"))) for key in (_SHAPES, _SHARED))
+            shapes, shared = (
+                dict(parse_json(header.get(key, "{}"), str(path))) for key in (_SHAPES, _SHARED)
+            )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError, TypeError) as error:
         raise DataError(f"{path} cannot be read as safetensors: {error}") from error

@@ -166,7 +166,7 @@ class CommunicationResults(Provenance):
             )
         except DataError:
             raise
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
                 f"{folder / RESULTS} is not the file of a study of communication; choose another "
                 "folder"

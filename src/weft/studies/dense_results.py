@@ -88,7 +88,7 @@ class DenseResults(Provenance):
             )
         except DataError:
             raise
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
                 f"{folder / RESULTS} is not the file of a study of dense hardware; choose another "
                 "folder"

@@ -82,7 +82,7 @@ class StudyResults(Provenance):
             )
         except DataError:
             raise
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
                 f"{folder / RESULTS} is not the file of a batching study; choose another folder"
             ) from error

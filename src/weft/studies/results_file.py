@@ -17,7 +17,7 @@ import torch
 
 import weft
 from weft.errors import DataError
-from weft.files import json_text, write_atomically
+from weft.files import json_text, read_object, write_atomically
 
 __all__ = ["RESULTS", "Provenance", "read_results", "write_results"]
 
@@ -69,10 +69,13 @@ def read_results(folder: Path, schema: str, config: Any) -> dict[str, Any]:
 
     Raises:
         DataError: it is of a study with other settings.
-        ValueError: it is no such file; KeyError and TypeError say the same.
+        ValueError: it is no such file.
     """
     path = folder / RESULTS
-    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        values = read_object(path, {"schema": str, "config": dict})
+    except DataError as error:
+        raise ValueError(str(error)) from None
     if values["schema"] != schema:
         raise ValueError(values["schema"])
     for name, value in json.loads(json_text(asdict(config))).items():

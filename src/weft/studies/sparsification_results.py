@@ -80,7 +80,7 @@ class SparsificationResults(Provenance):
             )
         except DataError:
             raise
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
                 f"{folder / RESULTS} is not the file of a study of sparsification; choose another "
                 "folder"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from weft.sources import EdgeList
 from weft.sparsify import FlopCount, count_flops, rigl_step_flops
 from weft.studies.sparsification_settings import SparsificationStudy, Task
 from weft.training.links import LinksConfig, PreparedLinks, prepare_links, train_links
+from weft.training.metrics import read_metrics
 from weft.training.nodes import NodesConfig, PreparedNodes, prepare_nodes, train_nodes
 from weft.training.run import Run
 from weft.walks import sparse_embedding
@@ -226,8 +226,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _curve(path: Path, metric: str) -> list[float]:
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [line[metric] for line in lines if metric in line]
+    return [line[metric] for line in read_metrics(path) if metric in line]
 
 
 def _flops(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import io
-import pickle
 import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 
 from weft.errors import DataError
-from weft.files import json_text, write_atomically
+from weft.files import json_text, parse_json, write_atomically
 
 __all__ = [
     "CHECKPOINT",
@@ -37,6 +37,7 @@ CHECKPOINT = "last.pt"
 WEIGHTS = "weights.safetensors"
 _FORMAT = "weft checkpoint"
 _VERSION = 1
+_SUM = "sha256"
 # With tensors, lists, tuples and dicts: what torch.load(weights_only=True) gives back.
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), torch.Size, torch.dtype)
 
@@ -90,17 +91,24 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     try:
         # torch does not look at the archive's checksums: a flipped bit would become a weight.
         with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
+            packed = [
+                part.filename
+                for part in archive.infolist()
+                if part.compress_type != zipfile.ZIP_STORED
+            ]
+            # torch never packs; a part that is could unpack to any size.
+            damaged = packed[0] if packed else archive.testzip()
         if damaged is not None:
             raise DataError(f"{path} is damaged (its part {damaged} has changed); {remedy}")
         state = torch.load(path, map_location="cpu", weights_only=True)
     except DataError:
         raise
-    except (zipfile.BadZipFile, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-        reason = str(error).split("\n")[0].split(". ")[0]
-        raise DataError(f"{path} is cut, damaged or no checkpoint ({reason}); {remedy}") from error
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}; {remedy}") from error
+    # A damaged archive can fail anywhere in torch's reader, with that place's own error.
+    except Exception as error:
+        reason = str(error).split("\n")[0].split(". ")[0] or type(error).__name__
+        raise DataError(f"{path} is cut, damaged or no checkpoint ({reason}); {remedy}") from error
     if not isinstance(state, dict) or state.get("format") != _FORMAT:
         raise DataError(
             f"{path} holds something else than a weft checkpoint; to start from a model's weights "
@@ -160,15 +168,28 @@ def put_weights(model: nn.Module, weights: Mapping[str, Any], source: str) -> No
 
 
 def save_weights(path: Path, weights: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Write a state_dict's tensors as safetensors, with the JSON values `about` in the header."""
+    """Write a state_dict's tensors as safetensors, with the JSON values `about` in the header.
+
+    The header's entry `weft` has a checksum of the tensors beside them: safetensors has none.
+    """
     # Clones: safetensors refuses two names for one memory, which tied weights are.
     tensors = {
         name: value.detach().cpu().contiguous().clone()
         for name, value in weights.items()
         if isinstance(value, Tensor)
     }
-    whole = safetensors_bytes(tensors, metadata={"weft": json_text(dict(about))})
+    header = json_text({**about, _SUM: _sum_of(tensors)})
+    whole = safetensors_bytes(tensors, metadata={"weft": header})
     write_atomically(path, lambda file: file.write(whole))
+
+
+def _sum_of(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, dtypes, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name}\n{tensor.dtype}\n{list(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -185,13 +206,24 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not path.exists():
         raise DataError(f"{path} does not exist; weights come from a .safetensors, .pt or a run")
     if path.suffix == ".pt":
-        weights: dict[str, Tensor] = load_checkpoint(path)["model"]
+        weights = load_checkpoint(path).get("model")
+        if not isinstance(weights, dict):
+            raise DataError(f"{path} holds no weights of a model; take another checkpoint")
         return weights
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            header = (file.metadata() or {}).get("weft", "{}")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise DataError(f"{path} is not a whole safetensors file ({error})") from error
+    about = parse_json(header, f"{path}, its header's entry 'weft'")
+    # Files of others, and of earlier versions, have none.
+    wanted = about.get(_SUM) if isinstance(about, dict) else None
+    if wanted is not None and wanted != _sum_of(tensors):
+        raise DataError(
+            f"{path} is damaged (its checksum is wrong); take the weights of another file"
+        )
+    return tensors
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:

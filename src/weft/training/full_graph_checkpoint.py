@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_distribu
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from weft.errors import DataError
-from weft.files import json_text, write_atomically
+from weft.files import json_text, read_object, write_atomically
 from weft.sources.pickles import check_pickle
 
 __all__ = ["Checkpoints", "Saved", "last_epoch", "rank0_says"]
@@ -38,6 +38,14 @@ CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints in that of a run."""
 
 _MANIFEST = "manifest.json"
+_FIELDS: dict[str, type] = {
+    "format": str,
+    "version": int,
+    "epoch": int,
+    "fingerprint": dict,
+    "progress": dict,
+    "files": dict,
+}
 _FORMAT = "weft full-graph checkpoint"
 _VERSION = 1
 _KEPT = 2
@@ -233,15 +241,15 @@ def _folders(folder: Path) -> list[Path]:
 def _newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     for path in _folders(folder):
         try:
-            manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
-            if manifest["format"] != _FORMAT or not isinstance(manifest["epoch"], int):
+            manifest = read_object(path / _MANIFEST, _FIELDS)
+            if manifest["format"] != _FORMAT:
                 continue
             version = manifest["version"]
             if version == _VERSION and all(
                 _sum(path / Path(name).name) == sum_ for name, sum_ in manifest["files"].items()
             ):
                 return path, manifest
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, DataError):
             continue
         if version != _VERSION:
             raise DataError(

@@ -13,7 +13,7 @@ import numpy as np
 
 from weft.errors import DataError
 from weft.graphs import Array, Graph, GraphTable, open_table, symmetrised
-from weft.graphs.store import MANIFEST
+from weft.graphs.store import MANIFEST, array_sums
 from weft.parallel.grid import Grid
 from weft.parallel.prepare import prepare
 from weft.parallel.shards import KIND
@@ -235,8 +235,7 @@ def _source(
 
 def _table_stamp(table: GraphTable) -> Any:
     assert table.path is not None
-    manifest = json.loads((table.path / MANIFEST).read_text(encoding="utf-8"))
-    return {name: entry["crc32"] for name, entry in manifest["arrays"].items()}
+    return array_sums(table.path)
 
 
 def _stamp(path: Path) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 import torch.distributed as dist
 
 from weft.errors import DataError
-from weft.files import write_atomically
+from weft.files import read_object, write_atomically
 from weft.graphs import Array, GraphTable, open_table
 from weft.parallel.grid import Grid, grid_of
 from weft.parallel.network import GridNetwork
@@ -56,10 +55,9 @@ class TrainedNodes:
 def is_of_full_graph(run: Path) -> bool:
     """Whether the folder `run` holds a run of the recipe for one big graph."""
     try:
-        about = json.loads((run / ABOUT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return bool(read_object(run / ABOUT).get("kind") == KIND)
+    except DataError:
         return False
-    return isinstance(about, dict) and about.get("kind") == KIND
 
 
 def load_nodes(run: Path) -> TrainedNodes:
@@ -69,17 +67,20 @@ def load_nodes(run: Path) -> TrainedNodes:
         DataError: it is not a run of this recipe, or damaged.
     """
     try:
-        about: dict[str, Any] = json.loads((run / ABOUT).read_text(encoding="utf-8"))
+        about = read_object(
+            run / ABOUT,
+            {"config": dict, "features": int, "classes": int, "table": (str, type(None))},
+        )
         config = from_json(FullGraphConfig, about["config"])
         return TrainedNodes(
             folder=run,
             # Where it was trained says nothing of this machine.
             config=dataclasses.replace(config, device="auto"),
-            features=int(about["features"]),
-            classes=int(about["classes"]),
+            features=about["features"],
+            classes=about["classes"],
             table=None if about["table"] is None else Path(about["table"]),
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise DataError(f"{run} holds no run of `weft train full-graph` ({error})") from error
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,11 @@ import numpy as np
 from torch import Tensor
 
 from weft.errors import DataError
-from weft.files import json_text, write_atomically
+from weft.files import json_text, read_json, read_object, write_atomically
 from weft.graphs import Array
 from weft.sources.labelled import text_lines
 from weft.training.checkpoint import read_weights, save_weights
+from weft.training.run import CONFIG
 
 __all__ = ["KeptInputs", "keep_inputs", "kept_inputs", "kind_of"]
 
@@ -109,10 +109,9 @@ def _write(path: Path, text: str) -> None:
 def kind_of(run: Path) -> str | None:
     """The recipe of the run in a folder, if it kept its inputs."""
     try:
-        about = json.loads((run / _ABOUT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return str(read_object(run / _ABOUT, {"kind": object})["kind"])
+    except DataError:
         return None
-    return str(about["kind"]) if isinstance(about, dict) and "kind" in about else None
 
 
 def kept_inputs(run: Path, kind: str) -> KeptInputs:
@@ -124,10 +123,10 @@ def kept_inputs(run: Path, kind: str) -> KeptInputs:
     if kind_of(run) != kind:
         raise DataError(f"{run} holds no run of `weft train {kind}` that can predict")
     try:
-        config = json.loads((run / "config.json").read_text(encoding="utf-8"))["config"]
-        about = json.loads((run / _ABOUT).read_text(encoding="utf-8"))
-        names = json.loads((run / _NAMES).read_text(encoding="utf-8"))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        config = read_object(run / CONFIG, {"config": dict})["config"]
+        about = read_object(run / _ABOUT)
+        names = read_json(run / _NAMES)
+    except DataError as error:
         raise DataError(f"the run in {run} cannot be read ({error})") from None
     if not isinstance(names, list):
         raise DataError(f"{run / _NAMES} holds no list of names: the run is damaged")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from weft.errors import DataError
-from weft.files import json_text, write_atomically
+from weft.files import json_text, parse_json, write_atomically
 
 __all__ = ["MetricsLog", "read_metrics"]
 
@@ -142,8 +141,8 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
         raise DataError(f"{path} does not exist")
     objects = []
     for number, line in enumerate(_whole_lines(path), start=1):
-        try:
-            objects.append(json.loads(line))
-        except ValueError as error:
-            raise DataError(f"{path}, line {number} is not JSON ({error})") from error
+        value = parse_json(line, f"{path}, line {number}")
+        if not isinstance(value, dict):
+            raise DataError(f"{path}, line {number}: not an object of a step's values")
+        objects.append(value)
     return objects

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-import json
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +16,14 @@ import torch
 
 from weft.batching import GraphLoader, evaluation_sampler
 from weft.errors import DataError
-from weft.files import write_atomically
+from weft.files import read_object, write_atomically
 from weft.graphs import Array, GraphTable, open_table
 from weft.models import energy_and_forces
 from weft.models.scaling import Standardised, TargetScale
 from weft.sources import atoms_table, cif_csv_table, crystals_table, with_neighbours
 from weft.sources.elements import ATOMIC_NUMBERS
 from weft.training.checkpoint import load_weights
+from weft.training.run import CONFIG
 from weft.training.structure_data import check_energy, check_periodicity, reader_of
 from weft.training.structures import ABOUT, BEFORE, StructuresConfig, make_network
 
@@ -82,18 +82,23 @@ def load_structures(run: Path) -> TrainedStructures:
     Raises:
         DataError: no such run, or one of another recipe.
     """
+    for name in (CONFIG, ABOUT):
+        if not (run / name).is_file():
+            raise DataError(
+                f"{run} holds no run of `weft train molecules`, `crystals` or `programs` (no "
+                f"{run / name})"
+            )
     try:
-        asked = json.loads((run / "config.json").read_text(encoding="utf-8"))["config"]
-        about = json.loads((run / ABOUT).read_text(encoding="utf-8"))
+        asked = read_object(run / CONFIG, {"config": dict})["config"]
+        about = read_object(
+            run / ABOUT, {"elements": list, "unit": object, "trained_elements": list}
+        )
         config = from_json(StructuresConfig, {**BEFORE, **asked}).settled()
         known, unit = tuple(about["elements"]), str(about["unit"])
         elements = tuple(about["trained_elements"])
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise DataError(
-            f"{run} holds no run of `weft train molecules`, `crystals` or `programs` (no "
-            f"{error.filename})"
-        ) from None
-    except (ValueError, KeyError, TypeError) as error:
+        if not all(isinstance(number, int) for number in (*known, *elements)):
+            raise ValueError(f"{run / ABOUT}: its elements are not atomic numbers")
+    except (ValueError, TypeError) as error:
         raise DataError(f"the run in {run} cannot be read ({error})") from None
     model = Standardised(make_network(config, known), TargetScale())
     load_weights(model, run)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 
 from weft.batching import BatchingConfig, evaluation_sampler
 from weft.errors import DataError
+from weft.files import read_object
 from weft.graphs import assemble, table_from_graphs
 from weft.layout import TypedEdges
 from weft.models.ggnn import GGNN, candidate_log_probabilities
@@ -27,6 +27,7 @@ from weft.training.program_config import ProgramsConfig
 from weft.training.program_data import step_budget
 from weft.training.program_findings import Finding
 from weft.training.programs import ABOUT, KIND, make_ggnn
+from weft.training.run import CONFIG
 
 __all__ = ["Inspection", "TrainedNetwork", "inspect_code", "is_of_programs", "load_programs"]
 
@@ -74,10 +75,9 @@ class Inspection:
 def is_of_programs(run: Path) -> bool:
     """Whether the folder `run` holds a run of the recipe for programs."""
     try:
-        about = json.loads((run / ABOUT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return bool(read_object(run / ABOUT).get("kind") == KIND)
+    except DataError:
         return False
-    return isinstance(about, dict) and about.get("kind") == KIND
 
 
 def load_programs(run: Path) -> TrainedNetwork:
@@ -89,11 +89,11 @@ def load_programs(run: Path) -> TrainedNetwork:
     if not is_of_programs(run):
         raise DataError(f"{run} holds no run of `weft train programs`")
     try:
-        asked = json.loads((run / "config.json").read_text(encoding="utf-8"))["config"]
-        about = json.loads((run / ABOUT).read_text(encoding="utf-8"))
+        asked = read_object(run / CONFIG, {"config": dict})["config"]
+        about = read_object(run / ABOUT, {"num_types": int, "vocabulary": int})
         config = from_json(ProgramsConfig, asked)
         sizes = {name: int(about[name]) for name in ("num_types", "vocabulary")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise DataError(f"the run in {run} cannot be read ({error})") from None
     model = make_ggnn(config, **sizes)
     load_weights(model, run)

@@ -17,7 +17,7 @@ import torch
 
 import weft
 from weft.errors import DataError
-from weft.files import json_text, write_atomically
+from weft.files import json_text, read_object, write_atomically
 from weft.training.checkpoint import CHECKPOINT, WEIGHTS
 from weft.training.hardware import hardware
 from weft.training.metrics import MetricsLog
@@ -143,7 +143,8 @@ class Run:
     def summarise(self, **values: Any) -> None:
         """Add JSON values to summary.json."""
         path = self.folder / SUMMARY
-        earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        remedy = "remove it, the run writes it anew"
+        earlier = read_object(path, remedy=remedy) if path.exists() else {}
         _write_json(path, {**earlier, **values})
 
     def close(self) -> None:
@@ -230,16 +231,11 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        whole = json.loads(path.read_text(encoding="utf-8"))
-        data = whole.get("data")
-        return {
-            "config": whole["config"],
-            "sessions": list(whole["sessions"]),
-            "data": None if data is None else dict(data),
-        }
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged ({error}); choose another folder") from error
+    fields = {"config": object, "sessions": list}
+    whole = read_object(path, fields, remedy="choose another folder")
+    if not isinstance(whole.setdefault("data", None), dict | None):
+        raise DataError(f"{path} is damaged (its field 'data' is no object); choose another folder")
+    return whole
 
 
 def recorded_config(folder: Path) -> dict[str, Any] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,6 +11,7 @@ import torch
 
 from weft.batching import BatchingConfig, GraphSampler
 from weft.errors import DataError
+from weft.files import read_object
 from weft.graphs import Array, GraphBatch, GraphTable, assemble
 from weft.layout import band_statistics
 from weft.layout.choice import LayoutConfig, adjacency_of, measured_choice
@@ -80,9 +80,9 @@ def settled_in(folder: Path, config: ProgramsConfig) -> ProgramsConfig:
     Another measurement may come out otherwise, and a run is only resumed with the same config.
     """
     try:
-        asked = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["config"]
+        asked = read_object(folder / CONFIG, {"config": dict})["config"]
         earlier = from_json(ProgramsConfig, asked)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, TypeError):
         return config
     layout = earlier.layout if config.layout.form == "auto" else config.layout
     return dataclasses.replace(config, nodes=config.nodes or earlier.nodes, layout=layout)
