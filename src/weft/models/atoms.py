@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.graphs import GraphBatch
-from weft.kernels import segment_mean, segment_sum
+from weft.kernels import gather_receivers, gather_senders, segment_mean, segment_sum
 from weft.kernels.pairs import EdgePairs, pair_spmm, sorted_pairs
 
 __all__ = [
@@ -97,15 +97,13 @@ def edge_vectors(batch: GraphBatch, edges: Tensor | None = None) -> Tensor:
 
     Args:
         batch: with the node column `pos` and, where anything is periodic, the edge column `shift`.
-        edges: int [P], only these edges.
+        edges: int [P], only these edges, each once.
     """
     pos, shift = batch.nodes["pos"], batch.edges.get("shift")
-    senders, receivers = batch.senders, batch.receivers
-    if edges is not None:
-        senders, receivers = senders[edges], receivers[edges]
-        shift = shift if shift is None else shift[edges]
-    vectors = pos.index_select(0, senders) - pos.index_select(0, receivers)
-    return vectors if shift is None else vectors + shift
+    # Not pos[senders]: its gradient adds up a node's edges with atomics on a GPU.
+    vectors = gather_senders(batch, pos) - gather_receivers(batch, pos)
+    vectors = vectors if shift is None else vectors + shift
+    return vectors if edges is None else vectors.index_select(0, edges)
 
 
 def lengths(vectors: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from weft.graphs import GraphBatch
 from weft.kernels import dropout, gru, segment_max, segment_sum
 from weft.kernels.operator import require
+from weft.kernels.operators import gather
 from weft.layout import TypedEdges
 from weft.sources.program_graph import CANDIDATE, NUM_TYPES, SLOT, VOCABULARY
 
@@ -202,7 +203,7 @@ def candidate_log_probabilities(batch: GraphBatch, scores: Tensor) -> Tensor:
     top = top.masked_fill(top == -math.inf, 0.0)
     shifted = masked - top.index_select(0, graph)
     total = segment_sum(shifted.exp(), offsets, graph).clamp(min=torch.finfo(scores.dtype).tiny)
-    return (shifted - total.log().index_select(0, graph))[:, 0]
+    return (shifted - gather(total.log(), graph, offsets, None))[:, 0]
 
 
 def candidate_loss(
