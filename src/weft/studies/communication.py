@@ -147,7 +147,10 @@ def _accuracies(results: CommunicationResults, graph: Graph, folder: Path, *, qu
         TemporaryDirectory(prefix="weft-study-") as place,
         progress_bar("accuracies", len(groups), show=not quiet, count=True) as move,
     ):
-        tables = PreparedTables(graph, Path(place), partition=config.partition, seed=config.seed)
+        # Rounding of float32 grows with the epochs, and hides a real difference.
+        tables = PreparedTables(
+            graph, Path(place), partition=config.partition, seed=config.seed, dtype="float64"
+        )
         for number, grids in enumerate(groups):
             method = METHODS["sparsity-aware"]
             runs = []
@@ -162,7 +165,6 @@ def _accuracies(results: CommunicationResults, graph: Graph, folder: Path, *, qu
                         hidden=config.hidden,
                         epochs=config.epochs,
                         dropout=0.5,
-                        # Rounding of float32 grows with the epochs, and hides a real difference.
                         dtype="float64",
                         scored=True,
                         seed=config.seed,

@@ -228,10 +228,20 @@ class PreparedTables:
         folder: for the tables.
         partition: of the nodes for the sparsity-aware method; blocks of others stay in order.
         seed: of the partition.
+        dtype: of the normalised matrix.
     """
 
-    def __init__(self, graph: Graph, folder: Path, *, partition: str, seed: int = 0) -> None:
-        self.graph, self.folder, self.partition, self.seed = graph, folder, partition, seed
+    def __init__(
+        self,
+        graph: Graph,
+        folder: Path,
+        *,
+        partition: str,
+        seed: int = 0,
+        dtype: str = "float32",
+    ) -> None:
+        self.graph, self.folder, self.partition = graph, folder, partition
+        self.seed, self.dtype = seed, dtype
 
     def table(self, method: Method, grid: Grid) -> GraphTable:
         """The table for a method on a grid.
@@ -245,7 +255,9 @@ class PreparedTables:
         path = self.folder / f"{how}-{blocks}.weft"
         if path.exists():
             return open_table(path)
-        return prepare(self.graph, path, blocks=blocks, partition=how, seed=self.seed)
+        return prepare(
+            self.graph, path, blocks=blocks, partition=how, seed=self.seed, dtype=self.dtype
+        )
 
 
 def grid_label(grid: Grid) -> str:
