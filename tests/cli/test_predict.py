@@ -125,7 +125,7 @@ def test_new_structures_that_cannot_be_predicted(mistake, tmp_path, run):
     for name, atoms, named in (
         ("cl", Atoms("HCl", [[0, 0, 0], [0, 0, 1.3]]), "structure 0: atom 1 is Cl, an element"),
         ("place", Atoms("HH", [[0, 0, 0]] * 2), "atoms 0 and 1 are in one place"),
-        ("crystal", Atoms("H", cell=[3, 3, 3], pbc=True), "structure 0 is periodic"),
+        ("cell", Atoms("H", cell=[3, 3, 0], pbc=True), "periodic along 3 vectors, but the cell"),
         ("far", Atoms("H", [[np.inf, 0, 0]]), "structure 0 (line 1): atom 0 is at [inf"),
     ):
         write(tmp_path / f"{name}.extxyz", atoms)

@@ -503,12 +503,27 @@ def test_structures_that_are_none(mistake, tmp_path, changes, named):
     made = [Atoms(**plain), Atoms(**{**plain, **changes}), Atoms(**plain)]
     write(tmp_path / "bad.extxyz", made)
     words = ("train", "molecules", "--data", "bad.extxyz", "--target", "energy", *SMALL)
+    words = (*words, "--neighbours.kind", "complete")
     assert named in mistake(*words)
     assert not (tmp_path / "runs").exists()
     if "one place" in named:
         said = mistake(*words, "--limit", "2", "--split-seed", "3")
         assert "are in one place" in said
         assert "(as numbered among the 2 drawn)" in said
+
+
+def test_periodic_structures_are_pointed_to_crystals(weft, tmp_path):
+    rng = np.random.default_rng(0)
+    made = [
+        Atoms("HH", [[0, 0, 0], [0, 0, z]], cell=[3, 3, 3], pbc=n < 5, info={"energy": z})
+        for n, z in enumerate(rng.uniform(0.7, 1.4, 12))
+    ]
+    write(tmp_path / "mixed.extxyz", made)
+    loud = [word for word in SMALL if word != "--quiet"]
+    said = weft("train", "molecules", "--data", "mixed.extxyz", "--target", "energy", *loud)
+    assert said.code == 0, said
+    assert "5 of 12 structures are periodic" in said.out + said.err
+    assert "`weft train crystals`" in said.out + said.err
 
 
 def test_an_interrupted_training_of_molecules_goes_on(weft, tmp_path, small_molecules, monkeypatch):
@@ -577,7 +592,7 @@ def test_resume_with_changed_molecules(weft, mistake, small_molecules):
 def test_print_config_of_molecules_and_crystals(weft, tmp_path):
     printed = json.loads(weft("train", "molecules", "--target", "gap", "--print-config").out)
     assert (printed["data"], printed["target"], printed["references"]) == ("qm9", "gap", True)
-    assert printed["neighbours"]["kind"] == "complete"
+    assert (printed["neighbours"]["kind"], printed["envelope"]) == ("cutoff", True)
     printed = json.loads(weft("train", "crystals", "--model", "painn", "--print-config").out)
     assert printed["data"] == "mp-matminer"
     assert printed["target"] == "formation_energy_per_atom"

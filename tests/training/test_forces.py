@@ -42,9 +42,10 @@ MODELS = ["schnet", "mpeu", "painn"]
 
 
 def trained(folder: Path, **options: Any) -> TrainedStructures:
-    """A run of some molecules with forces, opened again, in float64."""
+    """A run of some molecules, with forces unless told otherwise, opened again, in float64."""
     write(folder / "made.extxyz", molecules(20))
-    asked = config(data=str(folder / "made.extxyz"), forces="forces", epochs=1, **options)
+    options = {"forces": "forces", **options}
+    asked = config(data=str(folder / "made.extxyz"), epochs=1, **options)
     table = read_structures(asked, data_dir=folder / "data", progress=False)
     with Run.create(folder / "run", asked, tensorboard=False) as run:
         train_structures(table, asked, run=run, quiet=True)
@@ -81,9 +82,12 @@ def predicted(network: TrainedStructures, structures: list[Any]) -> Predictions:
     return predict_table(network, table_of(structures), forces=True)
 
 
+@pytest.mark.parametrize("forces", ["forces", None])
 @pytest.mark.parametrize("model", MODELS)
-def test_two_molecules_far_apart_are_as_if_alone(tmp_path: Path, model: Any) -> None:
-    network = trained(tmp_path, model=model)
+def test_two_molecules_far_apart_are_as_if_alone(
+    tmp_path: Path, model: Any, forces: str | None
+) -> None:
+    network = trained(tmp_path, model=model, forces=forces)
     one = molecules(1, largest=6, seed=4)[0]
     far = one.copy()
     far.positions += [40.0, 0.0, 0.0]
@@ -144,6 +148,10 @@ def test_a_perfect_crystal_has_no_forces_and_no_first_atom(model: Any) -> None:
             "kind is 'nearest'.*energy jumps .*--neighbours.kind cutoff",
         ),
         ({"envelope": False}, "envelope is False.*crosses the cutoff of 5 Å.*--envelope True"),
+        (
+            {"envelope": False, "neighbours": NeighbourConfig(kind="complete")},
+            "envelope is False.*a mean over all atoms.*half the forces.*--envelope True",
+        ),
     ],
 )
 def test_models_without_sound_forces_are_refused(options: dict[str, Any], named: str) -> None:
@@ -163,7 +171,11 @@ def test_what_is_left_open_is_decided_by_what_is_learned(model: Any) -> None:
         assert found.settled() == found
         return found.readout, found.neighbours.kind, found.envelope, found.monitor
 
-    assert decided("molecules") == ("sum", "complete", False, "validation_mae")
+    grows = ("sum", "cutoff", True, "validation_mae")
+    assert decided("molecules") == decided("crystals") == grows
+    assert decided("molecules", readout="mean") == ("mean", "complete", False, "validation_mae")
+    nearest = NeighbourConfig(kind="nearest")
+    assert decided("crystals", neighbours=nearest) == ("sum", "nearest", False, "validation_mae")
     energy_per_atom = ("mean", "nearest", False, "validation_mae")
     assert decided("crystals", references=False) == energy_per_atom
     with_forces = ("sum", "cutoff", True, "validation_loss")

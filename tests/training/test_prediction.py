@@ -41,7 +41,7 @@ def train(folder: Path, asked: StructuresConfig, made: list[Any] | None = None) 
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a run of SchNet and its data, made.extxyz."""
     folder = tmp_path_factory.mktemp("trained")
-    train(folder, config(epochs=1))
+    train(folder, config(epochs=1, neighbours=NeighbourConfig(kind="complete")))
     return folder
 
 

@@ -368,7 +368,8 @@ def test_a_molecule_larger_than_the_budget(tmp_path: Path) -> None:
         atoms.info["energy"] = -12000.0
     budget = Budget(nodes=11, edges=100, graphs=5)
     batching = BatchingConfig(policy="dynamic", batch_size=5, budget=budget)
-    asked = config(epochs=1, split=(0.9, 0.1, 0.0), batching=batching)
+    complete = NeighbourConfig(kind="complete")
+    asked = config(epochs=1, split=(0.9, 0.1, 0.0), batching=batching, neighbours=complete)
     table = table_of(tmp_path, made, asked)
     with pytest.raises(DataError, match=r"has 12 nodes and 132 edges, a batch has room for 10"):
         train_structures(table, asked, quiet=True)
@@ -409,7 +410,7 @@ def atoms(**options: Any) -> Any:
 def test_structures_that_are_none(tmp_path: Path, bad: dict[str, Any], named: str) -> None:
     made = [atoms(), atoms(), atoms(), atoms(**bad), atoms()]
     with pytest.raises(DataError, match=named):
-        table_of(tmp_path, made, config())
+        table_of(tmp_path, made, config(neighbours=NeighbourConfig(kind="complete")))
 
 
 def test_molecules_and_crystals_in_one_file(tmp_path: Path) -> None:

@@ -166,6 +166,15 @@ class _Structures:
             asked, files=self.files, data_dir=self.data_dir, progress=not self.quiet
         )
         unit = table.schema[asked.target].unit
+        if recipe == "molecules" and "pbc" in table.schema and not self.quiet:
+            periodic = int(table.column("pbc").any(axis=1).sum())
+            if periodic:
+                console.print(
+                    f"{periodic:,} of {len(table):,} structures are periodic, so neighbours are "
+                    "found among their images; `weft train crystals` has the settings for such "
+                    "data.",
+                    soft_wrap=True,
+                )
         config = option.settle(
             asked,
             lambda: StructuresRecipe(recipe, table, asked),

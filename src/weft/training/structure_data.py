@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -56,8 +56,9 @@ class NeighbourConfig:
 
     Attributes:
         kind: every pair of a molecule's atoms (`complete`), all within a distance (`cutoff`), or
-            the nearest ones over periodic images (`nearest`); by default `cutoff` with forces,
-            else `complete` for molecules and `nearest` for crystals. Forces refuse `nearest`.
+            the nearest ones over periodic images (`nearest`); by default `cutoff` where the
+            readout is a sum, else `complete` for molecules and `nearest` for crystals. Forces
+            refuse `nearest`.
         cutoff: Å; for `cutoff`, and where messages end, whatever the kind, in PaiNN and with an
             envelope.
         nearest: neighbours an atom; for `nearest`.
@@ -304,17 +305,10 @@ def labelled(
     The target is there twice: as it is, and standardised as `label`.
     """
     keep = ["z", "pos", target] + (["shift"] if "shift" in table.schema else [])
-    columns = dict(table.columns)
-    topology = [name for name in columns if name not in table.schema]
+    columns = {name: table.columns[name] for name in keep}
     schema = {name: table.schema[name] for name in keep}
     columns[LABEL] = scale.standardise(table, np.asarray(columns[target], dtype=np.float64))
     schema[LABEL] = Column(level="graph", dtype="float32", missing=True, doc="standardised target")
     if forces is not None:
-        columns[FORCES], schema[FORCES] = columns[forces], table.schema[forces]
-    return replace(
-        table,
-        schema=schema,
-        columns={name: columns[name] for name in [*schema, *topology]},
-        ragged_offsets={},
-        path=None,
-    )
+        columns[FORCES], schema[FORCES] = table.columns[forces], table.schema[forces]
+    return table.with_columns(schema, columns)

@@ -95,8 +95,8 @@ class StructuresConfig:
             mean; by default the sum with forces or references. Forces need the sum.
         neighbours: which atoms exchange messages.
         envelope: messages of SchNet and MPEU fade to 0 at neighbours.cutoff and are summed, not
-            averaged, so that the energy does not jump there; by default with forces. PaiNN's always
-            do.
+            averaged, so that what is far away has no effect and the energy does not jump there; by
+            default where the readout is a sum. PaiNN's always do.
         references: learn a value for each element first, by least squares; for what grows with the
             number of atoms, such as an energy.
         split: fractions for training, validation and test.
@@ -180,21 +180,25 @@ class StructuresConfig:
             recipe: `molecules` or `crystals`.
             earlier: the config of a run to go on with, whose choices are taken.
         """
-        forces, kind = self.forces is not None, self.neighbours.kind
-        chosen: dict[str, Any] = {
-            "readout": "sum" if forces or self.references else "mean",
-            "envelope": forces,
-            "monitor": self.watched,
-        }
-        if earlier is not None:
-            known = {**BEFORE, **earlier}
-            chosen |= {name: known[name] for name in _OPEN if known.get(name) is not None}
-            kind = kind or dict(known.get("neighbours") or {}).get("kind")
-        changes = {name: chosen[name] for name in _OPEN if getattr(self, name) is None}
-        alone: Kind = "nearest" if recipe == "crystals" else "complete"
-        kind = kind or ("cutoff" if forces else alone)
-        neighbours = dataclasses.replace(self.neighbours, kind=kind)
-        return dataclasses.replace(self, neighbours=neighbours, **changes)
+        known: dict[str, Any] = {} if earlier is None else {**BEFORE, **earlier}
+        given = {name: getattr(self, name) for name in _OPEN}
+        given |= {name: known.get(name) for name in _OPEN if given[name] is None}
+        extensive = self.forces is not None or self.references
+        readout: Pooling = given["readout"] or ("sum" if extensive else "mean")
+        kind = self.neighbours.kind or dict(known.get("neighbours") or {}).get("kind")
+        if kind is None:
+            alone: Kind = "nearest" if recipe == "crystals" else "complete"
+            kind = "cutoff" if readout == "sum" else alone
+        if given["envelope"] is None:
+            # The nearest neighbours are as many everywhere: a mean of theirs is no less local.
+            given["envelope"] = readout == "sum" and kind != "nearest"
+        return dataclasses.replace(
+            self,
+            readout=readout,
+            envelope=given["envelope"],
+            monitor=given["monitor"] or self.watched,
+            neighbours=dataclasses.replace(self.neighbours, kind=kind),
+        )
 
     def check_forces(self) -> None:
         """Raise ValueError where forces are to be learned by a model that has no sound ones."""
@@ -215,14 +219,18 @@ class StructuresConfig:
                 "place of another, and forces are not its gradient: train with --neighbours.kind "
                 "cutoff"
             )
-        fades = config.envelope or config.model == "painn"
-        if config.neighbours.kind == "cutoff" and not fades:
+        if config.envelope or config.model == "painn":
+            return ""
+        if config.neighbours.kind == "complete":
             return (
-                f"envelope is False, so the energy jumps where an atom crosses the cutoff of "
-                f"{config.neighbours.cutoff:g} Å, and forces are not its gradient: train with "
-                "--envelope True"
+                "envelope is False, so a message is a mean over all atoms of the structure and two "
+                "molecules far apart get about half the forces of one: train with --envelope True"
             )
-        return ""
+        return (
+            f"envelope is False, so the energy jumps where an atom crosses the cutoff of "
+            f"{config.neighbours.cutoff:g} Å, and forces are not its gradient: train with "
+            "--envelope True"
+        )
 
     @property
     def watched(self) -> Monitor:
@@ -316,7 +324,7 @@ def prepare_structures(
         table: structures with `z`, `pos`, the target, and their neighbours (see
             `neighbour_table`).
         config: the recipe.
-        resumed: it is that of a run begun before, to be gone on with as it was begun.
+        resumed: the config is that of an existing run, which continues unchanged.
 
     Raises:
         DataError: the table has no such target or forces, too few structures with them, or one
@@ -389,7 +397,7 @@ def train_prepared(
         load_weights(model, init_from)
     if run is not None and run.checkpoint.exists():
         # The labels, too, are by the scale that the run began with.
-        put_weights(model, load_checkpoint(run.checkpoint)["model"], str(run.checkpoint))
+        put_weights(model, load_checkpoint(run.checkpoint, "model")["model"], str(run.checkpoint))
     data = labelled(table, config.target, scale, forces=config.forces)
     sizes = (data.num_nodes, data.num_edges)
     train = GraphLoader(data, sampler)
