@@ -14,6 +14,7 @@ import torch
 from weft import checked_indices, kernels
 from weft.checked_indices import check_pairs, check_range, check_segments, check_transposes
 from weft.graphs import Budget, Graph, assemble, table_from_graphs
+from weft.layout import TypedEdges
 from weft.models import SchNet, SchNetConfig
 
 _path = Path(__file__).parent / "parallel" / "elsewhere.py"
@@ -73,6 +74,33 @@ def test_a_batch_of_ours_is_never_looked_at(looks):
         model(batch).sum().backward()
     moved = batch.to("cpu")
     kernels.spmm(moved, torch.ones(batch.num_nodes, 2, requires_grad=True)).sum().backward()
+    assert looks == []
+
+
+def test_a_batch_of_ours_is_never_looked_at_in_inference_mode(looks):
+    model = SchNet(SchNetConfig(hidden=8, filters=8, layers=2, elements=tuple(range(1, 9))))
+    with torch.inference_mode():
+        batch = batch_of()
+        for each in (batch, batch.to("cpu")):
+            model(each)
+            kernels.gather_senders(each, torch.ones(batch.num_nodes, 2))
+    assert looks == []
+
+
+def test_edges_that_are_pairs_alone_are_never_looked_at(looks):
+    model = SchNet(SchNetConfig(hidden=8, filters=8, layers=2, elements=tuple(range(1, 9))))
+    batch = batch_of(pairs={})
+    for _ in range(2):
+        model(batch).sum().backward()
+    assert looks == []
+
+
+def test_typed_edges_of_ours_are_never_looked_at(looks):
+    rng = np.random.default_rng(0)
+    edges = TypedEdges.of(rng.integers(0, 9, 40), rng.integers(0, 9, 40), np.arange(40) % 3, 9, 3)
+    h = torch.randn(9, 4, requires_grad=True)
+    for each in (edges, edges.to("cpu")):
+        each.propagate(h, torch.randn(3, 4, 4)).sum().backward()
     assert looks == []
 
 
@@ -180,7 +208,11 @@ FAULTS = [
     (check_pairs, (4, whole(0, 1), whole(2, 3), whole(0, 1, 1, 0)), "pair 0.*edges 0 and 2"),
     (check_pairs, (4, whole(0, 1), whole(2, 1), whole(0, 1, 0, 1)), "every edge must be in one"),
     (check_pairs, (4, whole(0, 4), whole(2, 3), whole(0, 1, 0, 1)), "position 1 is 4"),
-    (check_pairs, (4, whole(0, 1), whole(2, 3), whole(0, 1, 0)), "every edge has a pair"),
+    (
+        check_pairs,
+        (4, whole(0, 1), whole(2, 3), whole(0, 1, 0)),
+        "of_edge has 3 entries for 4 edges",
+    ),
     (check_transposes, (whole(0, 1, 2), whole(0, 1), whole(0, 1, 2), whole(1, 0)), "entry 0"),
     (check_transposes, (whole(0, 1, 2), whole(0, 2), whole(0, 1, 2), whole(0, 1)), "is 2; there"),
 ]

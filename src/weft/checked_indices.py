@@ -1,9 +1,9 @@
-"""Indices are checked before a compiled loop follows them, and once: what is right is remembered.
+"""Checks indices before a compiled loop uses them, once per tensor.
 
 The loops read and write wherever their indices point. A check looks at every number when it first
 meets a tensor; after that it costs a microsecond, until the tensor is changed in place (torch
-counts the changes). What weft makes itself is trusted and never looked at. Only a change behind
-torch's back, through the memory of a numpy array, goes unseen.
+counts the changes). What weft makes itself is trusted and never looked at. A change that torch does
+not count, through `.data` or through a numpy array that shares the memory, goes unseen.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ __all__ = [
     "right_pairs",
     "right_range",
     "right_segments",
+    "right_transposes",
     "trust",
 ]
 
@@ -129,7 +130,7 @@ def check_transposes(
         offsets_t: int [M + 1].
         columns_t: int [K], in 0..R-1.
     """
-    once(_transposes, (offsets, columns, offsets_t, columns_t))
+    once(right_transposes, (offsets, columns, offsets_t, columns_t))
 
 
 def require_integers(*tensors: Tensor | None) -> None:
@@ -177,7 +178,9 @@ def right_segments(
 
 def _offsets(offsets: Tensor, entries: int) -> None:
     """Refuse offsets that do not rise from 0 to the number of entries."""
-    last = int(offsets[-1]) if offsets.numel() else "nothing"
+    if not offsets.numel():
+        raise ValueError("CSR offsets are empty; N segments need N + 1 of them")
+    last = int(offsets[-1])
     if last != entries:
         raise ValueError(
             f"CSR offsets end at {last} but there are {entries} rows; the shape of the offsets is "
@@ -234,8 +237,9 @@ def right_pairs(forward: Tensor, backward: Tensor, of_edge: Tensor, edges: int) 
     require_integers(forward, backward, of_edge)
     if of_edge.shape[0] != edges or forward.shape != backward.shape:
         raise ValueError(
-            f"{of_edge.shape[0]} edges have a pair of {edges}, and {forward.shape[0]} pairs have a "
-            f"first, {backward.shape[0]} a second edge; every edge has a pair, every pair two edges"
+            f"of_edge has {of_edge.shape[0]} entries for {edges} edges, forward has "
+            f"{forward.shape[0]} and backward {backward.shape[0]}: one per edge and one per pair "
+            "are needed"
         )
     for ends, limit in ((forward, edges), (backward, edges), (of_edge, forward.shape[0])):
         right_range(ends, limit)
@@ -255,7 +259,10 @@ def right_pairs(forward: Tensor, backward: Tensor, of_edge: Tensor, edges: int) 
         )
 
 
-def _transposes(offsets: Tensor, columns: Tensor, offsets_t: Tensor, columns_t: Tensor) -> None:
+def right_transposes(
+    offsets: Tensor, columns: Tensor, offsets_t: Tensor, columns_t: Tensor
+) -> None:
+    """What `check_transposes` does when it does not know the tensors."""
     require_integers(offsets, columns, offsets_t, columns_t)
     _offsets(offsets, columns.shape[0])
     _offsets(offsets_t, columns_t.shape[0])

@@ -285,7 +285,7 @@ def test_a_damaged_order_of_edges_is_refused_before_pairs_overflow():
     order[0] = 1
     damaged = dataclasses.replace(table, columns={**table.columns, "out_order": order})
     with pytest.raises(DataError, match="from node 0 to node 1 of this batch has no reverse"):
-        assemble(damaged, [0])
+        assemble(damaged.known_right(), [0])
 
 
 def test_edges_that_are_not_symmetric_are_refused():

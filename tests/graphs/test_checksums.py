@@ -69,3 +69,20 @@ def test_a_mapped_table_has_the_checksums_of_the_one_in_memory(tmp_path):
     assert list(found) == ["edges", "weight", "x", "y"]
     changed = graph_checksums(replace(graph, graph={"y": np.float64(3.0)}))
     assert [name for name in found if found[name] != changed[name]] == ["y"]
+
+
+def test_lists_that_are_cut_elsewhere_have_another_checksum():
+    whole = np.arange(4)
+    none = np.zeros(0, dtype=np.int64)
+    one, other = (
+        table_from_graphs(
+            [
+                Graph(num_nodes=1, senders=none, receivers=none, ragged={"list": part})
+                for part in parts
+            ]
+        )
+        for parts in ((whole[:1], whole[1:]), (whole[:2], whole[2:]))
+    )
+    assert table_checksums(one)["list"] == table_checksums(other)["list"]
+    assert table_checksums(one) != table_checksums(other)
+    assert set(table_checksums(one, ["list"])) == {"list", "node_offsets"}

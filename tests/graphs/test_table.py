@@ -1,4 +1,5 @@
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.errors import DataError
-from weft.graphs import Graph, table_from_graphs, write_table
+from weft.graphs import Graph, assemble, table_from_graphs, write_table
 
 
 @quick
@@ -87,3 +88,14 @@ def test_a_mapped_table_travels_as_its_path(tmp_path: Path) -> None:
     assert pickle.loads(sent).path == table.path
     memory = pickle.loads(pickle.dumps(table_from_graphs([graph])))
     assert np.array_equal(memory.columns["x"], table.columns["x"])
+
+
+def test_a_copy_with_other_columns_is_checked_anew():
+    graph = Graph(num_nodes=2, senders=np.array([0]), receivers=np.array([1]))
+    table = table_from_graphs([graph])
+    assert table.checked
+    assert table.with_columns({}, {}).checked
+    bad = replace(table, columns={**table.columns, "senders": np.array([2 * 10**9])})
+    assert not bad.checked
+    with pytest.raises(DataError, match="column 'senders' is damaged"):
+        assemble(bad, [0])

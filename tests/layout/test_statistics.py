@@ -61,7 +61,7 @@ def test_a_damaged_table_is_refused():
     star = Graph(num_nodes=4, senders=np.zeros(3, int), receivers=np.arange(1, 4))
     table = table_from_graphs([star])
     wrong = {**table.columns, "receivers": table.columns["receivers"] + 1}
-    damaged = dataclasses.replace(table, columns=wrong, checked=False)
+    damaged = dataclasses.replace(table, columns=wrong)
     with pytest.raises(DataError, match="column 'receivers' is damaged"):
         band_statistics(damaged)
 

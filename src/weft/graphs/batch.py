@@ -120,6 +120,7 @@ class GraphBatch:
         """A copy with other fields, such as `edges={"weight": w}`."""
         return GraphBatch(**{f.name: getattr(self, f.name) for f in fields(self)} | changes)
 
+    @torch.inference_mode(False)
     def _map(self, change: Callable[[Tensor], Tensor]) -> GraphBatch:
         changed: dict[str, Any] = {}
         for f in fields(self):
@@ -162,6 +163,8 @@ torch.export.register_dataclass(GraphBatch, serialized_type_name="weft.GraphBatc
 torch.serialization.add_safe_globals([GraphBatch])
 
 
+# torch counts no changes of tensors made in inference mode: each use would check them again.
+@torch.inference_mode(False)
 def assemble(
     table: GraphTable, graphs: Sequence[int] | Array, budget: Budget | None = None
 ) -> GraphBatch:

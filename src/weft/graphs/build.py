@@ -154,8 +154,7 @@ def table_from_columns(
         edge_offsets=edge_offsets,
         ragged_offsets=ragged_offsets,
         metadata=dict(metadata or {}),
-        checked=True,
-    )
+    ).known_right()
 
 
 def _checked(values: Array, name: str, column: Column, offsets: Array, first: int) -> Array:

@@ -76,13 +76,13 @@ def graph_checksums(graph: Graph) -> dict[str, str]:
     return found
 
 
-def column_sums(table: GraphTable) -> dict[str, int]:
-    """CRC-32 of each array of a table; of a mapped one as its manifest has them: nothing is read.
+def column_sums(table: GraphTable, names: Iterable[str]) -> dict[str, int]:
+    """CRC-32 of arrays of a table; of a mapped one as its manifest has them: nothing is read.
 
     Raises:
         DataError: the manifest is gone or changed.
     """
-    arrays = _arrays(table)
+    arrays = {name: _arrays(table)[name] for name in names}
     if table.path is None:
         return {name: _crc32(values) for name, values in arrays.items()}
     try:
@@ -97,15 +97,16 @@ def column_sums(table: GraphTable) -> dict[str, int]:
 
 def table_checksums(table: GraphTable, names: Iterable[str] | None = None) -> dict[str, str]:
     """Checksums of a table's columns, of those in `names` that it has, and of its graphs' sizes."""
-    wanted = None if names is None else {*names, "node_offsets"}
     arrays = _arrays(table)
+    wanted = None if names is None else {*names, "node_offsets"}
+    found = [name for name in arrays if wanted is None or name in wanted]
     return {
         name: f"{arrays[name].dtype.name}{list(arrays[name].shape)} {crc:08x}"
-        for name, crc in column_sums(table).items()
-        if wanted is None or name in wanted
+        for name, crc in column_sums(table, found).items()
     }
 
 
 def _arrays(table: GraphTable) -> dict[str, Array]:
+    ragged = {f"{name}_offsets": offsets for name, offsets in table.ragged_offsets.items()}
     offsets = {"node_offsets": table.node_offsets, "edge_offsets": table.edge_offsets}
-    return {**table.columns, **offsets}
+    return {**table.columns, **ragged, **offsets}

@@ -248,12 +248,12 @@ def open_table(path: str | Path, check: bool | None = None) -> GraphTable:
         ragged_offsets={name: mapped[f"{name}_offsets"] for name in ragged},
         metadata=manifest["metadata"],
         path=path,
-        checked=check,
     )
     table.check_offsets()
-    if not check:
-        # A graph's sizes have nothing beside them to disagree with.
-        check_files(path, [name for name in arrays if name.endswith("_offsets")])
+    if check:
+        return table.known_right()
+    # A graph's sizes have nothing beside them to disagree with.
+    check_files(path, [name for name in arrays if name.endswith("_offsets")])
     return table
 
 

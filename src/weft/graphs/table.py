@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, SupportsIndex
@@ -49,8 +49,8 @@ class GraphTable:
             has a reverse: of several edges between two nodes the first one way is the reverse of
             the first the other way, and a node's edges to itself come in adjacent pairs.
         path: the folder it is mapped from, or None.
-        checked: the edges are known to be right: every byte was compared with its checksum, or
-            they were made here. Otherwise the edges of a graph are checked whenever they are read.
+        checked: the edges are known to be right, see `known_right`. Otherwise the edges of a graph
+            are checked whenever they are read.
     """
 
     schema: Schema
@@ -60,7 +60,7 @@ class GraphTable:
     ragged_offsets: Mapping[str, Array] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     path: Path | None = None
-    checked: bool = False
+    checked: bool = field(default=False, init=False)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         """A mapped table travels to another process as its path."""
@@ -69,6 +69,22 @@ class GraphTable:
         from weft.graphs.store import open_table
 
         return open_table, (self.path, self.checked)
+
+    def known_right(self) -> GraphTable:
+        """This table, whose edges need no check: weft made them or compared every byte.
+
+        A copy with other fields (`dataclasses.replace`) has to be checked anew.
+        """
+        object.__setattr__(self, "checked", True)
+        return self
+
+    def with_columns(self, schema: Schema, columns: Mapping[str, Array]) -> GraphTable:
+        """The same graphs with these columns alone, in memory; none of them is ragged."""
+        topology = {name: v for name, v in self.columns.items() if name not in self.schema}
+        changed = replace(
+            self, schema=schema, columns={**columns, **topology}, ragged_offsets={}, path=None
+        )
+        return changed.known_right() if self.checked else changed
 
     def __len__(self) -> int:
         return int(self.node_offsets.shape[0]) - 1
@@ -178,8 +194,7 @@ class GraphTable:
                 for name, offsets in self.ragged_offsets.items()
             },
             metadata=self.metadata,
-            checked=True,
-        )
+        ).known_right()
 
     def check_edges(self, graphs: Array | None = None) -> None:
         """Refuse a table in which the edges of these graphs (None: all) contradict themselves.

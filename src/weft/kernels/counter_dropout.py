@@ -130,7 +130,7 @@ def _dropout(
     matrix these are.
     """
     require(x.ndim == 2 and seed.shape == (1,), "x [N, F] and a seed [1] needed", x, seed)
-    require(ids is None or ids.shape == x.shape[:1], "ids must be one a row", ids, x)
+    require(ids is None or ids.shape == x.shape[:1], "ids must be one per row", ids, x)
     if not has_loop(x):
         kept = _plain_keep(x, seed, p, ids, first_column)
         return (x.relu() if relu else x) * (1 / (1 - p)) * kept

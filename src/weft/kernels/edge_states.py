@@ -84,8 +84,8 @@ def edge_softplus(
     right = a.ndim == 2 and a.shape == b.shape and a.shape[0] == in_offsets.numel() - 1
     if not right or c.shape != (rows, a.shape[1]):
         raise ValueError(
-            f"a and b need a row a node and c one for each of {rows}: they are {list(a.shape)}, "
-            f"{list(b.shape)} and {list(c.shape)}"
+            f"a and b need one row per node and c one for each of {rows}: they are "
+            f"{list(a.shape)}, {list(b.shape)} and {list(c.shape)}"
         )
     require(receivers.shape == senders.shape, "edges must have two ends", senders, receivers)
     check_segments(edges, in_offsets, None, receivers)

@@ -19,6 +19,7 @@ __all__ = [
     "Operator",
     "array_of",
     "has_loop",
+    "have_one_loop",
     "is_fusable",
     "is_plain",
     "operator",
@@ -106,6 +107,12 @@ def has_loop(*tensors: Tensor | None) -> bool:
         t is None or (t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64))
         for t in tensors
     )
+
+
+def have_one_loop(*tensors: Tensor | None) -> bool:
+    """Whether a loop that reads one dtype takes all these tensors."""
+    given = [t for t in tensors if t is not None]
+    return has_loop(*given) and all(t.dtype == given[0].dtype for t in given)
 
 
 def is_fusable(*tensors: Tensor | None) -> bool:

@@ -32,7 +32,7 @@ def _share(
 
 def _require_rows(x: Tensor, offsets: Tensor) -> None:
     right = x.ndim == 2 and x.shape[0] == offsets.numel() - 1
-    require(right, "x must be a matrix with a row a node", x, offsets)
+    require(right, "x must be a matrix with one row per node", x, offsets)
 
 
 @operator("weft::segment_sum")

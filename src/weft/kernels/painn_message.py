@@ -44,7 +44,7 @@ def painn_message(
         batch: the edges; padding edges carry nothing.
         x: [N, 3 F], the senders' scalars, factors of the direction and factors of their vectors.
         mu: [N, 3, F], the senders' vectors; None for zeros, and then x and filters are 2 F wide.
-        filters: [P, 3 F], a row a pair of the batch, or [E, 3 F], a row an edge, without pairs.
+        filters: [P, 3 F], one row per pair of the batch; without pairs [E, 3 F], one per edge.
         direction: [E, 3].
     """
     pairs = batch.pairs
@@ -84,7 +84,7 @@ def _check(
     """F, if all shapes fit."""
     nodes, edges = in_offsets.numel() - 1, senders.numel()
     parts = 2 if mu is None else 3
-    require(x.ndim == 2 and x.shape[0] == nodes, "x must have a row a node", x, in_offsets)
+    require(x.ndim == 2 and x.shape[0] == nodes, "x must have one row per node", x, in_offsets)
     width = x.shape[1] // parts
     right = width > 0 and x.shape[1] == parts * width
     require(right, f"x must have {parts} parts of one width", x)

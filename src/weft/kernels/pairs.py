@@ -170,11 +170,11 @@ def pair_spmm(
 ) -> Tensor:
     """out[r] = Σ weight[of_edge[e]] · x[columns[e]] over the edges e with rows[e] = r, [N, F].
 
-    Arguments as those of `operators.spmm`; weight [P, F], a row a pair.
+    Arguments as those of `operators.spmm`; weight [P, F], one row per pair.
     """
     right = x.ndim == weight.ndim == 2 and weight.shape == (forward.numel(), x.shape[1])
     require(right, "a pair needs a weight for each feature", weight, forward, x)
-    require(x.shape[0] == offsets_t.numel() - 1, "x must have a row a node", x, offsets_t)
+    require(x.shape[0] == offsets_t.numel() - 1, "x must have one row per node", x, offsets_t)
     topology = (rows, columns, offsets, order, offsets_t, order_t)
     _require_pairs(*topology, forward, backward, of_edge)
     if not has_loop(x, weight):
@@ -235,7 +235,7 @@ def pair_products(
     """Σ a[rows[e]] · b[columns[e]] over the one or two edges e of each pair, by feature, [P, F]."""
     right = a.ndim == b.ndim == 2 and a.shape[1] == b.shape[1]
     right = right and (len(a), len(b)) == (offsets.numel() - 1, offsets_t.numel() - 1)
-    require(right, "a and b must have a row a node, of one width", a, b, offsets, offsets_t)
+    require(right, "a and b must have one row per node, of one width", a, b, offsets, offsets_t)
     topology = (rows, columns, offsets, order, offsets_t, order_t)
     _require_pairs(*topology, forward, backward, of_edge)
     if not has_loop(a, b):
@@ -275,7 +275,7 @@ pair_products.register_autograd(_products_backward, setup_context=_spmm_setup)
 def pair_sums(values: Tensor, forward: Tensor, backward: Tensor, of_edge: Tensor) -> Tensor:
     """Sums [P, F] of edge values [E, F] over the one or two edges of each pair."""
     right = values.ndim == 2 and values.shape[0] == of_edge.numel()
-    require(right, "values [E, F] needed, a row an edge", values, of_edge)
+    require(right, "values [E, F] needed, one row per edge", values, of_edge)
     check_pairs(values.shape[0], forward, backward, of_edge)
     return plain.pair_sums(values, forward, backward)
 
@@ -289,7 +289,7 @@ def _(values: Tensor, forward: Tensor, backward: Tensor, of_edge: Tensor) -> Ten
 def _pair_rows(values: Tensor, forward: Tensor, backward: Tensor, of_edge: Tensor) -> Tensor:
     """The row of each edge's pair, [E, F] of [P, F]: adjoint to `pair_sums`."""
     right = values.ndim == 2 and values.shape[0] == forward.numel()
-    require(right, "values [P, F] needed, a row a pair", values, forward)
+    require(right, "values [P, F] needed, one row per pair", values, forward)
     check_pairs(of_edge.numel(), forward, backward, of_edge)
     return values.index_select(0, of_edge)
 
@@ -409,12 +409,14 @@ def sorted_pairs(
         sorted_ones = (forward[order], backward[order], ranks[of_edge.long()])
         trust(right_pairs, sorted_ones, edges)
         return distance, *sorted_ones
-    found = (
-        pos.new_empty(forward.shape[0]),
-        torch.empty_like(forward),
-        torch.empty_like(backward),
-        torch.empty_like(of_edge),
-    )
+    # torch counts no changes of tensors made in inference mode: each layer would check them again.
+    with torch.inference_mode(False):
+        found = (
+            pos.new_empty(forward.shape[0]),
+            torch.empty_like(forward),
+            torch.empty_like(backward),
+            torch.empty_like(of_edge),
+        )
     given = (pos, shift, senders, receivers, forward, backward, of_edge)
     arguments: Any = (*map(array_of, given), width, *(t.numpy() for t in found))
     _sort(*arguments)

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from weft.kernels import recurrent_loops as loops
 from weft.kernels.blas import gemm_address
-from weft.kernels.operator import array_of, has_loop, operator, require
+from weft.kernels.operator import array_of, has_loop, have_one_loop, operator, require
 from weft.kernels.team import openmp, threads_for
 
 __all__ = ["gru"]
@@ -69,9 +69,9 @@ def _check(
 
 
 def _require_one_dtype(*tensors: Tensor) -> None:
-    # The products read one dtype only.
-    same = has_loop(*tensors) and all(t.dtype == tensors[0].dtype for t in tensors)
-    require(same, "all must have one dtype, float32 or float64, on the CPU", *tensors)
+    require(
+        have_one_loop(*tensors), "all must have one dtype, float32 or float64, on the CPU", *tensors
+    )
 
 
 def _plain(

@@ -14,7 +14,7 @@ from torch.nn import functional
 from weft.checked_indices import once
 from weft.compiled import compiled
 from weft.kernels import sparse_linear_loops as loops
-from weft.kernels.operator import array_of, has_loop, operator, require
+from weft.kernels.operator import array_of, has_loop, have_one_loop, operator, require
 from weft.kernels.team import openmp, threads_for
 
 __all__ = [
@@ -185,11 +185,6 @@ def has_fast_loop(x: Tensor, values: Tensor, bias: Tensor | None) -> bool:
     return same and has_loop(values) and not torch.compiler.is_exporting()
 
 
-def _of_one_dtype(*tensors: Tensor | None) -> bool:
-    given = [t for t in tensors if t is not None]
-    return has_loop(*given) and all(t.dtype == given[0].dtype for t in given)
-
-
 def _laid_out(x: Tensor) -> tuple[Any, bool]:
     """The array of x [B, F], transposed if it is stored feature by feature, and whether it is."""
     turned = x.t()
@@ -211,7 +206,7 @@ def _sparse_linear(
 ) -> Tensor:
     check_shapes(x, values, bias, pattern, outputs)
     check_pattern(pattern, outputs, x.shape[1])
-    require(_of_one_dtype(x, values, bias), "x, values and bias must have one dtype", x, values)
+    require(have_one_loop(x, values, bias), "x, values and bias must have one dtype", x, values)
     samples = x.shape[0]
     out = x.new_empty(outputs, samples)
     given = (array_of(values), pattern.numpy(), array_of(bias))
@@ -264,7 +259,7 @@ def _sparse_linear_backward(
     """Gradients in x (empty unless `wanted`: the first layer of many has none), values and bias."""
     right = grad.ndim == 2 and x.ndim == 2 and grad.shape[0] == x.shape[0]
     right = right and (made is None or made.shape == grad.shape)
-    right = right and _of_one_dtype(x, values, grad, made)
+    right = right and have_one_loop(x, values, grad, made)
     require(right, "gradients must have the shape and dtype of the output", grad, x, made)
     check_shapes(x, values, None, pattern, grad.shape[1])
     check_pattern(pattern, grad.shape[1], x.shape[1])

@@ -15,7 +15,7 @@ from weft.checked_indices import check_range, check_segments, check_transposes
 from weft.kernels import plain
 from weft.kernels import typed_loops as loops
 from weft.kernels.blas import gemm_address
-from weft.kernels.operator import array_of, has_loop, operator, require
+from weft.kernels.operator import array_of, has_loop, have_one_loop, operator, require
 from weft.kernels.team import openmp, threads_for
 
 __all__ = ["typed_messages"]
@@ -81,7 +81,9 @@ def _check_shapes(
     require(bias is None or bias.shape == shape, "bias must be [P, O]", bias, weight)
     right = into_t_offsets.shape == out_offsets.shape == (h.shape[0] + 1,)
     right = right and into_offsets.shape == out_t_offsets.shape == (counts.numel() + 1,)
-    require(right and counts.ndim == 1, "h must have a row a node, counts one a row", h, counts)
+    require(
+        right and counts.ndim == 1, "h must have one row per node, counts one per row", h, counts
+    )
     chunks = chunk_types.numel() + 1
     require(chunk_starts.shape == (chunks,), "C types, C + 1 starts", chunk_types, chunk_starts)
 
@@ -119,8 +121,9 @@ def _check(
     into = (into_offsets, into_columns, into_t_offsets, into_t_columns)
     out_of = (out_offsets, out_columns, out_t_offsets, out_t_columns)
     _check_shapes(h, weight, bias, *into, *out_of, counts, chunk_types, chunk_starts)
-    same = all(t is None or t.dtype == h.dtype for t in (weight, bias))
-    require(same and has_loop(h), "h, weight and bias must have one dtype", h, weight, bias)
+    require(
+        have_one_loop(h, weight, bias), "h, weight and bias must have one dtype", h, weight, bias
+    )
     check_transposes(*into)
     check_transposes(out_t_offsets, out_t_columns, out_offsets, out_columns)
     _check_chunks(weight, counts, chunk_types, chunk_starts)
@@ -155,7 +158,7 @@ def _row_sums(
     """A x [R, F] of a 0/1 matrix A [R, M] as CSR, and Aᵀ for the gradient."""
     check_transposes(offsets, columns, offsets_t, columns_t)
     right = x.ndim == 2 and x.shape[0] == offsets_t.shape[0] - 1
-    require(right, "x must have a row a column", x, offsets_t)
+    require(right, "x must have one row per column", x, offsets_t)
     return plain.spmm(x, None, columns, offsets, None)
 
 

@@ -163,6 +163,9 @@ class _Counts(tuple[int, ...]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Counts)
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
     def __hash__(self) -> int:
         return hash(_Counts)
 

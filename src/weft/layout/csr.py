@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.checked_indices import is_known, right_range, right_segments, right_transposes, trust
 from weft.errors import DataError
 from weft.graphs import Array, GraphBatch
 from weft.kernels import typed_messages
@@ -142,7 +143,7 @@ class TypedEdges:
         indices = (*(part for plan in plans for part in plan), *chunks)
         tensors = [torch.from_numpy(np.asarray(part, dtype=np.int32)) for part in indices]
         biases = np.where(row_sums, counts, np.ones(num_rows))
-        return cls(
+        edges = cls(
             into_offsets=tensors[0],
             into_nodes=tensors[1],
             into_t_offsets=tensors[2],
@@ -156,6 +157,9 @@ class TypedEdges:
             chunk_starts=tensors[9],
             num_types=num_types,
         )
+        for fact in edges._facts():
+            trust(*fact)
+        return edges
 
     @classmethod
     def of_batch(cls, batch: GraphBatch, num_types: int) -> TypedEdges:
@@ -185,7 +189,22 @@ class TypedEdges:
             name: value.to(device) if isinstance(value, Tensor) else value
             for name, value in values.items()
         }
-        return TypedEdges(**moved)
+        there = TypedEdges(**moved)
+        for own, fact in zip(self._facts(), there._facts(), strict=True):
+            if is_known(*own):
+                trust(*fact)
+        return there
+
+    def _facts(self) -> list[tuple[Any, ...]]:
+        """What the operator checks of these indices, each a check and what it takes."""
+        into = (self.into_offsets, self.into_nodes, self.into_t_offsets, self.into_t_rows)
+        out = (self.out_t_offsets, self.out_t_nodes, self.out_offsets, self.out_rows)
+        return [
+            (right_transposes, into),
+            (right_transposes, out),
+            (right_segments, (self.chunk_starts, None, None), self.num_rows),
+            (right_range, (self.chunk_types,), self.num_types),
+        ]
 
     def propagate(self, h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Σ over incoming edges of h[sender] @ weight[type] + bias[type], [N, O].

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from weft.checked_indices import right_pairs, trust
 from weft.graphs import GraphBatch
 from weft.kernels import gather_receivers, gather_senders, segment_mean, segment_sum
 from weft.kernels.pairs import EdgePairs, pair_spmm, sorted_pairs
@@ -107,7 +108,7 @@ def edge_vectors(batch: GraphBatch, edges: Tensor | None = None) -> Tensor:
 
 
 def lengths(vectors: Tensor) -> Tensor:
-    """Lengths [E] of vectors [E, 3]; at least 1e-6 Å, with slope 0 there."""
+    """Lengths [E] of vectors [E, 3]; at least 1e-6 Å, with zero derivative there."""
     return (vectors * vectors).sum(-1).clamp(min=_TINY).sqrt()
 
 
@@ -174,11 +175,12 @@ def _pairs(batch: GraphBatch) -> tuple[Tensor, Tensor, Tensor]:
     if batch.pairs:
         return batch.pairs["forward"], batch.pairs["backward"], batch.pairs["of_edge"]
     alone = torch.arange(batch.num_edges, dtype=batch.senders.dtype, device=batch.senders.device)
+    trust(right_pairs, (alone, alone, alone), batch.num_edges)
     return alone, alone, alone
 
 
 def envelope(d: Tensor, cutoff: float) -> Tensor:
-    """Half a cosine of distances d, Å: 1 at 0; from `cutoff` on 0, with slope 0 there."""
+    """Half a cosine of distances d, Å: 1 at 0; from `cutoff` on 0, with zero derivative there."""
     return 0.5 * (torch.cos(d * (math.pi / cutoff)) + 1) * (d < cutoff)
 
 

@@ -203,7 +203,8 @@ def candidate_log_probabilities(batch: GraphBatch, scores: Tensor) -> Tensor:
     top = top.masked_fill(top == -math.inf, 0.0)
     shifted = masked - top.index_select(0, graph)
     total = segment_sum(shifted.exp(), offsets, graph).clamp(min=torch.finfo(scores.dtype).tiny)
-    return (shifted - gather(total.log(), graph, offsets, None))[:, 0]
+    logs: Tensor = gather(total.log(), graph, offsets, None)
+    return (shifted - logs)[:, 0]
 
 
 def candidate_loss(

@@ -107,7 +107,8 @@ def prepare(
         },
     )
     tell("checksums")
-    table = replace(table, metadata={**table.metadata, "fingerprint": fingerprint_of(table)})
+    metadata = {**table.metadata, "fingerprint": fingerprint_of(table)}
+    table = replace(table, metadata=metadata).known_right()
     if folder is None:
         return table
     tell(f"writing {folder}")
@@ -208,7 +209,6 @@ def _table(graph: Graph, order: Array, edges: SortedEdges, symmetric: bool) -> G
         columns=columns,
         node_offsets=np.array([0, graph.num_nodes], dtype=np.int64),
         edge_offsets=np.array([0, len(edges.senders)], dtype=np.int64),
-        checked=True,
     )
 
 

@@ -214,7 +214,7 @@ def fingerprint_of(table: GraphTable) -> str:
         "node_offsets": table.node_offsets,
         "edge_offsets": table.edge_offsets,
     }
-    sums = column_sums(table)
+    sums = column_sums(table, arrays)
     about = {
         "columns": {name: asdict(column) for name, column in table.schema.items()},
         "arrays": {

@@ -5,15 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
-
 from weft.graphs import Array, GraphTable
-from weft.graphs.store import array_sums
+from weft.graphs.checksums import checksum, table_checksums
 from weft.planning.candidate import Candidate
 from weft.planning.halving import Waves
 from weft.planning.plan import Measured, Plan
@@ -96,17 +93,13 @@ def best_of(results: Sequence[Measured], name: str, most: int = 1) -> list[Any]:
 
 
 def content_of(table: GraphTable) -> str:
-    """A hash of what a table holds; of the checksums beside it where it is on disk."""
-    if table.path is None:
-        offsets = {"(nodes)": table.node_offsets, "(edges)": table.edge_offsets}
-        return content_of_arrays({**table.columns, **offsets})
-    return _hash(array_sums(table.path))
+    """A hash of what a table holds, the same in memory and on disk."""
+    return _hash(table_checksums(table))
 
 
 def content_of_arrays(arrays: Mapping[str, Array]) -> str:
     """A hash of some arrays with their names."""
-    plain = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    return _hash({name: [str(a.dtype), a.shape, zlib.crc32(a.data)] for name, a in plain.items()})
+    return _hash({name: checksum(array) for name, array in arrays.items()})
 
 
 def _hash(sums: Mapping[str, object]) -> str:

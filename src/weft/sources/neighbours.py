@@ -382,8 +382,7 @@ def _joined(
         edge_offsets=offsets_of(np.concatenate(num_edges)),
         ragged_offsets=table.ragged_offsets,
         metadata=metadata,
-        checked=True,
-    )
+    ).known_right()
 
 
 def _fingerprint(table: GraphTable) -> str:

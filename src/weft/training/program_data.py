@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -183,14 +183,7 @@ def learnable(table: GraphTable) -> GraphTable:
     """What a network reads of `table`, and nothing else: assembling a batch copies every column."""
     keep = ["subtokens", "role", "correct", "type"]
     schema = {name: table.schema[name] for name in keep if name in table.schema}
-    topology = [name for name in table.columns if name not in table.schema]
-    return replace(
-        table,
-        schema=schema,
-        columns={name: table.columns[name] for name in [*schema, *topology]},
-        ragged_offsets={},
-        path=None,
-    )
+    return table.with_columns(schema, {name: table.columns[name] for name in schema})
 
 
 def step_budget(num_nodes: Array, num_edges: Array, nodes: int) -> Budget:
