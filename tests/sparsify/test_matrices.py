@@ -323,3 +323,27 @@ def test_models_of_torch_geometric_with_an_example():
         model, _ = geometric(kind)
         example = (torch.randn(5, 6, dtype=torch.float64), EDGES)
         assert Masks(model, example=example).names == Masks(model).names
+
+
+def test_a_layer_is_known_by_what_it_is_not_by_its_name():
+    class NormedLinear(nn.Linear):
+        pass
+
+    class PatchEmbedding(nn.Conv2d):
+        pass
+
+    model = nn.Sequential(NormedLinear(4, 4), PatchEmbedding(3, 8, 2), nn.LayerNorm(4))
+    assert Masks(model).names == ["0.weight", "1.weight"]
+
+
+def test_all_rows_of_an_embedding_are_features():
+    class Featureless(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.nodes = nn.Embedding(6, 8)
+            self.weight = nn.Parameter(torch.randn(8, 4))
+
+        def forward(self, adjacency):
+            return adjacency @ (self.nodes.weight @ self.weight)
+
+    assert Masks(Featureless(), example=torch.rand(6, 6)).names == ["weight"]

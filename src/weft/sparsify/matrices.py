@@ -157,15 +157,19 @@ def _without_product(
     for full, name in called.items():
         layer, own = _owner(model, full)
         kinds = [kind.__name__ for kind in type(layer).__mro__]
-        if any(word in kind for word in _NOT_MATRICES for kind in kinds):
-            left[name] = "norm or embedding"
-        elif "bias" in own:
+        factor = _is_factor(layer, own)
+        if "bias" in own:
             left[name] = "bias"
-        elif name not in computed and not _is_factor(layer, own):
-            sure = _is_factor(layer, own) is False
-            (left if sure else unsure)[name] = (
-                f"no factor of features in {type(layer).__name__}" if sure else _UNKNOWN
-            )
+        elif factor:
+            continue
+        elif any(word in kind for word in _NOT_MATRICES for kind in kinds):
+            left[name] = "norm or embedding"
+        elif name in computed:
+            continue
+        elif factor is False:
+            left[name] = f"no factor of features in {type(layer).__name__}"
+        else:
+            unsure[name] = _UNKNOWN
     unsure = {name: why for name, why in unsure.items() if name not in left}
     if unsure and example is not None:
         inputs = example if isinstance(example, tuple) else (example,)

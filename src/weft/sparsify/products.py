@@ -131,6 +131,12 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._inside = False
         self._layers: dict[int, str] = {}
         self._model = model
+        # Rows of an embedding are features, also where a layer multiplies all of them at once.
+        self._tables = frozenset(
+            f"{path}.weight".lstrip(".")
+            for path, module in model.named_modules()
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        )
         for name, parameter in model.named_parameters():
             self.sizes[name] = parameter.numel()
             self.nnz[name] = nnz.get(name, parameter.numel())
@@ -170,11 +176,11 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note_features(self, packet: Any, tensors: list[Tensor]) -> None:
         """Note which parameters a product multiplies features with."""
-        if all(self._names_of(t) or t.layout != torch.strided for t in tensors):
+        if all(self._names_of(t) - self._tables or t.layout != torch.strided for t in tensors):
             return
         for tensor in tensors:
             if packet is aten.convolution or min(tensor.shape[-2:]) > 1:
-                self.multiplied |= self._names_of(tensor)
+                self.multiplied |= self._names_of(tensor) - self._tables
 
     def _add(self, factors: frozenset[str], flops: float) -> None:
         if not factors:
