@@ -176,3 +176,8 @@ def test_good_json_comes_back(tmp_path: Path) -> None:
     assert read_object(path, {"a": int, "b": object}) == value
     with pytest.raises(DataError, match=r"none\.json cannot be read \(No such file"):
         read_json(tmp_path / "none.json")
+
+
+def test_what_could_not_be_read_again_is_not_written() -> None:
+    with pytest.raises(ValueError, match=r"a whole number of 46 digits, 1000000000\.\.\."):
+        json_text({"seed": 10**45})

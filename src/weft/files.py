@@ -36,7 +36,10 @@ def json_text(
     value: Any, *, indent: int | None = None, default: Callable[[Any], Any] | None = None
 ) -> str:
     """`value` as JSON with null for nan and infinity, which JSON has no words for."""
-    plain = json.loads(json.dumps(value, default=default), parse_constant=lambda name: None)
+    # Nothing is written that `parse_json` would not read.
+    plain = json.loads(
+        json.dumps(value, default=default), parse_constant=lambda name: None, parse_int=_whole
+    )
     return json.dumps(plain, indent=indent, allow_nan=False)
 
 
@@ -89,7 +92,9 @@ def _real(text: str) -> float:
 
 def _whole(text: str) -> int:
     if len(text) > _MOST_DIGITS:
-        raise ValueError(f"a whole number of {len(text)} digits")
+        raise ValueError(
+            f"a whole number of {len(text)} digits, {text[:10]}...; at most {_MOST_DIGITS} are kept"
+        )
     return int(text)
 
 

@@ -46,5 +46,5 @@ def test_edge_softplus_of_edges_and_of_pairs(molecules):
         edge_softplus(*given, *topology, forward, backward, None)
     with pytest.raises(ValueError, match="edges must have two ends"):
         edge_softplus(*given, topology[0], topology[1][:-1], *topology[2:], *batch.pairs.values())
-    with pytest.raises(ValueError, match="a row a node"):
+    with pytest.raises(ValueError, match="one row per node"):
         edge_softplus(given[0], given[1], given[2][:-1], *topology, *tuple(batch.pairs.values()))

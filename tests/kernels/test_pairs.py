@@ -103,7 +103,7 @@ def test_wrong_lengths_are_refused(molecules):
         pair_spmm(x, weight, *views, pairs[0], pairs[1], pairs[2][:-1])
     with pytest.raises(ValueError, match="every pair two edges"):
         pair_products(x, x, *views, pairs[0], pairs[1][:-1], pairs[2])
-    with pytest.raises(ValueError, match="a row a node"):
+    with pytest.raises(ValueError, match="one row per node"):
         pair_spmm(x[:-1], weight, *views, *pairs)
     with pytest.raises(ValueError, match="CSR offsets end"):
         pair_spmm(x, weight, views[0], views[1], views[2] + 1, None, *views[4:], *pairs)

@@ -82,7 +82,7 @@ def test_bfloat16_takes_the_plain_way():
 
 def test_shapes_that_do_not_fit_are_refused():
     adjacency = edges()
-    with pytest.raises(ValueError, match="a row a node"):
+    with pytest.raises(ValueError, match="one row per node"):
         adjacency.propagate(torch.randn(39, 6), torch.randn(4, 6, 5))
     with pytest.raises(ValueError, match=r"weight \[P, H, O\]"):
         adjacency.propagate(torch.randn(40, 6), torch.randn(4, 5, 5))

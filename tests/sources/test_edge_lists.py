@@ -307,7 +307,7 @@ def test_wrong_ids_list_the_right_ones():
 
 def test_integer_ids_are_not_guessed_when_said(tmp_path):
     path = write(tmp_path / "edges.txt", "alice bob 1\n")
-    with pytest.raises(DataError, match="line 1: a node id is not a whole number; the line"):
+    with pytest.raises(DataError, match="line 1: a node id is not a whole number; if the line"):
         read_edge_list(path, ids="integer")
 
 

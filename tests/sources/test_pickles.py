@@ -109,6 +109,12 @@ def test_python_2_pickle_with_old_module_names(tmp_path):
     assert back.toarray().tolist() == [[0.0, 7.0]]
 
 
+def test_python_2_wrote_bytes_as_text(tmp_path):
+    path = tmp_path / "old.pkl"
+    path.write_bytes(b"(lp0\nS'\x80\xff'\np1\na.")
+    assert load_pickle(path) == ["\x80\xff"]
+
+
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 def test_pickle_that_runs_code_does_not_run(tmp_path, protocol):
     proof = tmp_path / "it_ran"

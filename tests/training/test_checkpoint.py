@@ -257,7 +257,7 @@ def test_weights_without_a_checksum_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("state", [{}, {"model": [1]}, {"model": None}])
 def test_a_checkpoint_without_a_model_gives_no_weights(tmp_path: Path, state: Any) -> None:
     save_checkpoint(tmp_path / "last.pt", state)
-    with pytest.raises(DataError, match=r"last\.pt holds no weights of a model"):
+    with pytest.raises(DataError, match=r"last\.pt is damaged \(.* part .model"):
         load_weights(nn.Linear(2, 2), tmp_path)
 
 

@@ -20,7 +20,6 @@ __all__ = ["Structure", "files_of", "read_structures"]
 
 # A folder's values of its CIF files, as CGCNN has them: a line `id,value` for each id.cif.
 _LISTED = "id_prop.csv"
-_LONGEST_LINE = 2**20
 # Those of ASE's calculated results that have a row for each atom.
 _ATOM_RESULTS = frozenset({"charges", "energies", "forces", "magmoms", "stresses"})
 
@@ -230,7 +229,7 @@ def _numbered_lines(file: Path) -> Iterator[tuple[int, str]]:
     number = 0
     try:
         with open_with_compression(str(file), "rb") as lines:
-            for number, line in bounded_lines(file, lines, _LONGEST_LINE):
+            for number, line in bounded_lines(file, lines):
                 yield number, line.decode()
     except UnicodeDecodeError as error:
         raise DataError(f"{file}, line {number}: {error}; convert the file to UTF-8") from None

@@ -306,9 +306,10 @@ def _reason(status: int, roles: Array, ids: IdKind) -> str:
     auto = " (the first edge's ids are; if nodes have names, pass ids='text')"
     return {
         loops.TOO_FEW: f"{wanted}, fewer found",
-        loops.TOO_MANY: f"{wanted}, more found: name them all (columns)",
+        loops.TOO_MANY: f"{wanted}, more found: name them all (columns, --columns)",
         loops.EMPTY_FIELD: f"{wanted}, one is empty",
-        loops.BAD_ID: f"a node id is not a whole number{auto if ids == 'auto' else ''}",
+        loops.BAD_ID: "a node id is not a whole number"
+        + (auto if ids == "auto" else "; if the line is a header, remove it"),
         loops.HUGE_ID: "a node id does not fit 64 bits (pass ids='text' to take ids as names)",
         loops.BAD_NUMBER: "a time or weight is not a finite decimal number",
         loops.HUGE_NUMBER: "a time or weight is beyond 1e308",

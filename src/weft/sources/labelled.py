@@ -90,7 +90,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Number (from 1) and text of the lines of a text file, plain or gzip.
 
     Raises:
-        DataError: it is missing, damaged or not UTF-8, or a line is longer than any of words.
+        DataError: it is missing, damaged or not UTF-8, or a line is longer than 1 MiB.
     """
     try:
         with path.open("rb") as raw:

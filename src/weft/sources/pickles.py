@@ -85,6 +85,7 @@ _ALLOWED: dict[str, Any] = {
 _NUMBERS = re.compile(r"b1|[iu][1248]|f[248]")
 
 
+_OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
 # Opcodes with a number that the unpickler takes for a size or a place of its memory.
 _SIZED = frozenset({"PUT", "BINPUT", "LONG_BINPUT", "FRAME"})
 
@@ -98,11 +99,21 @@ def check_pickle(content: bytes) -> None:
     Raises:
         ValueError: the pickle is cut or damaged, or an argument is larger than the pickle.
     """
-    for opcode, argument, place in pickletools.genops(content):
-        if opcode.name in _SIZED and argument is not None and argument > len(content):
-            raise ValueError(
-                f"{opcode.name} at byte {place} asks for {argument:,}, more than the pickle has"
-            )
+    stream = io.BytesIO(content)
+    while code := stream.read(1):
+        opcode = _OPCODES.get(code.decode("latin1"))
+        if opcode is None:
+            raise ValueError(f"no opcode {code!r} at byte {stream.tell() - 1}")
+        if opcode.name == "STOP":
+            return
+        if opcode.name == "STRING":
+            # Python 2 wrote the bytes of arrays so, which pickletools takes for ASCII.
+            stream.readline()
+            continue
+        argument: Any = None if opcode.arg is None else opcode.arg.reader(stream)
+        if opcode.name in _SIZED and argument > len(content):
+            raise ValueError(f"{opcode.name} asks for {argument:,}, more than the pickle has")
+    raise ValueError("it ends before its STOP")
 
 
 class _ForbiddenGlobalError(Exception):

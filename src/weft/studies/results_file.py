@@ -77,6 +77,11 @@ def read_results(folder: Path, schema: str, config: Any) -> dict[str, Any]:
     except DataError as error:
         raise ValueError(str(error)) from None
     if values["schema"] != schema:
+        if values["schema"].rpartition(" ")[0] == schema.rpartition(" ")[0]:
+            raise DataError(
+                f"{path} was written by another version of weft ({values['schema']!r}, this one "
+                f"reads {schema!r}); choose another folder"
+            )
         raise ValueError(values["schema"])
     for name, value in json.loads(json_text(asdict(config))).items():
         if values["config"].get(name) != value:

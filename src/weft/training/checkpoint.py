@@ -79,11 +79,16 @@ def _plain(value: Any, where: str) -> Any:
     )
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
+def load_checkpoint(path: Path, *needed: str) -> dict[str, Any]:
     """Read what `save_checkpoint` wrote, onto the CPU, checked to the last byte.
 
+    Args:
+        path: the file.
+        needed: parts that it must have.
+
     Raises:
-        DataError: no such file, cut, damaged, or not a checkpoint of this version.
+        DataError: no such file, cut, damaged, without a part that is needed, or not a checkpoint
+            of this version.
     """
     if not path.is_file():
         raise DataError(f"{path} does not exist; start the run again without resuming")
@@ -105,6 +110,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}; {remedy}") from error
+    except MemoryError:
+        raise DataError(f"{path} does not fit into memory; stop what else takes it") from None
     # A damaged archive can fail anywhere in torch's reader, with that place's own error.
     except Exception as error:
         reason = str(error).split("\n")[0].split(". ")[0] or type(error).__name__
@@ -119,6 +126,11 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             f"{path} has version {state.get('version')}; this weft reads version {_VERSION}, go on "
             "with the weft that wrote it"
         )
+    for name in needed:
+        if name not in state:
+            raise DataError(f"{path} is damaged (it has no part '{name}'); {remedy}")
+    if not isinstance(state.get("model", {}), dict):
+        raise DataError(f"{path} is damaged (its part 'model' holds no weights); {remedy}")
     return state
 
 
@@ -206,9 +218,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not path.exists():
         raise DataError(f"{path} does not exist; weights come from a .safetensors, .pt or a run")
     if path.suffix == ".pt":
-        weights = load_checkpoint(path).get("model")
-        if not isinstance(weights, dict):
-            raise DataError(f"{path} holds no weights of a model; take another checkpoint")
+        weights: dict[str, Tensor] = load_checkpoint(path, "model")["model"]
         return weights
     try:
         with safe_open(path, framework="pt") as file:

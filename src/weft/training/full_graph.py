@@ -66,7 +66,7 @@ def train_full_graph(
         raise DataError(f"{config.data} has no node to train on; mark some in a column 'train'")
     check_precision(table, config)
     if table.path is not None and not table.checked and os.environ.get("LOCAL_RANK", "0") == "0":
-        # Ranks only compare what the manifest says: that the files are so, one sees for its host.
+        # Ranks only compare what the manifest says. Rank 0 of each host checks the files.
         open_table(table.path, check=True)
     job = _Job(config=config, grid=grid, folder=folder, init_from=init_from, quiet=quiet)
     if is_a_rank() or grid.ranks == 1:

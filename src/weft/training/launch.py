@@ -185,7 +185,7 @@ def _attempt(
 def start_fork_server(*modules: str) -> None:
     """Start, unless it runs, the process that new ones are forked from, with `modules` loaded.
 
-    A closed terminal does not end it: through it one knows whether its children are alive.
+    A closed terminal does not end it: it reports whether its children are alive.
     """
     from multiprocessing import forkserver
 

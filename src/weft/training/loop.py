@@ -35,6 +35,12 @@ from weft.training.stopping import is_better, stop_on_signals
 
 __all__ = ["fit"]
 
+# Of a checkpoint, to go on from.
+_PARTS = (
+    *("model", "kinds", "optimizer", "scheduler", "extras"),
+    *("progress", "best", "batches", "metrics_lines"),
+)
+
 Loss = Callable[[Any, Any], "Tensor | tuple[Tensor, Mapping[str, Tensor | float]]"]
 
 
@@ -73,8 +79,8 @@ def fit(
     """Train `model`; with a `run`, log, keep checkpoints, and go on where the run stopped.
 
     SIGINT, SIGTERM and SIGHUP (a closed terminal; under nohup it stays ignored) end it after the
-    current step, with a checkpoint; a second one raises KeyboardInterrupt. Denormal floats count
-    as zero meanwhile (see `flush_denormals`); no global setting is different afterwards.
+    current step, with a checkpoint; a second SIGINT or SIGTERM raises KeyboardInterrupt. Denormal
+    floats count as zero meanwhile (see `flush_denormals`); no global setting is changed for good.
 
     Args:
         model: any module, on any device, compiled or not.
@@ -412,7 +418,7 @@ class _Fit:
     def resume(self, run: Run) -> None:
         """Put everything back as the run's checkpoint has it."""
         source = run.checkpoint
-        state = load_checkpoint(source)
+        state = load_checkpoint(source, *_PARTS)
         put_weights(self.model, state["model"], str(source))
         for name, now in self.kinds().items():
             if (before := state["kinds"][name]) != now:

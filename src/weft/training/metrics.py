@@ -81,7 +81,7 @@ class MetricsLog:
     def close(self) -> None:
         """Close the files; logging again opens them.
 
-        Of a full disk `log` has told: every line was written there and then.
+        `log` has already reported a full disk: every line was written there and then.
         """
         if self._file is not None:
             with suppress(OSError):

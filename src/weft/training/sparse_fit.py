@@ -132,7 +132,7 @@ def fit_sparse(
         return optimizer, scheduler, sparsifier
 
     if config.form == "sparse" and run is not None and resumed:
-        to_sparse_form_of(model, load_checkpoint(run.checkpoint)["model"])
+        to_sparse_form_of(model, load_checkpoint(run.checkpoint, "model")["model"])
     elif config.form == "sparse":
         # The masks that a dense training starts with.
         masks = sparsify()[-1].masks

@@ -47,7 +47,7 @@ class StopRequest:
 def stop_on_signals() -> Iterator[StopRequest]:
     """Turn the first of SIGNALS into a request; a second one raises KeyboardInterrupt.
 
-    A second SIGHUP does not: of one closed terminal the system tells, and the shell too.
+    A second SIGHUP does not: a closing terminal may send it twice.
     """
     request = StopRequest()
 
