@@ -101,8 +101,11 @@ def edge_vectors(batch: GraphBatch, edges: Tensor | None = None) -> Tensor:
         edges: int [P], only these edges, each once.
     """
     pos, shift = batch.nodes["pos"], batch.edges.get("shift")
-    # Not pos[senders]: its gradient adds up a node's edges with atomics on a GPU.
-    vectors = gather_senders(batch, pos) - gather_receivers(batch, pos)
+    if pos.requires_grad:
+        # The gradient of index_select would add up a node's edges with atomics on a GPU.
+        vectors = gather_senders(batch, pos) - gather_receivers(batch, pos)
+    else:
+        vectors = pos.index_select(0, batch.senders) - pos.index_select(0, batch.receivers)
     vectors = vectors if shift is None else vectors + shift
     return vectors if edges is None else vectors.index_select(0, edges)
 

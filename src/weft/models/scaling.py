@@ -93,11 +93,11 @@ def learn_scale(
         references: learn an energy for each element by least squares, so that only what the
             atoms' kinds do not explain is left to the network. For what grows with the number of
             atoms.
-        extensive: the network adds up its atoms: all that is taken off the target is then a value
-            an atom, so that twice the structure has twice the target, and the scale is the
-            deviation an atom.
-        forces: node column with forces; the scale is then their root mean square. Energies an atom
-            hardly differ in a molecule that moves, while its forces do.
+        extensive: the network adds up its atoms: all that is taken off the target is then one value
+            per atom, so that twice the structure has twice the target, and the scale is the
+            per-atom deviation.
+        forces: node column with forces; the scale is then their root mean square. The energies per
+            atom of a molecule that moves hardly differ, while its forces do.
     """
     y = np.asarray(table.column(target)[graphs], dtype=np.float64)
     if not len(y) or not np.isfinite(y).all():
