@@ -49,12 +49,13 @@ def typed_messages(
     """
     chunks = (counts, chunk_types, chunk_starts)
     arguments = (h, weight, bias, *into, *into_t, *out_of, *out_of_t, *chunks)
-    _check_shapes(*arguments)
+    both = ((*into, *into_t), (*out_of, *out_of_t))
+    _check_shapes(h, weight, bias, *both, chunks)
     same = weight.dtype == h.dtype and (bias is None or bias.dtype == h.dtype)
     if not (has_loop(h, weight) and gemm_address(h.dtype) and same):
         if not torch.compiler.is_compiling():
             _check_chunks(weight, *chunks)
-        return _plain(h, weight, bias, (*into, *into_t), (*out_of, *out_of_t), *chunks)
+        return _plain(h, weight, bias, *both, *chunks)
     out: Tensor = _typed(*arguments)
     return out
 
@@ -63,29 +64,21 @@ def _check_shapes(
     h: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    into_offsets: Tensor,
-    into_columns: Tensor,
-    into_t_offsets: Tensor,
-    into_t_columns: Tensor,
-    out_offsets: Tensor,
-    out_columns: Tensor,
-    out_t_offsets: Tensor,
-    out_t_columns: Tensor,
-    counts: Tensor,
-    chunk_types: Tensor,
-    chunk_starts: Tensor,
+    into: tuple[Tensor, ...],
+    out_of: tuple[Tensor, ...],
+    chunks: tuple[Tensor, Tensor, Tensor],
 ) -> None:
     right = h.ndim == 2 and weight.ndim == 3 and h.shape[1] == weight.shape[1]
     require(right, "h [N, H] and weight [P, H, O] needed", h, weight)
     shape = (weight.shape[0], weight.shape[2])
     require(bias is None or bias.shape == shape, "bias must be [P, O]", bias, weight)
-    right = into_t_offsets.shape == out_offsets.shape == (h.shape[0] + 1,)
-    right = right and into_offsets.shape == out_t_offsets.shape == (counts.numel() + 1,)
-    require(
-        right and counts.ndim == 1, "h must have one row per node, counts one per row", h, counts
-    )
-    chunks = chunk_types.numel() + 1
-    require(chunk_starts.shape == (chunks,), "C types, C + 1 starts", chunk_types, chunk_starts)
+    counts, chunk_types, chunk_starts = chunks
+    right = into[2].shape == out_of[0].shape == (h.shape[0] + 1,)
+    right = right and into[0].shape == out_of[2].shape == (counts.numel() + 1,)
+    needed = "h must have one row per node, counts one number per row"
+    require(right and counts.ndim == 1, needed, h, counts)
+    starts = (chunk_types.numel() + 1,)
+    require(chunk_starts.shape == starts, "C types, C + 1 starts", chunk_types, chunk_starts)
 
 
 def _check_chunks(
@@ -105,28 +98,17 @@ def _check(
     h: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    into_offsets: Tensor,
-    into_columns: Tensor,
-    into_t_offsets: Tensor,
-    into_t_columns: Tensor,
-    out_offsets: Tensor,
-    out_columns: Tensor,
-    out_t_offsets: Tensor,
-    out_t_columns: Tensor,
-    counts: Tensor,
-    chunk_types: Tensor,
-    chunk_starts: Tensor,
+    into: tuple[Tensor, ...],
+    out_of: tuple[Tensor, ...],
+    chunks: tuple[Tensor, Tensor, Tensor],
 ) -> None:
     """Refuse what a loop could not follow; the loops multiply matrices of one dtype."""
-    into = (into_offsets, into_columns, into_t_offsets, into_t_columns)
-    out_of = (out_offsets, out_columns, out_t_offsets, out_t_columns)
-    _check_shapes(h, weight, bias, *into, *out_of, counts, chunk_types, chunk_starts)
-    require(
-        have_one_loop(h, weight, bias), "h, weight and bias must have one dtype", h, weight, bias
-    )
+    _check_shapes(h, weight, bias, into, out_of, chunks)
+    learned = (h, weight, bias)
+    require(have_one_loop(*learned), "h, weight and bias must have one dtype", *learned)
     check_transposes(*into)
-    check_transposes(out_t_offsets, out_t_columns, out_offsets, out_columns)
-    _check_chunks(weight, counts, chunk_types, chunk_starts)
+    check_transposes(*out_of[2:], *out_of[:2])
+    _check_chunks(weight, *chunks)
 
 
 def _plain(
@@ -198,7 +180,7 @@ def _typed(
 ) -> Tensor:
     into = (into_offsets, into_columns, into_t_offsets, into_t_columns)
     out_of = (out_offsets, out_columns, out_t_offsets, out_t_columns)
-    _check(h, weight, bias, *into, *out_of, counts, chunk_types, chunk_starts)
+    _check(h, weight, bias, into, out_of, (counts, chunk_types, chunk_starts))
     rows, outputs = into_offsets.shape[0] - 1, weight.shape[2]
     made = h.new_empty(rows, outputs)
     given = (h, weight, bias, into_columns, into_offsets, counts, chunk_types, chunk_starts)
@@ -265,7 +247,7 @@ def _typed_backward(
     """Gradients in h (empty unless `wanted`: the first step of many has none), weight and bias."""
     into = (into_offsets, into_columns, into_t_offsets, into_t_columns)
     out_of = (out_offsets, out_columns, out_t_offsets, out_t_columns)
-    _check(h, weight, bias, *into, *out_of, counts, chunk_types, chunk_starts)
+    _check(h, weight, bias, into, out_of, (counts, chunk_types, chunk_starts))
     right = grad.shape == (h.shape[0], weight.shape[2]) and grad.dtype == h.dtype
     require(right, "the gradient must have the shape and dtype of the output", grad, h, weight)
     rows, chunks = into_offsets.shape[0] - 1, chunk_types.shape[0]

@@ -145,7 +145,8 @@ class TrainedLinks:
         counts: edges in each part, nodes, weights and those that are active.
         repeated: see `LinkSplit`.
         costs: of a training step, if they were asked for and the model is sparse.
-        masks: of the model; None where it is dense, or has sparse layers alone.
+        masks: those after the last step, not of the best epoch; None where the model is dense, or
+            has sparse layers alone.
     """
 
     model: FNN

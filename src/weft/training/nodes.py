@@ -180,7 +180,8 @@ class TrainedNodes:
         counts: nodes in each part, classes, weights and those that are active.
         guess: share of the test nodes that are of the commonest class in training.
         costs: of a training step, if they were asked for and the model is sparse.
-        masks: of the model; None where it is dense, or has sparse layers alone.
+        masks: those after the last step, not of the best epoch; None where the model is dense, or
+            has sparse layers alone.
     """
 
     model: nn.Module

@@ -34,7 +34,8 @@ class SparseFit:
 
     Attributes:
         result: how the training went.
-        masks: of the model; None where it stays dense, or has sparse layers alone.
+        masks: those after the last step, not of the best epoch; None where the model stays dense,
+            or has sparse layers alone.
         counts: `weights` of the matrices that may be sparse, and those that are `active` in the
             weights that the model ends with: masks do not force them to 0, though one may be 0.
         costs: of a training step, if they were asked for and the model is sparse.
