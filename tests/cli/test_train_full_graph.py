@@ -118,7 +118,7 @@ def test_a_weighted_list_with_a_header(weft, mistake, tmp_path, own_graph):
     rows = [f"{s},{r},{w}\n" for (s, r), w in zip(pairs, weights, strict=True)]
     Path("edges.csv").write_text("source,target,weight\n" + "".join(rows))
     words = [*TRAIN, *own_graph, "--data", "edges.csv", "--split", "0.6", "0.2", "0.2"]
-    assert "2 tokens (src, dst) wanted, more found: name them all (columns)" in mistake(*words)
+    assert "2 tokens (src, dst) wanted, more found: name them all (columns, " in mistake(*words)
     words += ["--columns", "src", "dst", "weight", "--normalisation", "none"]
     said = weft(*words)
     assert said.code == 0, said.err

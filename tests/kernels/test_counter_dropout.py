@@ -116,5 +116,5 @@ def test_a_part_of_a_matrix_has_its_part_of_the_mask(relu):
     piece = x[rows].requires_grad_()
     apply(piece, 0.5, part=Part(seed=7, ids=rows)).sum().backward()
     assert torch.equal(piece.grad != 0, whole[rows] != 0)
-    with pytest.raises(ValueError, match="one a row"):
+    with pytest.raises(ValueError, match="one per row"):
         apply(x, 0.5, part=Part(seed=7, ids=rows))
