@@ -55,7 +55,7 @@ def trust(check: Check, tensors: tuple[Tensor | None, ...], *numbers: int) -> No
 
 
 def is_known(check: Check, tensors: tuple[Tensor | None, ...], *numbers: int) -> bool:
-    """Whether check(*tensors, *numbers) has passed, or the tensors are trusted."""
+    """True if check(*tensors, *numbers) has passed before, or the tensors are trusted."""
     return _holds((check, numbers, *map(id, tensors)))
 
 
@@ -146,7 +146,7 @@ def require_integers(*tensors: Tensor | None) -> None:
 def right_segments(
     offsets: Tensor, order: Tensor | None, index: Tensor | None, entries: int
 ) -> None:
-    """What `check_segments` does when it does not know the tensors."""
+    """The check behind `check_segments`, made for tensors that are new."""
     require_integers(offsets, order, index)
     _offsets(offsets, entries)
     for name, tensor in (("order", order), ("index", index)):
@@ -218,7 +218,7 @@ def _fault_there(offsets: Tensor, order: Tensor | None, index: Tensor | None, en
 
 
 def right_range(index: Tensor, limit: int) -> None:
-    """What `check_range` does when it does not know the tensor."""
+    """The check behind `check_range`, made for a tensor that is new."""
     require_integers(index)
     if index.is_cpu:
         wrong = bool(_out_of_range(_array(index), limit))
@@ -233,7 +233,7 @@ def right_range(index: Tensor, limit: int) -> None:
 
 
 def right_pairs(forward: Tensor, backward: Tensor, of_edge: Tensor, edges: int) -> None:
-    """What `check_pairs` does when it does not know the tensors."""
+    """The check behind `check_pairs`, made for tensors that are new."""
     require_integers(forward, backward, of_edge)
     if of_edge.shape[0] != edges or forward.shape != backward.shape:
         raise ValueError(
@@ -262,7 +262,7 @@ def right_pairs(forward: Tensor, backward: Tensor, of_edge: Tensor, edges: int) 
 def right_transposes(
     offsets: Tensor, columns: Tensor, offsets_t: Tensor, columns_t: Tensor
 ) -> None:
-    """What `check_transposes` does when it does not know the tensors."""
+    """The check behind `check_transposes`, made for tensors that are new."""
     require_integers(offsets, columns, offsets_t, columns_t)
     _offsets(offsets, columns.shape[0])
     _offsets(offsets_t, columns_t.shape[0])

@@ -46,8 +46,8 @@ class Averages:
 
 
 # Of the first 1000 molecules in the order of the authors' published splits, from which the paper
-# estimates: whoever has another order gets its four budgets all the same. (The means of all 130,831
-# molecules are 18.03 and 315.8, the largest 29 and 812.)
+# estimates its four budgets; with these numbers any order of the molecules gives the same budgets.
+# (The means of all 130,831 molecules are 18.03 and 315.8, the largest 29 and 812.)
 _QM9 = Averages(mean_nodes=17.908, max_nodes=25, mean_edges=311.518, max_edges=600)
 
 

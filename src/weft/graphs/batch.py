@@ -241,7 +241,7 @@ def assemble(
 
 
 def _facts(batch: GraphBatch) -> list[tuple[Any, ...]]:
-    """What operators check of a batch's indices, each a check and what it takes."""
+    """The checks that operators make of a batch's indices, each with its arguments."""
     nodes, edges = batch.num_nodes, batch.num_edges
     of_edges = (batch.in_offsets, None, batch.receivers)
     of_nodes = (batch.node_offsets, None, batch.node_graph)

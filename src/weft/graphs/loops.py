@@ -128,7 +128,7 @@ def edges_fault(
     edge_offsets: Any,
     graphs: Any,
 ) -> Any:
-    """What is wrong with the edges of these graphs of a table, and the graph; (0, -1) if nothing.
+    """The first fault in the edges of these graphs of a table, and its graph; (0, -1) if none.
 
     1, 2, 3: a number of senders, receivers, out_order is out of range. 4: receivers and in_start
     disagree. 5: senders, out_order and out_start do. Any one changed number is found.

@@ -267,7 +267,7 @@ def _first_edge(graphs: Sequence[Any]) -> tuple[Any, int | None]:
 def _rows_of(
     dataset: Any, sampler: GraphSampler, levels: Mapping[str, Row], left_out: Sequence[str]
 ) -> tuple[dict[str, Row], tuple[str, ...]]:
-    """What each tensor of the data has rows for, and which are labels.
+    """The level of each tensor of the data, and the names of those that are labels.
 
     A row for each node is told from any other by the graphs with most and fewest of them, and the
     same for edges: no other number of rows follows both. torch_geometric takes whatever has
@@ -320,7 +320,7 @@ def _rows_of(
 
 
 def _is_label(name: str, samples: Sequence[Any]) -> bool:
-    """Whether an attribute of one number a graph cannot be the number of a node in each."""
+    """True if an attribute with one number per graph cannot be a node number in all of them."""
     return any(not 0 <= int(sample[name]) < sample.num_nodes for sample in samples)
 
 

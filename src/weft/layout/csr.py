@@ -196,7 +196,7 @@ class TypedEdges:
         return there
 
     def _facts(self) -> list[tuple[Any, ...]]:
-        """What the operator checks of these indices, each a check and what it takes."""
+        """The checks that the operator makes of these indices, each with its arguments."""
         into = (self.into_offsets, self.into_nodes, self.into_t_offsets, self.into_t_rows)
         out = (self.out_t_offsets, self.out_t_nodes, self.out_offsets, self.out_rows)
         return [
