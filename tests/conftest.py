@@ -14,6 +14,13 @@ import pytest
 # long. Read when torch is loaded, so it is set before any test imports it; children inherit it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# Tests share modules, those of other rooms too; pytest's importlib mode adds no folder itself.
+for _folder in sorted(path for path in Path(__file__).parent.rglob("*") if path.is_dir()):
+    if _folder.name not in ("__pycache__", "data"):
+        sys.path.append(str(_folder))
+# `weft`, which runs a command in this process, and small data for it.
+pytest_plugins = ["command_fixtures"]
+
 # What an example takes is the machine's affair: beside other programs any of them may take long,
 # to be made or to be run.
 hypothesis.settings.register_profile(

@@ -18,21 +18,6 @@ from torch import Tensor
 
 from weft.compiled import compiled
 
-__all__ = [
-    "check_pairs",
-    "check_range",
-    "check_segments",
-    "check_transposes",
-    "is_known",
-    "once",
-    "require_integers",
-    "right_pairs",
-    "right_range",
-    "right_segments",
-    "right_transposes",
-    "trust",
-]
-
 Check = Callable[..., None]
 _WHOLE = (torch.int32, torch.int64)
 

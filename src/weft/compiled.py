@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 
 from numba import njit
 
-__all__ = ["compiled"]
-
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["DataError"]
-
 
 class DataError(ValueError):
     """Data that cannot be used as it is; the message names the file, line, graph or field."""

@@ -12,16 +12,6 @@ from typing import IO, Any, AnyStr, BinaryIO, NoReturn
 
 from weft.errors import DataError
 
-__all__ = [
-    "LONGEST_LINE",
-    "bounded_lines",
-    "json_text",
-    "parse_json",
-    "read_json",
-    "read_object",
-    "write_atomically",
-]
-
 LONGEST_LINE = 16 * 2**20
 """Bytes or characters that a line may have: a small compressed file can hold an endless one."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.cli.main import GROUPS
+from weft.cli.main import groups
 from weft.cli.screens import Screen, screens
 
 SHELLS = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-execute"]}
@@ -28,7 +28,7 @@ def test_a_script_names_everything_and_parses(weft, tmp_path, every_screen, shel
         assert "--help" in [flag for option in screen.options for flag in option.flags]
         for flag in (flag for option in screen.options for flag in option.flags):
             assert flag.lstrip("-") in said.out
-    assert all(group in said.out for group in GROUPS)
+    assert all(group in said.out for group in groups())
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not here")
     script = tmp_path / "script"
@@ -75,7 +75,7 @@ def test_bash_completes(weft, tmp_path):
         return done.stdout.split()
 
     assert replies("tr") == ["train"]
-    assert set(GROUPS) < set(replies(""))
+    assert set(groups()) < set(replies(""))
     assert replies("train", "mol") == ["molecules"]
     assert replies("train", "molecules", "--ep") == ["--epochs"]
     assert "--epochs" in replies("train", "molecules", "")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from weft.graphs import Column, Graph, write_table
+from weft.recipes.structures.data import NeighbourConfig
 from weft.sources import CATALOGUE
-from weft.training.structure_data import NeighbourConfig
 
 
 def edges_file(folder: Path, text: str = "0 1\n1 2\n") -> Path:

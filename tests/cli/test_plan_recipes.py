@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from weft.planning import Measured, Plan
-from weft.planning.recipes import key_of, read_recipe
-from weft.training.citations import CitationsConfig
-from weft.training.structures import StructuresConfig
+from weft.recipes.nodes.citations import CitationsConfig
+from weft.recipes.planned_runs import key_of, read_recipe
+from weft.recipes.structures.training import StructuresConfig
 
 SHORT = ("--hidden", 4, "--layers", 1, "--batching.batch-size", 4)
 

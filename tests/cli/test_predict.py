@@ -13,7 +13,7 @@ import pytest
 from ase import Atoms
 from ase.io import read, write
 
-from weft.training.prediction import load_structures, predict_file
+from weft.recipes.structures.prediction import load_structures, predict_file
 
 
 @pytest.fixture

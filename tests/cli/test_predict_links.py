@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from weft.graphs import open_table
-from weft.training.link_prediction import load_links, predict_links
-from weft.training.node_prediction import load_classes, predict_classes
+from weft.recipes.links.prediction import load_links, predict_links
+from weft.recipes.nodes.prediction import load_classes, predict_classes
 
 TRAIN = ("--epochs", 3, "--quiet", "--run-dir", "run")
 PEOPLE = ["alice", "bob", *(f"u{number}" for number in range(28))]

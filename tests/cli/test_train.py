@@ -22,7 +22,7 @@ from ase import Atoms
 from ase.io import read, write
 from safetensors.torch import load_file, save_file
 
-import weft.training.structures as weft_structures
+import weft.recipes.structures.training as weft_structures
 from weft.training import read_metrics
 
 FOLDER = ["config.json", "last.pt", "metrics.jsonl", "summary.json", "weights.safetensors"]

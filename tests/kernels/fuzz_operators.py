@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from weft import kernels
-from weft.kernels import operators
+from weft.kernels import segment_ops as operators
 from weft.kernels.painn_message import painn_message
 from weft.kernels.pairs import pair_products, pair_spmm, sorted_pairs
 from weft.kernels.sparse_inputs import sparse_input_linear

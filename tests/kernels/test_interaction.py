@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional
 
 from weft.graphs import Budget, Graph, assemble, table_from_graphs
+from weft.kernels.custom_op import is_fusable
 from weft.kernels.interaction import interaction
-from weft.kernels.operator import is_fusable
 from weft.kernels.pairs import EdgePairs
 
 

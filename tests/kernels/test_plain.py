@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from weft.kernels import edge_softplus, functions, operators
+from weft.kernels import edge_softplus, functions, segment_ops
 from weft.kernels.painn_message import painn_message
 from weft.kernels.pairs import pair_products, pair_spmm
 from weft.kernels.sparse_linear import pattern_of, sparse_linear
@@ -69,7 +69,7 @@ def cases(batch):
         yield name, lambda v, n=name: getattr(functions, n)(v, batch.in_offsets), (values,)
     yield (
         "edge_products",
-        lambda a, b: operators.edge_products(a, b, *views, False),
+        lambda a, b: segment_ops.edge_products(a, b, *views, False),
         (x, randn(nodes, 6)),
     )
     yield "pair_spmm", lambda x, w: pair_spmm(x, w, *views, *pairs), (x, of_pairs)

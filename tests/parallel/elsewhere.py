@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 
-from weft.kernels import operator
+from weft.kernels import custom_op as operator
 
 DEVICE = torch.device("meta")
 _COPIES = ("aten::_to_copy", "aten::copy_")

@@ -26,7 +26,7 @@ from weft.parallel.method import PUBLISHED, Method
 from weft.parallel.prepare import prepare
 from weft.parallel.recorder import Event
 from weft.parallel.shard import GraphShard
-from weft.parallel.shards import row_offsets
+from weft.parallel.shard_io import row_offsets
 from weft.parallel.world import alone
 
 AMAZON = Problem(nodes=14_249_639, edges=230_788_269, widths=(300, 16, 24))

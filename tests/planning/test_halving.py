@@ -15,7 +15,7 @@ from works import FOR_EVER, Recompiler, Sleeper, TinyFit
 from weft.errors import DataError
 from weft.planning import Candidate, Measured, Plan, Turn, search
 from weft.planning import race as racing
-from weft.planning.entrant import Entrant
+from weft.planning.trial import Entrant
 from weft.planning.worker import Worker
 
 BUDGET = 60.0

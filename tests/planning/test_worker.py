@@ -17,9 +17,9 @@ from works import Children, Group, Recompiler, Sleeper, TinyFit
 
 from weft.planning import Candidate, Worker, processes
 from weft.planning.processes import available_memory, descendants, peak_of_all
-from weft.planning.turns import PaceAddress, pace_address, pace_at
 from weft.planning.worker import WorkerStopped
-from weft.training.pace import current_pace
+from weft.planning.worker_client import PaceAddress, pace_address, pace_at
+from weft.training.step_hooks import current_pace
 
 Start = Callable[..., Worker]
 # Only what hangs is not waited for so long.

@@ -17,11 +17,11 @@ import torch
 from numba.core import event
 from torch import nn
 
-from weft.planning import Candidate, Worker, pace_address, pace_at, turns
+from weft.planning import Candidate, Worker, pace_address, pace_at, worker_client
 from weft.training import Compilation, FitConfig, fit
 from weft.training.compilation import CompileEvent
 from weft.training.launch import launch
-from weft.training.pace import current_pace
+from weft.training.step_hooks import current_pace
 
 
 class Clock:
@@ -59,7 +59,7 @@ class Sleeper:
     units: str = "graphs"
 
     def train(self, settings: Mapping[str, Any]) -> None:
-        turns.time = clock  # type: ignore[attr-defined]
+        worker_client.time = clock  # type: ignore[attr-defined]
         event.timer = clock.perf_counter
         pace = current_pace()
         assert pace is not None
@@ -120,7 +120,7 @@ class Recompiler:
     units: str = "graphs"
 
     def train(self, settings: Mapping[str, Any]) -> None:
-        turns.time = clock  # type: ignore[attr-defined]
+        worker_client.time = clock  # type: ignore[attr-defined]
         pace = current_pace()
         assert pace is not None
         compilation = Compilation("eager", limit=4)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,6 @@ import pytest
 
 from weft.planning import Measured, Plan
 from weft.training import Run
-
-# So that tests can import the helpers beside them.
-sys.path.insert(0, str(Path(__file__).parent))
 
 AWKWARD = 'a<b>&"quoted".extxyz'
 """A file name that would break a page that does not escape it."""
@@ -92,8 +88,8 @@ def plan(tmp_path: Path) -> Path:
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
     """A study's folder as `weft study` leaves it, plots of matplotlib included."""
-    from weft.studies.figures import draw_panels
-    from weft.studies.sections import Section, write_markdown
+    from weft_lab.studies.figures import draw_panels
+    from weft_lab.studies.sections import Section, write_markdown
 
     @dataclasses.dataclass
     class Results:

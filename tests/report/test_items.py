@@ -14,7 +14,8 @@ from weft.parallel.cost import Problem, estimate
 from weft.parallel.grid import grids_for
 from weft.parallel.machine import NETWORKS, Machine
 from weft.parallel.method import Method
-from weft.report import Claim, page_path, write_four_papers, write_page
+from weft.report import page_path, write_page
+from weft_lab.report.claims import Claim, write_four_papers
 
 
 def page_on(*items: Path, out: Path) -> Looked:

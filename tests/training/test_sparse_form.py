@@ -20,11 +20,17 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from weft.errors import DataError
 from weft.models import FNN, FNNConfig
+from weft.recipes.links.training import (
+    LinksConfig,
+    PreparedLinks,
+    make_fnn,
+    prepare_links,
+    train_links,
+)
+from weft.recipes.nodes.training import NodesConfig, prepare_nodes, train_nodes
 from weft.sparsify import Masks, random_masks
 from weft.sparsify.layers import SparseLinear
 from weft.training import Run, read_metrics
-from weft.training.links import LinksConfig, PreparedLinks, make_fnn, prepare_links, train_links
-from weft.training.nodes import NodesConfig, prepare_nodes, train_nodes
 from weft.training.sparse_form import load_dense, to_sparse_form
 
 WAYS = ("rigl", "set", "snfs", "random", "magnitude", "snip", "grasp", "synflow")
@@ -43,7 +49,9 @@ def with_settings(prepared: PreparedLinks, **settings: Any) -> PreparedLinks:
 @pytest.fixture
 def double(monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks of float64."""
-    monkeypatch.setattr("weft.training.links.make_fnn", lambda config: make_fnn(config).double())
+    monkeypatch.setattr(
+        "weft.recipes.links.training.make_fnn", lambda config: make_fnn(config).double()
+    )
 
 
 def dense_weights(model: FNN) -> list[Tensor]:

@@ -8,17 +8,6 @@ import numpy as np
 
 from weft.graphs import Array, Budget
 
-__all__ = [
-    "Averages",
-    "constant_budget",
-    "dynamic_budget",
-    "own_budget",
-    "packed_budget",
-    "published_budget",
-    "up_to_64",
-    "up_to_power_of_2",
-]
-
 # Graphs that the published budgets were estimated from.
 _PAPER_SAMPLE = 1000
 # Room above the mean of a packed batch: with none the last graphs of a batch rarely fit.

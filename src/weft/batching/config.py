@@ -16,8 +16,6 @@ from weft.batching.budgets import (
 )
 from weft.graphs import Array, Budget
 
-__all__ = ["POLICIES", "BatchingConfig", "Oversize", "Policy", "PolicyName"]
-
 PolicyName = Literal["dynamic", "static-64", "static-2^n", "static-constant", "packed", "unpadded"]
 Oversize = Literal["raise", "skip", "alone"]
 

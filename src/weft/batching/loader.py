@@ -15,8 +15,6 @@ from weft.batching.plan import PlannedBatch
 from weft.batching.sampler import GraphSampler
 from weft.graphs import GraphBatch, GraphTable, assemble
 
-__all__ = ["GraphLoader"]
-
 # The batch that is used now, and the one before, which a loop's variable still holds.
 _KEPT = 2
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from weft.compiled import compiled
 
-__all__ = ["cut_in_order", "deal_out"]
-
 
 @compiled()
 def cut_in_order(nodes: Any, edges: Any, room: Any) -> Any:

@@ -7,8 +7,6 @@ import numpy as np
 from weft.batching.loops import deal_out
 from weft.graphs import Array
 
-__all__ = ["pack_evenly"]
-
 # Batches that are filled at the same time. More fill a little better and take longer.
 _OPEN = 128
 

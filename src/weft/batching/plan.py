@@ -15,8 +15,6 @@ from weft.batching.packing import pack_evenly
 from weft.batching.ranks import deal, split
 from weft.graphs import Array, Budget
 
-__all__ = ["BatchStatistics", "EpochPlan", "PlannedBatch", "Room", "plan_epoch", "statistics_of"]
-
 # More than any graph has, and far from overflow in a sum.
 _ENDLESS = 2**62
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from weft.graphs import Array
 
-__all__ = ["deal", "split"]
-
 
 def split(starts: Array, cost: Array, ranks: int) -> Array:
     """`starts` [b + 1] with the costliest batches halved until `ranks` divides their number.

@@ -17,8 +17,6 @@ from weft.batching.plan import BatchStatistics, EpochPlan, Room, plan_epoch, sta
 from weft.errors import DataError
 from weft.graphs import Array, Budget
 
-__all__ = ["GraphSampler", "evaluation_sampler"]
-
 
 class GraphSampler(Sampler[list[int]]):
     """Batches of graph numbers, every graph once an epoch over all ranks.

@@ -10,8 +10,6 @@ from torch.utils.data import Subset
 from weft.errors import DataError
 from weft.graphs import Array, GraphTable
 
-__all__ = ["graph_sizes"]
-
 # Columns by which torch_geometric knows the number of nodes, in no other order than the data's.
 _NODE_COLUMNS = ("x", "feat", "pos", "batch", "node_type", "n_id")
 

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from rich.console import Console
 
 import weft
-from weft.cli.main import GROUPS
+from weft.cli.main import groups as command_groups
 from weft.cli.screens import Screen, screens
-
-__all__ = ["COMMANDS", "Bash", "Fish", "Zsh"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +77,7 @@ _weft() {{
   local command="${{COMP_WORDS[1]}}" words=""
   COMPREPLY=()
   if (( COMP_CWORD == 1 )); then
-    words={_quoted([*GROUPS, "--help", "--version"])}
+    words={_quoted([*command_groups(), "--help", "--version"])}
   else
     case "$command" in
 {_lines(_case(group, f"words={_quoted(names)}") for group, names in groups.items())}
@@ -129,7 +127,7 @@ _weft() {{
   local command="$words[2]" before="$words[CURRENT-1]"
   local -a offered
   if (( CURRENT == 2 )); then
-    offered=({_described(GROUPS.items())})
+    offered=({_described((name, what) for name, (what, _) in command_groups().items())})
     _describe group offered
     return
   fi
@@ -177,7 +175,7 @@ def fish_script(found: list[Screen]) -> str:
         "    test (count (commandline -opc)) -eq $argv[1]",
         "end",
     ]
-    for group, told in GROUPS.items():
+    for group, (told, _) in command_groups().items():
         lines.append(f"complete -c weft -f -n '__weft_words 1' -a {group} -d {_fish(told)}")
     for screen in found:
         if len(screen.words) == 2:

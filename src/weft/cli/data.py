@@ -16,8 +16,6 @@ from weft.errors import DataError
 from weft.graphs import GraphTable, open_table
 from weft.sources import CATALOGUE, data_folder, load
 
-__all__ = ["COMMANDS", "DataGet", "DataInfo", "DataList"]
-
 # How training names the tables that it makes of others.
 _WITH_NEIGHBOURS = re.compile(r"-(complete|cutoff-[\d.e+-]+|nearest-\d+)$")
 # Longer lists of metadata, such as file names, are cut.

@@ -7,6 +7,8 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 import tyro
@@ -14,15 +16,13 @@ from rich.console import Console
 
 import weft
 
-__all__ = ["main"]
-
-GROUPS = {
+# Of other packages: a mapping of a group's name to what it does and its module.
+_ENTRY_POINTS = "weft.commands"
+_OWN = {
     "data": "the data sets: list them, get one, look at one",
     "train": "train a model with a recipe",
     "predict": "apply a trained run to new structures, graphs or code: weft predict RUN FILE",
     "plan": "which way to train is fastest here: weft plan molecules",
-    "bench": "time weft side by side with other libraries",
-    "study": "rerun the papers' experiments on this machine",
     "report": "one page on runs, plans and studies: weft report RUN",
     "completion": "complete words in your shell: weft completion bash",
 }
@@ -41,6 +41,15 @@ To begin:
 """
 
 
+@cache
+def groups() -> dict[str, tuple[str, str]]:
+    """What each group of commands does, and its module; those of other packages come last."""
+    found = {name: (what, f"weft.cli.{name}") for name, what in _OWN.items()}
+    for point in entry_points(group=_ENTRY_POINTS):
+        found |= point.load()
+    return found
+
+
 class Command(Protocol):
     """A command's dataclass: its options are its fields."""
 
@@ -57,15 +66,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # What is printed are names and paths: brackets and colons in them mean themselves.
     console = Console(markup=False, emoji=False)
     if not words or words[0] in ("-h", "--help", "help"):
-        groups = "\n".join(f"  {name:<10} {what}" for name, what in GROUPS.items())
-        console.out(_HELP.format(version=weft.__version__, groups=groups), highlight=False)
+        listed = "\n".join(f"  {name:<10} {what}" for name, (what, _) in groups().items())
+        console.out(_HELP.format(version=weft.__version__, groups=listed), highlight=False)
         return 0
     if words[0] in ("--version", "-V"):
         console.out(f"weft {weft.__version__}", highlight=False)
         return 0
     errors = Console(stderr=True, soft_wrap=True, markup=False, emoji=False, highlight=False)
-    if words[0] not in GROUPS:
-        errors.print(f"weft: there is no '{words[0]}'; choose from {', '.join(GROUPS)}")
+    if words[0] not in groups():
+        errors.print(f"weft: there is no '{words[0]}'; choose from {', '.join(groups())}")
         return 2
     try:
         command = parse(words[0], words[1:])
@@ -90,7 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse(group: str, words: Sequence[str]) -> Command:
     """The command of `group` that `words` ask for, with its options."""
     # Imported only now: `weft --help` should not wait for torch.
-    module = importlib.import_module(f"weft.cli.{group}")
+    what, module_name = groups()[group]
+    module = importlib.import_module(module_name)
     command: Command
     if hasattr(module, "COMMAND"):
         command = tyro.cli(module.COMMAND, prog=f"weft {group}", args=list(words))
@@ -104,7 +114,7 @@ def parse(group: str, words: Sequence[str]) -> Command:
         command = tyro.extras.subcommand_cli_from_dict(
             commands,
             prog=f"weft {group}",
-            description=f"weft {group}: {GROUPS[group]}.",
+            description=f"weft {group}: {what}.",
             args=list(words),
         )
     return command

@@ -7,8 +7,6 @@ from typing import Any
 from weft.cli.plan_full_graph import FullGraph
 from weft.cli.plan_recipes import Citations, Crystals, Links, Molecules, Nodes, Programs
 
-__all__ = ["COMMANDS"]
-
 COMMANDS: dict[str, Any] = {
     "molecules": Molecules,
     "crystals": Crystals,

@@ -36,8 +36,6 @@ from weft.parallel.machine import NETWORKS, Link, Machine, load_machine, save_ma
 from weft.parallel.method import Method
 from weft.planning.plan import Target
 
-__all__ = ["FullGraph", "ranks_of"]
-
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _MOST_RANKS = 2**16
 # A range of no more numbers than this is tried whole, a longer one at its powers of two.

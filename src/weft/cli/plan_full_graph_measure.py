@@ -8,17 +8,15 @@ from rich.console import Console
 
 from weft.cli.plan_option import notes
 from weft.cli.plan_recipes import check_out
-from weft.planning.full_graph import FullGraphRecipe
-from weft.planning.recipes import make_plan
 from weft.planning.show import show_plan
 from weft.planning.worker import prepare_workers
+from weft.recipes.full_graph.candidates import FullGraphRecipe
+from weft.recipes.full_graph.config import FullGraphConfig
+from weft.recipes.planned_runs import make_plan
 from weft.training import prepare_process
-from weft.training.full_graph_config import FullGraphConfig
 
 if TYPE_CHECKING:
     from weft.cli.plan_full_graph import FullGraph
-
-__all__ = ["measure_full_graph"]
 
 _BY_FORMULAS = (
     *("nodes", "edges", "published", "alpha", "beta", "flops", "spmm_bytes", "calibrate"),

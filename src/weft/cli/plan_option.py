@@ -11,13 +11,11 @@ from rich.console import Console
 from weft.errors import DataError
 from weft.planning.candidate import THREADS, applied, set_threads
 from weft.planning.plan import Plan
-from weft.planning.recipe import Recipe
-from weft.planning.recipes import find_plan, made_for
 from weft.planning.show import show_plan
+from weft.planning.task import Recipe
+from weft.recipes.planned_runs import find_plan, made_for
 from weft.training import Run
 from weft.training.run import CONFIG
-
-__all__ = ["AUTO", "PLAN", "PlanOption", "notes"]
 
 AUTO = "auto"
 """The word for a plan that is found, or made."""

@@ -14,16 +14,14 @@ from weft.cli.train import crystals_config
 from weft.errors import DataError
 from weft.files import read_object
 from weft.planning.plan import SCHEMA, Target
-from weft.planning.recipes import RecipeName, plan_recipe
 from weft.planning.show import show_plan
+from weft.recipes.links.training import LinksConfig
+from weft.recipes.nodes.citations import CitationsConfig
+from weft.recipes.nodes.training import NodesConfig
+from weft.recipes.planned_runs import RecipeName, plan_recipe
+from weft.recipes.programs.config import ProgramsConfig
+from weft.recipes.structures.training import StructuresConfig
 from weft.training import prepare_process
-from weft.training.citations import CitationsConfig
-from weft.training.links import LinksConfig
-from weft.training.nodes import NodesConfig
-from weft.training.program_config import ProgramsConfig
-from weft.training.structures import StructuresConfig
-
-__all__ = ["Citations", "Crystals", "Links", "Molecules", "Nodes", "Programs", "check_out"]
 
 Config = TypeVar("Config")
 

@@ -14,19 +14,17 @@ from weft.cli.predict_full_graph import predict_full_graph
 from weft.cli.predict_links import predict_pairs, predict_some_nodes
 from weft.cli.predict_programs import predict_programs
 from weft.errors import DataError
-from weft.training import prepare_process
-from weft.training.full_graph_prediction import is_of_full_graph
-from weft.training.link_prediction import is_of_links
-from weft.training.node_prediction import is_of_nodes
-from weft.training.prediction import (
+from weft.recipes.full_graph.prediction import is_of_full_graph
+from weft.recipes.links.prediction import is_of_links
+from weft.recipes.nodes.prediction import is_of_nodes
+from weft.recipes.programs.prediction import is_of_programs
+from weft.recipes.structures.prediction import (
     check_output,
     load_structures,
     predict_file,
     write_predictions,
 )
-from weft.training.program_prediction import is_of_programs
-
-__all__ = ["COMMAND", "Predict"]
+from weft.training import prepare_process
 
 _SHOWN = 10
 

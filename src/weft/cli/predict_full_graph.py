@@ -8,10 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from weft.errors import DataError
+from weft.recipes.full_graph.prediction import predict_nodes
 from weft.training import prepare_process
-from weft.training.full_graph_prediction import predict_nodes
-
-__all__ = ["predict_full_graph"]
 
 _SHOWN = 10
 

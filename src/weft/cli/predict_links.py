@@ -13,11 +13,9 @@ from rich.table import Table
 
 from weft.errors import DataError
 from weft.files import json_text, write_atomically
+from weft.recipes.links.prediction import load_links, predict_links
+from weft.recipes.nodes.prediction import load_classes, predict_classes
 from weft.training import prepare_process
-from weft.training.link_prediction import load_links, predict_links
-from weft.training.node_prediction import load_classes, predict_classes
-
-__all__ = ["predict_pairs", "predict_some_nodes"]
 
 _SHOWN = 10
 

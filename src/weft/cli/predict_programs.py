@@ -11,11 +11,9 @@ from rich.table import Table
 
 from weft.errors import DataError
 from weft.files import write_atomically
+from weft.recipes.programs.findings import Finding, findings_json, findings_sarif
+from weft.recipes.programs.prediction import Inspection, inspect_code, load_programs
 from weft.training import prepare_process
-from weft.training.program_findings import Finding, findings_json, findings_sarif
-from weft.training.program_prediction import Inspection, inspect_code, load_programs
-
-__all__ = ["predict_programs"]
 
 _WRITERS = {"json": findings_json, "sarif": findings_sarif}
 

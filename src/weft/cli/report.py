@@ -11,8 +11,6 @@ from rich.console import Console
 from weft.errors import DataError
 from weft.report import write_page
 
-__all__ = ["COMMAND", "Report"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Report:

@@ -12,9 +12,7 @@ from typing import Any
 
 import tyro
 
-from weft.cli.main import GROUPS
-
-__all__ = ["Option", "Screen", "screens"]
+from weft.cli.main import groups
 
 # What a shell would take for something else is not offered.
 _PLAIN = re.compile(r"[\w.+^-]+")
@@ -55,8 +53,8 @@ class Screen:
 def screens() -> list[Screen]:
     """Those of all commands; imports every one of them, which takes seconds."""
     found = []
-    for group in GROUPS:
-        module = importlib.import_module(f"weft.cli.{group}")
+    for group in groups():
+        module = importlib.import_module(groups()[group][1])
         if hasattr(module, "COMMAND"):
             found.append(_screen((group,), module.COMMAND))
         for name, command in getattr(module, "COMMANDS", {}).items():

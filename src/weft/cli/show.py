@@ -14,8 +14,6 @@ from rich.console import Console
 
 from weft.training import FitResult
 
-__all__ = ["interrupted", "print_config"]
-
 
 def print_config(config: Any, console: Console) -> int:
     """Print a configuration dataclass as JSON."""

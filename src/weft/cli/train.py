@@ -18,23 +18,21 @@ from weft.cli.train_nodes import Nodes
 from weft.cli.train_programs import Programs
 from weft.errors import DataError
 from weft.graphs.checksums import table_checksums
-from weft.planning.citations import CitationsRecipe
-from weft.planning.structures import StructuresRecipe
-from weft.sources import load
-from weft.training import Run, prepare_process
-from weft.training.citations import CitationsConfig, citation_batch, train_citations
-from weft.training.recipe_data import read_structures
-from weft.training.run import recorded_config
-from weft.training.structure_data import NeighbourConfig, file_name_of
-from weft.training.structures import (
+from weft.recipes.nodes.citation_candidates import CitationsRecipe
+from weft.recipes.nodes.citations import CitationsConfig, citation_batch, train_citations
+from weft.recipes.recipe_data import read_structures
+from weft.recipes.structures.candidates import StructuresRecipe
+from weft.recipes.structures.data import NeighbourConfig, file_name_of
+from weft.recipes.structures.training import (
     BEFORE,
     StructuresConfig,
     Trained,
     prepare_structures,
     train_prepared,
 )
-
-__all__ = ["COMMANDS", "Citations", "Crystals", "Molecules", "crystals_config"]
+from weft.sources import load
+from weft.training import Run, prepare_process
+from weft.training.run import recorded_config
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,16 +24,15 @@ from weft.errors import DataError
 from weft.graphs import GraphTable
 from weft.parallel.device import own_device
 from weft.parallel.grid import Grid, grid_of, grids_for
-from weft.planning.full_graph import FullGraphRecipe
+from weft.recipes.full_graph.candidates import FullGraphRecipe
+from weft.recipes.full_graph.config import FullGraphConfig
+from weft.recipes.full_graph.data import full_graph_table
+from weft.recipes.full_graph.session import TrainedFullGraph
+from weft.recipes.full_graph.training import train_full_graph
+from weft.recipes.structures.data import file_name_of
 from weft.training import Run, prepare_process
-from weft.training.full_graph import TrainedFullGraph, train_full_graph
-from weft.training.full_graph_config import FullGraphConfig
-from weft.training.full_graph_data import full_graph_table
 from weft.training.launch import RankError, is_a_rank, lost_ranks_named
 from weft.training.ranks import joined_ranks
-from weft.training.structure_data import file_name_of
-
-__all__ = ["FullGraph"]
 
 # What ranks wait at most for the first of their host to prepare the graph.
 _PREPARING = timedelta(hours=2)

@@ -15,20 +15,18 @@ from weft.cli.plan_option import PlanOption, notes
 from weft.cli.show import interrupted, print_config
 from weft.errors import DataError
 from weft.graphs.checksums import table_checksums
-from weft.planning.programs import ProgramsRecipe
-from weft.training import prepare_process
-from weft.training.program_data import read_programs
-from weft.training.programs import (
-    ProgramsConfig,
+from weft.recipes.programs.candidates import ProgramsRecipe
+from weft.recipes.programs.config import ProgramsConfig
+from weft.recipes.programs.data import read_programs
+from weft.recipes.programs.supergraph_choice import settled_in
+from weft.recipes.programs.training import (
     TrainedPrograms,
     prepare_programs,
     train_prepared_programs,
 )
+from weft.recipes.structures.data import file_name_of, some_of
+from weft.training import prepare_process
 from weft.training.ranks import joined_ranks, shared_run
-from weft.training.structure_data import file_name_of, some_of
-from weft.training.supergraph_choice import settled_in
-
-__all__ = ["Programs"]
 
 
 @dataclass(frozen=True, kw_only=True)

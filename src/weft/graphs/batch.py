@@ -16,8 +16,6 @@ from weft.graphs.graph import Array, Graph
 from weft.graphs.loops import pair_up, shift_ranges
 from weft.graphs.table import GraphTable, check_ids, gather_rows, offsets_of
 
-__all__ = ["Budget", "GraphBatch", "assemble"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:

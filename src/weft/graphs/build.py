@@ -13,8 +13,6 @@ from weft.graphs.loops import counting_order, group_starts
 from weft.graphs.schema import Column, Schema, check_schema, infer_schema
 from weft.graphs.table import GraphTable, offsets_of
 
-__all__ = ["table_from_columns", "table_from_graphs"]
-
 _LEVELS = {"node": "nodes", "edge": "edges", "graph": "graph", "ragged": "ragged"}
 
 

@@ -12,8 +12,6 @@ from weft.graphs.graph import Array, Graph
 from weft.graphs.store import MANIFEST, array_sums
 from weft.graphs.table import GraphTable
 
-__all__ = ["checksum", "column_sums", "edges_checksum", "graph_checksums", "table_checksums"]
-
 _CHUNK_BYTES = 2**24
 # Small enough for the cache: a chunk is passed over a dozen times.
 _CHUNK_EDGES = 2**15

@@ -20,19 +20,6 @@ from weft.graphs.table import offsets_of
 if TYPE_CHECKING:
     import scipy.sparse
 
-__all__ = [
-    "batch_from_pyg",
-    "batch_to_pyg",
-    "graph_from_atoms",
-    "graph_from_networkx",
-    "graph_from_pyg",
-    "graph_from_scipy",
-    "graph_to_atoms",
-    "graph_to_networkx",
-    "graph_to_pyg",
-    "graph_to_scipy",
-]
-
 # What torch_geometric keeps for itself beside the attributes of a Data or Batch.
 _PYG_OWN = ("edge_index", "num_nodes", "batch", "ptr")
 

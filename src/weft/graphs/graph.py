@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from weft.errors import DataError
 
-__all__ = ["Array", "Graph"]
-
 Array = npt.NDArray[Any]
 
 

@@ -8,15 +8,6 @@ import numpy as np
 
 from weft.compiled import compiled
 
-__all__ = [
-    "copy_ranges",
-    "counting_order",
-    "edges_fault",
-    "group_starts",
-    "pair_up",
-    "shift_ranges",
-]
-
 
 @compiled()
 def counting_order(keys: Any, num_keys: int) -> Any:

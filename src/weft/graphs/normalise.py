@@ -12,8 +12,6 @@ from weft.errors import DataError
 from weft.graphs.graph import Array, Graph
 from weft.graphs.loops import counting_order
 
-__all__ = ["gcn_weights", "row_weights", "symmetrised", "with_self_loops"]
-
 
 def with_self_loops(graph: Graph, *, fill: Mapping[str, float] | None = None) -> Graph:
     """The graph with a self-loop on every node; nodes that have one keep it as it is.

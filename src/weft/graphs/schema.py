@@ -13,8 +13,6 @@ import numpy as np
 from weft.errors import DataError
 from weft.graphs.graph import Graph
 
-__all__ = ["TOPOLOGY", "Column", "Level", "Schema", "check_schema", "infer_schema"]
-
 Level = Literal["node", "edge", "graph", "ragged"]
 
 TOPOLOGY: dict[str, Level] = {

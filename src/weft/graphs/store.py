@@ -22,8 +22,6 @@ from weft.graphs.graph import Array, Graph
 from weft.graphs.schema import TOPOLOGY, Column, Schema, check_schema, infer_schema
 from weft.graphs.table import GraphTable
 
-__all__ = ["open_table", "write_table"]
-
 FORMAT = "weft graph table"
 VERSION = 1
 MANIFEST = "table.json"

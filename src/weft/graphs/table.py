@@ -15,8 +15,6 @@ from weft.graphs.graph import Array, Graph
 from weft.graphs.loops import copy_ranges, edges_fault
 from weft.graphs.schema import TOPOLOGY, Schema
 
-__all__ = ["GraphTable", "check_ids", "gather_rows", "offsets_of"]
-
 _EDGES = ("senders", "receivers", "out_order", "in_start", "out_start")
 # By the number of a fault, see `edges_fault`.
 _FAULTS = (

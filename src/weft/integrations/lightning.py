@@ -8,8 +8,6 @@ from typing import Any
 
 from weft.sparsify import DropAndGrow
 
-__all__ = ["DropAndGrowCallback"]
-
 
 def _callback_class() -> Any:
     # Both packages may be there, and their classes are not the same: take the one in use.

@@ -20,8 +20,6 @@ try:
 except ImportError as error:
     raise ImportError("this needs torch_geometric: pip install torch_geometric") from error
 
-__all__ = ["PackedDataLoader", "weft_batches"]
-
 Row = Literal["node", "edge", "graph"]
 # The dummy graph's edges join two nodes, where a budget keeps one: an edge from a node to itself
 # has length 0, and the gradient of a stranger's square root is not finite there.

@@ -20,8 +20,6 @@ from numba.extending import intrinsic
 
 from weft.compiled import compiled
 
-__all__ = ["add_rows", "gemm", "gemm_address"]
-
 
 def _find(name: str) -> int:
     if sys.byteorder != "little":

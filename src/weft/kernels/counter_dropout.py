@@ -16,10 +16,8 @@ import torch
 from torch import Tensor
 
 from weft.compiled import compiled
-from weft.kernels.operator import array_of, has_loop, operator, require
-from weft.kernels.team import openmp, share, threads_for
-
-__all__ = ["Part", "dropout", "relu_dropout"]
+from weft.kernels.custom_op import array_of, has_loop, operator, require
+from weft.kernels.threads import openmp, share, threads_for
 
 # numba caches code that names a function by its module, not code that holds the function itself.
 _here = sys.modules[__name__]

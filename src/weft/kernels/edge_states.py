@@ -9,14 +9,12 @@ from torch import Tensor
 
 from weft.checked_indices import check_pairs, check_segments
 from weft.compiled import compiled
-from weft.kernels import operators
-from weft.kernels.exponential import softplus_of
-from weft.kernels.operator import array_of, has_loop, operator, require
+from weft.kernels import segment_ops as operators
+from weft.kernels.custom_op import array_of, has_loop, operator, require
 from weft.kernels.pairs import pair_sums
 from weft.kernels.softplus import shifted_softplus, softplus_slope
-from weft.kernels.team import openmp, share, threads_for
-
-__all__ = ["edge_softplus"]
+from weft.kernels.threads import openmp, share, threads_for
+from weft.kernels.vector_math import softplus_of
 
 _here = sys.modules[__name__]
 _compiled = compiled(fastmath={"contract"}, error_model="numpy")

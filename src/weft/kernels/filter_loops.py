@@ -14,11 +14,9 @@ import numpy as np
 
 from weft.compiled import compiled
 from weft.kernels.blas import add_rows, gemm
-from weft.kernels.exponential import slope_of, softplus_of
 from weft.kernels.gaussian_loops import BLOCK_ROWS, band_of, gaussians
-from weft.kernels.team import share
-
-__all__ = ["add_and_activate", "share_filter_chunks", "share_gradient_chunks", "turn_by_slope"]
+from weft.kernels.threads import share
+from weft.kernels.vector_math import slope_of, softplus_of
 
 _here = sys.modules[__name__]
 _compiled = compiled(fastmath={"contract"}, error_model="numpy")

@@ -18,14 +18,12 @@ from torch.nn import functional
 from weft.compiled import compiled
 from weft.kernels import filter_loops as loops
 from weft.kernels.blas import gemm_address
+from weft.kernels.chebyshev import TERMS, bin_width, in_bins, nodes_of, series_at, series_gradients
+from weft.kernels.custom_op import array_of, has_loop, operator, require
 from weft.kernels.gaussians import chunks_of, gaussian_basis, reach, require_basis
 from weft.kernels.interaction_loops import sum_chunks
-from weft.kernels.operator import array_of, has_loop, operator, require
-from weft.kernels.series import TERMS, bin_width, in_bins, nodes_of, series_at, series_gradients
 from weft.kernels.softplus import shifted_softplus
-from weft.kernels.team import openmp, threads_for
-
-__all__ = ["radial_filters"]
+from weft.kernels.threads import openmp, threads_for
 
 _compiled = compiled(error_model="numpy")
 

@@ -7,19 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from weft.kernels import operators
-
-__all__ = [
-    "SortedEdges",
-    "gather_receivers",
-    "gather_senders",
-    "segment_max",
-    "segment_mean",
-    "segment_sum",
-    "spmm",
-    "sum_to_receivers",
-    "sum_to_senders",
-]
+from weft.kernels import segment_ops as operators
 
 
 class SortedEdges(Protocol):

@@ -14,16 +14,8 @@ import numpy as np
 
 from weft.compiled import compiled
 from weft.kernels.blas import gemm
-from weft.kernels.exponential import exp_negative
-from weft.kernels.team import share
-
-__all__ = [
-    "BLOCK_ROWS",
-    "band_of",
-    "gaussians",
-    "share_product_chunks",
-    "share_transposed_chunks",
-]
+from weft.kernels.threads import share
+from weft.kernels.vector_math import exp_negative
 
 _here = sys.modules[__name__]
 _compiled = compiled(fastmath={"contract"}, error_model="numpy")

@@ -15,10 +15,8 @@ from torch import Tensor
 
 from weft.kernels import gaussian_loops as loops
 from weft.kernels.blas import gemm_address
-from weft.kernels.operator import array_of, has_loop, operator, require
-from weft.kernels.team import openmp, threads_for
-
-__all__ = ["chunks_of", "gaussian_basis", "gaussian_product", "reach", "require_basis"]
+from weft.kernels.custom_op import array_of, has_loop, operator, require
+from weft.kernels.threads import openmp, threads_for
 
 # Gaussians below this are left out: 1e-12 of what a float32 can tell from 1.
 _NOTHING = 1e-20

@@ -15,13 +15,11 @@ from torch.nn import functional
 
 from weft.kernels import interaction_loops as loops
 from weft.kernels.blas import gemm_address
+from weft.kernels.custom_op import array_of, require, slopes_to_learn_from
 from weft.kernels.interaction_loops import chunk_of
-from weft.kernels.operator import array_of, require, slopes_to_learn_from
 from weft.kernels.pairs import EdgePairs, pair_spmm
 from weft.kernels.softplus import shifted_softplus
-from weft.kernels.team import openmp, threads_for
-
-__all__ = ["interaction"]
+from weft.kernels.threads import openmp, threads_for
 
 
 def interaction(

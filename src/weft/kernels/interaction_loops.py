@@ -17,9 +17,7 @@ from weft.kernels import pairs
 from weft.kernels.blas import add_rows, gemm
 from weft.kernels.filter_loops import add_and_activate, turn_by_slope
 from weft.kernels.pairs import spmm_rows
-from weft.kernels.team import share
-
-__all__ = ["BLOCK_ROWS", "backward", "chunk_of", "forward", "sum_chunks"]
+from weft.kernels.threads import share
 
 _here = sys.modules[__name__]
 _compiled = compiled(fastmath={"contract"}, error_model="numpy")

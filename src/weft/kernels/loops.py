@@ -18,16 +18,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from weft.compiled import compiled
-from weft.kernels.team import share
-
-__all__ = [
-    "prefetch",
-    "share_edge_products",
-    "share_gather_rows",
-    "share_segment_max",
-    "share_segment_sum",
-    "share_spmm",
-]
+from weft.kernels.threads import share
 
 # numba caches code that names a function by its module, not code that holds the function itself.
 _here = sys.modules[__name__]

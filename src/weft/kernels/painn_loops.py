@@ -22,18 +22,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from weft.compiled import compiled
-from weft.kernels.team import share
-
-__all__ = [
-    "share_invariants",
-    "share_invariants_backward",
-    "share_messages",
-    "share_to_directions",
-    "share_to_filters",
-    "share_to_senders",
-    "share_update",
-    "share_update_backward",
-]
+from weft.kernels.threads import share
 
 # numba caches code that names a function by its module, not code that holds the function itself.
 _here = sys.modules[__name__]

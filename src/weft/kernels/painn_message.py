@@ -16,11 +16,9 @@ from torch import Tensor
 from weft.checked_indices import check_pairs, check_segments
 from weft.kernels import painn_loops as loops
 from weft.kernels import plain
+from weft.kernels.custom_op import array_of, has_loop, operator, require
 from weft.kernels.functions import SortedEdges
-from weft.kernels.operator import array_of, has_loop, operator, require
-from weft.kernels.team import openmp, threads_for
-
-__all__ = ["PairedEdges", "painn_message"]
+from weft.kernels.threads import openmp, threads_for
 
 # Multiply-adds an edge and feature, to tell whether threads pay.
 _WORK = 12

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from weft.kernels import painn_loops as loops
-from weft.kernels.operator import array_of, has_loop, operator, require
-from weft.kernels.team import openmp, threads_for
-
-__all__ = ["invariants", "update"]
+from weft.kernels.custom_op import array_of, has_loop, operator, require
+from weft.kernels.threads import openmp, threads_for
 
 # Multiply-adds a row and feature, to tell whether threads pay.
 _WORK = 12

@@ -16,11 +16,9 @@ from torch import Tensor
 from weft.checked_indices import check_pairs, check_range, check_segments, right_pairs, trust
 from weft.compiled import compiled
 from weft.kernels import plain
+from weft.kernels.custom_op import array_of, has_loop, operator, require
 from weft.kernels.loops import prefetch
-from weft.kernels.operator import array_of, has_loop, operator, require
-from weft.kernels.team import openmp, share, threads_for
-
-__all__ = ["EdgePairs", "pair_products", "pair_spmm", "pair_sums", "sorted_pairs"]
+from weft.kernels.threads import openmp, share, threads_for
 
 _here = sys.modules[__name__]
 _compiled = compiled(fastmath={"contract"}, error_model="numpy")

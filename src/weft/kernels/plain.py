@@ -7,8 +7,6 @@ order of such sums, and so their last bits, would change from run to run.
 import torch
 from torch import Tensor
 
-__all__ = ["edge_products", "gather_rows", "pair_sums", "segment_max", "segment_reduce", "spmm"]
-
 
 def segment_reduce(values: Tensor, offsets: Tensor, order: Tensor | None, reduce: str) -> Tensor:
     """Sum or mean [N, F] of segments of `values` [E, F]; 0 for an empty one."""

@@ -16,13 +16,11 @@ from torch.nn import functional
 from weft.checked_indices import check_segments
 from weft.kernels import readout_loops as loops
 from weft.kernels.blas import gemm_address
+from weft.kernels.custom_op import array_of, require, slopes_to_learn_from
 from weft.kernels.functions import segment_mean, segment_sum
 from weft.kernels.interaction_loops import chunk_of
-from weft.kernels.operator import array_of, require, slopes_to_learn_from
 from weft.kernels.softplus import shifted_softplus
-from weft.kernels.team import openmp, threads_for
-
-__all__ = ["readout"]
+from weft.kernels.threads import openmp, threads_for
 
 
 def readout(

@@ -16,9 +16,7 @@ from weft.compiled import compiled
 from weft.kernels.blas import add_rows, gemm
 from weft.kernels.filter_loops import add_and_activate, turn_by_slope
 from weft.kernels.interaction_loops import BLOCK_ROWS, sum_chunks
-from weft.kernels.team import share
-
-__all__ = ["backward", "forward"]
+from weft.kernels.threads import share
 
 _here = sys.modules[__name__]
 _compiled = compiled(fastmath={"contract"}, error_model="numpy")

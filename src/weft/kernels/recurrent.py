@@ -12,10 +12,8 @@ from torch.nn import functional
 
 from weft.kernels import recurrent_loops as loops
 from weft.kernels.blas import gemm_address
-from weft.kernels.operator import array_of, has_loop, have_one_loop, operator, require
-from weft.kernels.team import openmp, threads_for
-
-__all__ = ["gru"]
+from weft.kernels.custom_op import array_of, has_loop, have_one_loop, operator, require
+from weft.kernels.threads import openmp, threads_for
 
 # A chunk sums the gradients of the weights for itself: enough of them to share, not to fill memory.
 _CHUNKS = 16

@@ -13,10 +13,8 @@ import numpy as np
 
 from weft.compiled import compiled
 from weft.kernels.blas import add_rows, gemm
-from weft.kernels.exponential import sigmoid_of, tanh_of
-from weft.kernels.team import share
-
-__all__ = ["BLOCK_ROWS", "share_backward_chunks", "share_forward_chunks"]
+from weft.kernels.threads import share
+from weft.kernels.vector_math import sigmoid_of, tanh_of
 
 _here = sys.modules[__name__]
 _compiled = compiled(fastmath={"contract"}, error_model="numpy")

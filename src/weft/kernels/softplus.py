@@ -10,11 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.compiled import compiled
-from weft.kernels.exponential import slope_of, softplus_of
-from weft.kernels.operator import has_loop, operator, require
-from weft.kernels.team import openmp, share, threads_for
-
-__all__ = ["shifted_softplus", "softplus_slope"]
+from weft.kernels.custom_op import has_loop, operator, require
+from weft.kernels.threads import openmp, share, threads_for
+from weft.kernels.vector_math import slope_of, softplus_of
 
 _here = sys.modules[__name__]
 _compiled = compiled(fastmath={"contract"}, error_model="numpy")

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from weft.checked_indices import check_range, check_segments
 from weft.kernels import sparse_linear_loops as loops
-from weft.kernels.operator import array_of, operator, require
+from weft.kernels.custom_op import array_of, operator, require
 from weft.kernels.sparse_linear import (
     check_pattern,
     check_shapes,
@@ -20,9 +20,7 @@ from weft.kernels.sparse_linear import (
     has_fast_loop,
     sum_of_chunks,
 )
-from weft.kernels.team import openmp, threads_for
-
-__all__ = ["sparse_input_linear"]
+from weft.kernels.threads import openmp, threads_for
 
 # As in `sparse_linear`.
 _CHUNKS = 8

@@ -14,20 +14,9 @@ from torch.nn import functional
 from weft.checked_indices import once
 from weft.compiled import compiled
 from weft.kernels import sparse_linear_loops as loops
-from weft.kernels.operator import array_of, has_loop, have_one_loop, operator, require
-from weft.kernels.team import openmp, threads_for
-
-__all__ = [
-    "Pattern",
-    "check_pattern",
-    "check_shapes",
-    "dense_weight",
-    "has_fast_loop",
-    "parts_of",
-    "pattern_of",
-    "sparse_linear",
-    "sum_of_chunks",
-]
+from weft.kernels.custom_op import array_of, has_loop, have_one_loop, operator, require
+from weft.kernels.sparse_vectors import BYTES
+from weft.kernels.threads import openmp, threads_for
 
 # A chunk of samples sums the gradient of the weights for itself: enough of them to share, not to
 # fill memory. Their number depends on the shapes alone, so that of threads changes no bit.
@@ -194,7 +183,7 @@ def _laid_out(x: Tensor) -> tuple[Any, bool]:
 
 def _blocks_of(samples: int, values: Tensor) -> tuple[int, int, int]:
     """Blocks of samples, blocks in a chunk, chunks."""
-    size = loops.BYTES // values.element_size()
+    size = BYTES // values.element_size()
     blocks = -(-samples // size)
     chunk = max(1, -(-blocks // _CHUNKS))
     return blocks, chunk, -(-blocks // chunk)

@@ -24,16 +24,7 @@ from weft.kernels.sparse_vectors import (
     store,
     turn,
 )
-from weft.kernels.team import share
-
-__all__ = [
-    "BYTES",
-    "backward",
-    "share_few_inputs",
-    "share_few_inputs_backward",
-    "share_forward_blocks",
-    "share_sum_chunks",
-]
+from weft.kernels.threads import share
 
 _here = sys.modules[__name__]
 _compiled = compiled(fastmath={"contract"}, error_model="numpy")

@@ -14,18 +14,6 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
-__all__ = [
-    "BYTES",
-    "SQUARE",
-    "dot",
-    "drop_negative",
-    "load",
-    "multiply_add",
-    "spread",
-    "store",
-    "turn",
-]
-
 # Eight registers of 32 bytes: enough sums in flight to hide a multiply-add's latency, and half of
 # the registers stay free.
 BYTES = 256

@@ -15,10 +15,8 @@ from weft.checked_indices import check_range, check_segments, check_transposes
 from weft.kernels import plain
 from weft.kernels import typed_loops as loops
 from weft.kernels.blas import gemm_address
-from weft.kernels.operator import array_of, has_loop, have_one_loop, operator, require
-from weft.kernels.team import openmp, threads_for
-
-__all__ = ["typed_messages"]
+from weft.kernels.custom_op import array_of, has_loop, have_one_loop, operator, require
+from weft.kernels.threads import openmp, threads_for
 
 
 def typed_messages(

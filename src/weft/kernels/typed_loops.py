@@ -14,9 +14,7 @@ import numpy as np
 
 from weft.compiled import compiled
 from weft.kernels.blas import gemm
-from weft.kernels.team import share
-
-__all__ = ["share_backward_chunks", "share_forward_chunks", "share_sum_rows"]
+from weft.kernels.threads import share
 
 _here = sys.modules[__name__]
 _compiled = compiled(fastmath={"contract"}, error_model="numpy")

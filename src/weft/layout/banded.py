@@ -23,8 +23,6 @@ from weft.layout.blocks import Blocks, multiplied
 from weft.layout.csr import TypedEdges, distinct_edges, edges_of
 from weft.layout.orders import ORDERS
 
-__all__ = ["BandedAdjacency", "Outside", "block_distance"]
-
 Outside = Literal["raise", "drop", "spill"]
 """What becomes of edges outside the blocks: an error, nothing, or a sparse product beside."""
 

@@ -9,10 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from weft.kernels.operator import require
+from weft.kernels.custom_op import require
 from weft.layout.csr import TypedEdges
-
-__all__ = ["Blocks", "multiplied"]
 
 Own = TypeVar("Own", bound="Blocks")
 

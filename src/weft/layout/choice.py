@@ -25,17 +25,6 @@ from weft.layout.cost import (
 from weft.layout.csr import TypedEdges, distinct_edges, edges_of, rows_by_type
 from weft.layout.dense import DenseAdjacency
 
-__all__ = [
-    "AnyAdjacency",
-    "Choice",
-    "Figure",
-    "Form",
-    "LayoutConfig",
-    "adjacency_of",
-    "estimates",
-    "measured_choice",
-]
-
 Form = Literal["auto", "csr", "banded", "dense"]
 AnyAdjacency = TypedEdges | BandedAdjacency | DenseAdjacency
 

@@ -20,18 +20,6 @@ from torch import Tensor
 from weft.graphs import Array
 from weft.layout.csr import TypedEdges
 
-__all__ = [
-    "Rates",
-    "banded_cells",
-    "banded_seconds",
-    "blocks_from",
-    "choose_block",
-    "csr_seconds",
-    "dense_seconds",
-    "machine_rates",
-    "timed_by_turns",
-]
-
 _BLOCKS = (8, 32, 128, 512)
 # Rows of the products that are timed: the results are larger than a cache.
 _CALIBRATED_ROWS = 2**15

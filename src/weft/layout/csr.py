@@ -13,9 +13,7 @@ from weft.checked_indices import is_known, right_range, right_segments, right_tr
 from weft.errors import DataError
 from weft.graphs import Array, GraphBatch
 from weft.kernels import typed_messages
-from weft.kernels.operator import require
-
-__all__ = ["TYPE", "TypedEdges", "distinct_edges", "edges_of", "rows_by_type"]
+from weft.kernels.custom_op import require
 
 TYPE = "type"
 """The edge column with an edge's type."""

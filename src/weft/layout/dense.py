@@ -17,8 +17,6 @@ from weft.graphs import Array, GraphBatch
 from weft.layout.blocks import Blocks, multiplied
 from weft.layout.csr import distinct_edges, edges_of
 
-__all__ = ["DenseAdjacency"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DenseAdjacency(Blocks):

@@ -15,8 +15,6 @@ from scipy.sparse.csgraph import reverse_cuthill_mckee
 from weft.errors import DataError
 from weft.graphs import Array, GraphTable, open_table, table_from_columns, write_table
 
-__all__ = ["ORDERS", "neighbour_matrix", "reorder", "reordered"]
-
 # Nodes of a part of the METIS order: about a block of a banded adjacency.
 _PART_NODES = 32
 

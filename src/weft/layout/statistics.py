@@ -10,8 +10,6 @@ import numpy as np
 from weft.compiled import compiled
 from weft.graphs import Array, GraphTable
 
-__all__ = ["BandStatistics", "BlockFill", "band_statistics", "block_fill"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BandStatistics:

@@ -16,23 +16,6 @@ from weft.graphs import GraphBatch
 from weft.kernels import gather_receivers, gather_senders, segment_mean, segment_sum
 from weft.kernels.pairs import EdgePairs, pair_spmm, sorted_pairs
 
-__all__ = [
-    "Elements",
-    "Neighbours",
-    "Pooling",
-    "aggregation_scale",
-    "check_settings",
-    "edge_vectors",
-    "energy_and_forces",
-    "envelope",
-    "glorot",
-    "is_only_linear",
-    "learns_from_places",
-    "lengths",
-    "neighbours_of",
-    "pool",
-]
-
 Pooling = Literal["sum", "mean"]
 
 # Å². Padding edges have no length, and the root of 0 no slope.

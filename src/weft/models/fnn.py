@@ -9,8 +9,6 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["FNN", "FNNConfig"]
-
 Activation = Literal["relu", "gelu", "tanh", "sigmoid"]
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {

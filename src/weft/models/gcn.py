@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from weft.graphs import GraphBatch
 from weft.kernels import dropout, relu_dropout, spmm
 
-__all__ = ["GCN", "GCNConfig", "GCNLayer", "with_first_product"]
-
 FIRST_PRODUCT = "ax"
 """Node column that holds the first layer's A x where it was computed ahead of training."""
 

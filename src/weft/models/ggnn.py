@@ -13,20 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 from weft.graphs import GraphBatch
 from weft.kernels import dropout, gru, segment_max, segment_sum
-from weft.kernels.operator import require
-from weft.kernels.operators import gather
+from weft.kernels.custom_op import require
+from weft.kernels.segment_ops import gather
 from weft.layout import TypedEdges
 from weft.sources.program_graph import CANDIDATE, NUM_TYPES, SLOT, VOCABULARY
-
-__all__ = [
-    "GGNN",
-    "Adjacency",
-    "GGNNConfig",
-    "GatedGraph",
-    "candidate_log_probabilities",
-    "candidate_loss",
-    "right_choices",
-]
 
 Start = Literal["subtokens", "bits"]
 

@@ -20,8 +20,6 @@ from weft.models.atoms import (
     pool,
 )
 
-__all__ = ["MPEU", "MPEUConfig"]
-
 # Å. See `neighbours_of`.
 _STEP = 0.1
 

@@ -25,8 +25,6 @@ from weft.models.atoms import (
     pool,
 )
 
-__all__ = ["PaiNN", "PaiNNConfig", "painn_from_schnetpack"]
-
 # Added to the square of a vector feature's length: the root of 0 has no slope.
 _EPSILON = 1e-8
 

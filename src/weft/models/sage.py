@@ -11,8 +11,6 @@ from weft.graphs import GraphBatch
 from weft.kernels import dropout, relu_dropout, spmm
 from weft.models.gcn import GCNConfig
 
-__all__ = ["GraphSAGE", "SAGEConfig", "SAGELayer"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SAGEConfig(GCNConfig):

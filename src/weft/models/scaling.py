@@ -12,8 +12,6 @@ from weft.errors import DataError
 from weft.graphs import Array, GraphBatch, GraphTable
 from weft.kernels import segment_sum
 
-__all__ = ["Standardised", "TargetScale", "element_counts", "learn_scale"]
-
 _HEAVIEST = 118
 
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from weft.graphs import GraphBatch
 from weft.kernels import radial_filters, shifted_softplus
+from weft.kernels.chebyshev import bin_width
+from weft.kernels.custom_op import is_fusable
 from weft.kernels.interaction import interaction
-from weft.kernels.operator import is_fusable
 from weft.kernels.readout import readout
-from weft.kernels.series import bin_width
 from weft.models.atoms import (
     Elements,
     Neighbours,
@@ -26,8 +26,6 @@ from weft.models.atoms import (
     neighbours_of,
     pool,
 )
-
-__all__ = ["SchNet", "SchNetConfig", "schnet_from_torch_geometric"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from weft.kernels.operators import add_product
+from weft.kernels.segment_ops import add_product
 from weft.parallel.method import Method
-from weft.parallel.shards import CSRBlock
+from weft.parallel.shard_io import CSRBlock
 from weft.parallel.world import Pending, World
-
-__all__ = ["BlockExchange"]
 
 
 class BlockExchange:

@@ -29,8 +29,6 @@ from weft.kernels import spmm
 from weft.parallel.cost import product_bytes
 from weft.parallel.machine import Link, Machine
 
-__all__ = ["Calibration", "calibrate", "local_rates"]
-
 _SMALL, _LARGE = 8, 2**23
 _ROUNDS = 9
 _TIMEOUT = timedelta(minutes=5)

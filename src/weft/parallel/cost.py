@@ -22,7 +22,7 @@ from weft.parallel.machine import Machine
 from weft.parallel.method import PUBLISHED, Method
 from weft.parallel.plan import LayerPlan, Model, plan_layers
 from weft.parallel.recorder import Event
-from weft.parallel.volumes import (
+from weft.parallel.traffic_formulas import (
     Direction,
     Sizes,
     exchange_rounds,
@@ -30,18 +30,6 @@ from weft.parallel.volumes import (
     published_latency,
     published_words,
 )
-
-__all__ = [
-    "Estimate",
-    "Memory",
-    "Problem",
-    "choose",
-    "estimate",
-    "estimate_published",
-    "event_seconds",
-    "product_bytes",
-    "rank_memory",
-]
 
 
 @dataclass(frozen=True, kw_only=True)

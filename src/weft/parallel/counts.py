@@ -8,9 +8,7 @@ import numpy as np
 
 from weft.graphs import Array
 from weft.parallel.grid import Grid, Place
-from weft.parallel.volumes import Direction, Sizes, exchange_rounds
-
-__all__ = ["GridCounts", "count_graph"]
+from weft.parallel.traffic_formulas import Direction, Sizes, exchange_rounds
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -8,8 +8,6 @@ from typing import Literal, get_args
 import torch
 import torch.distributed as dist
 
-__all__ = ["DeviceName", "backend_of", "device_of", "own_device"]
-
 DeviceName = Literal["auto", "cpu", "cuda"]
 
 

@@ -22,8 +22,6 @@ import numpy as np
 
 from weft.graphs import Array
 
-__all__ = ["Grid", "Place", "Stage", "balanced", "grid_of", "grids_for"]
-
 _SHAPE = re.compile(r"(\d+)x(\d+)(?:x(\d+))?")
 
 

@@ -18,15 +18,6 @@ from weft.parallel.grid import balanced
 from weft.parallel.matrix import GridMatrix
 from weft.parallel.world import World
 
-__all__ = [
-    "Sliced",
-    "gather_columns",
-    "multiply",
-    "published_layer",
-    "slice_of",
-    "sum_gradients",
-]
-
 
 def slice_of(world: World, width: int) -> slice:
     """The features of `width` that this rank's column of the grid holds."""

@@ -13,8 +13,6 @@ from torch import Tensor
 from weft.parallel.layers import slice_of
 from weft.parallel.world import World
 
-__all__ = ["cross_entropy", "scores"]
-
 
 def _log_sums(world: World, logits: Tensor) -> Tensor:
     """log Σ exp over all classes, [n], of this rank's slice of logits [n, c / C]."""

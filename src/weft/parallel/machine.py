@@ -13,8 +13,6 @@ from weft.errors import DataError
 from weft.files import read_object, write_atomically
 from weft.parallel.recorder import Along
 
-__all__ = ["NETWORKS", "Link", "Machine", "load_machine", "save_machine"]
-
 
 def _check_positive(value: object, *names: str) -> None:
     for name in names:

@@ -12,10 +12,8 @@ from weft.graphs import Array
 from weft.parallel.block_exchange import BlockExchange
 from weft.parallel.method import Method
 from weft.parallel.row_exchange import RowExchange
-from weft.parallel.shards import CSRBlock
+from weft.parallel.shard_io import CSRBlock
 from weft.parallel.world import World
-
-__all__ = ["GridMatrix", "propagate"]
 
 
 class GridMatrix:

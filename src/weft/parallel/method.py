@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-__all__ = ["PUBLISHED", "Exchange", "Method", "Panels", "Precision"]
-
 Exchange = Literal["rows", "blocks"]
 Panels = Literal["kept", "sent"]
 Precision = Literal["full", "bfloat16"]

@@ -23,8 +23,6 @@ from weft.parallel.matrix import propagate
 from weft.parallel.plan import LayerPlan, plan_layers
 from weft.parallel.shard import GraphShard
 
-__all__ = ["GridNetwork"]
-
 
 class GridNetwork:
     """A model on a grid: the same losses, gradients and weights as in one process.

@@ -11,8 +11,6 @@ from weft.graphs import Array, Graph
 from weft.layout.orders import ORDERS, neighbour_matrix
 from weft.parallel.grid import balanced
 
-__all__ = ["PARTITIONS", "Partition", "partition_nodes"]
-
 PARTITIONS = ("contiguous", "random", "metis", "rcm")
 """contiguous: the order the nodes have; random: any (evens out hubs); metis: few edges between
 blocks; rcm: reverse Cuthill-McKee, neighbours close together, for any number of blocks."""

@@ -9,8 +9,6 @@ from typing import Literal
 
 from weft.parallel.method import Method
 
-__all__ = ["LayerPlan", "Model", "plan_layers"]
-
 Model = Literal["gcn", "sage"]
 
 

@@ -15,8 +15,8 @@ from weft.errors import DataError
 from weft.graphs import Array, Column, Graph, GraphTable, write_table
 from weft.graphs.checksums import checksum, edges_checksum
 from weft.parallel.partition import PARTITIONS, Partition, partition_nodes
+from weft.parallel.shard_io import KIND, fingerprint_of
 from weft.parallel.shard_loops import count_cut, equals_transpose, gather
-from weft.parallel.shards import KIND, fingerprint_of
 from weft.parallel.sorted_edges import (
     NORMALISATIONS,
     SortedEdges,
@@ -25,8 +25,6 @@ from weft.parallel.sorted_edges import (
     sort_edges,
 )
 from weft.parallel.splits import PARTS, one_graph
-
-__all__ = ["prepare"]
 
 _ROWS_HASHED = 64
 

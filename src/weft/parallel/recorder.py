@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Along", "Event", "Kind", "Recorder", "Total"]
-
 Kind = Literal["broadcast", "all_reduce", "reduce_scatter", "all_gather", "all_to_all"]
 Along = Literal["row", "column", "layer", "weights", "world"]
 

@@ -13,13 +13,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from weft.kernels.operators import add_product
+from weft.kernels.segment_ops import add_product
 from weft.parallel.grid import balanced
 from weft.parallel.method import Method
-from weft.parallel.shards import CSRBlock
+from weft.parallel.shard_io import CSRBlock
 from weft.parallel.world import Pending, World
-
-__all__ = ["RowExchange"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,11 +12,9 @@ from weft.graphs import Array, GraphTable
 from weft.parallel.layers import slice_of
 from weft.parallel.matrix import GridMatrix
 from weft.parallel.method import Method
-from weft.parallel.shards import read_blocks, read_nodes, row_offsets
+from weft.parallel.shard_io import read_blocks, read_nodes, row_offsets
 from weft.parallel.splits import PARTS
 from weft.parallel.world import World
-
-__all__ = ["GraphShard"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

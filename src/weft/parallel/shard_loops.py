@@ -11,19 +11,6 @@ import numpy as np
 
 from weft.compiled import compiled
 
-__all__ = [
-    "count_cut",
-    "count_range",
-    "equals_transpose",
-    "fill_range",
-    "gather",
-    "group_by_sender",
-    "order_by_sender",
-    "scale_weights",
-    "sort_by_receiver",
-    "sum_rows",
-]
-
 
 @compiled()
 def group_by_sender(

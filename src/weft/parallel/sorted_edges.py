@@ -21,8 +21,6 @@ from weft.parallel.shard_loops import (
     sum_rows,
 )
 
-__all__ = ["NORMALISATIONS", "SortedEdges", "check_finite", "normalised_weights", "sort_edges"]
-
 NORMALISATIONS = ("symmetric", "row", "none")
 """symmetric: D^-1/2 (A + I) D^-1/2 as in a GCN, row: D^-1 A, a mean, none: weights as given."""
 

@@ -10,8 +10,6 @@ import numpy as np
 from weft.errors import DataError
 from weft.graphs import Array, Graph, GraphTable
 
-__all__ = ["PARTS", "class_split", "one_graph", "share_split", "with_split"]
-
 PARTS = ("train", "validation", "test")
 """The masks of a split."""
 

@@ -19,8 +19,6 @@ from weft.parallel.device import backend_of, own_device
 from weft.parallel.grid import Grid, grid_of
 from weft.parallel.recorder import Along, Event, Kind, Recorder
 
-__all__ = ["Pending", "World", "alone", "joined", "settle"]
-
 # What a rank waits for another at most; longer than any product takes.
 _TIMEOUT = timedelta(minutes=10)
 

@@ -5,8 +5,9 @@ from weft.planning.candidate import Candidate, applied, set_threads
 from weft.planning.halving import search
 from weft.planning.plan import Measured, Plan
 from weft.planning.show import show_plan
-from weft.planning.work import Work
-from weft.planning.worker import Turn, Worker, pace_address, pace_at, prepare_workers
+from weft.planning.worker import Turn, Worker, prepare_workers
+from weft.planning.worker_client import pace_address, pace_at
+from weft.planning.workload import Work
 
 __all__ = [
     "Candidate",

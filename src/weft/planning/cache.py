@@ -19,8 +19,6 @@ from weft.planning.plan import Plan, Target
 from weft.sources.cache import data_folder
 from weft.training.hardware import hardware
 
-__all__ = ["cached_plan", "keep_plan", "plan_key", "plan_path"]
-
 FOLDER = "plans"
 
 

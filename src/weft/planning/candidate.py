@@ -9,8 +9,6 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-__all__ = ["THREADS", "Candidate", "applied", "set_threads"]
-
 THREADS = "threads"
 """The one setting that belongs to a process and not to a recipe's configuration."""
 

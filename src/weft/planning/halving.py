@@ -10,9 +10,7 @@ from weft.planning.candidate import Candidate
 from weft.planning.plan import Measured, Plan, Target
 from weft.planning.race import Race
 from weft.planning.reasons import reasons
-from weft.planning.work import Work
-
-__all__ = ["Explain", "Waves", "search"]
+from weft.planning.workload import Work
 
 Waves: TypeAlias = (
     "Iterable[Sequence[Candidate]] | Generator[Sequence[Candidate], Sequence[Measured], None]"

@@ -16,8 +16,6 @@ from weft.files import json_text, parse_json, write_atomically
 from weft.planning.candidate import Candidate
 from weft.training.compilation import CompileMode
 
-__all__ = ["CHOSEN", "NOT_TRIED", "SCHEMA", "STOPPED", "UNFINISHED", "Measured", "Plan", "Target"]
-
 SCHEMA = "weft plan 2"
 CHOSEN = "chosen"
 STOPPED, UNFINISHED, NOT_TRIED = "stopped: ", "unfinished: ", "not tried: "

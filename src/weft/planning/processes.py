@@ -9,8 +9,6 @@ from contextlib import suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
 
-__all__ = ["available_memory", "descendants", "hush_tracker", "kill_all", "peak_of_all"]
-
 _CGROUP = Path("/sys/fs/cgroup")
 _FILE_PAGES = ("active_file ", "inactive_file ")
 

@@ -8,15 +8,13 @@ from contextlib import ExitStack
 
 from weft.errors import DataError
 from weft.planning.candidate import Candidate
-from weft.planning.entrant import Entrant
 from weft.planning.plan import CHOSEN, NOT_TRIED, STOPPED, UNFINISHED, Measured, Target
 from weft.planning.processes import available_memory
 from weft.planning.reasons import a_unit, seconds_words
-from weft.planning.turns import SLOW_TURNS
-from weft.planning.work import Work
+from weft.planning.trial import Entrant
 from weft.planning.worker import Worker, WorkerStopped
-
-__all__ = ["Race"]
+from weft.planning.worker_client import SLOW_TURNS
+from weft.planning.workload import Work
 
 _MOST_ALIVE = 6
 _LEAST_BUDGET_SECONDS, _SHARE_OF_RUN = 120.0, 0.05

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from weft.planning.plan import CHOSEN, NOT_TRIED, STOPPED, UNFINISHED, Measured, Plan
 from weft.training.compilation import worth_compiling
 
-__all__ = ["a_unit", "memory_words", "reasons", "seconds_words"]
-
 _SCALES = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _SHOWN = 3
 _BEHIND = ("slower", "dropped", "larger")

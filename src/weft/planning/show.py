@@ -9,8 +9,6 @@ from rich.text import Text
 from weft.planning.plan import CHOSEN, Measured, Plan
 from weft.planning.reasons import a_unit, memory_words, seconds_words
 
-__all__ = ["show_plan"]
-
 
 def show_plan(plan: Plan, console: Console) -> None:
     """Print the candidates, from fast to slow, and the reasons."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Timing", "time_a_unit"]
-
 _BLOCKS = 16
 _RESAMPLES = 1000
 _CONFIDENCE = 0.95

@@ -18,20 +18,10 @@ from typing import Any, NoReturn
 
 from weft.planning.candidate import Candidate
 from weft.planning.processes import descendants, hush_tracker, kill_all, peak_of_all
-from weft.planning.turns import PaceAddress, pace_address, pace_at
-from weft.planning.work import Work
+from weft.planning.worker_client import PaceAddress
 from weft.planning.worker_process import run_worker
+from weft.planning.workload import Work
 from weft.training.launch import start_fork_server
-
-__all__ = [
-    "PaceAddress",
-    "Turn",
-    "Worker",
-    "WorkerStopped",
-    "pace_address",
-    "pace_at",
-    "prepare_workers",
-]
 
 OUT_OF_MEMORY = "out of memory"
 

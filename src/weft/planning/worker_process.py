@@ -13,10 +13,8 @@ from typing import Any
 import torch
 
 from weft.planning.candidate import set_threads
-from weft.planning.turns import PaceAddress, pace_at
+from weft.planning.worker_client import PaceAddress, pace_at
 from weft.training.numerics import prepare_process
-
-__all__ = ["run_worker"]
 
 
 def run_worker(pipe: Connection[Any, Any], address: PaceAddress) -> None:

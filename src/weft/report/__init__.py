@@ -1,6 +1,5 @@
 """One self-contained HTML page for a run, a plan or a study."""
 
-from weft.report.claims import Claim, claims_chapter, write_four_papers
 from weft.report.compare import comparison
 from weft.report.items import page_of, page_path, write_page
 from weft.report.page import Chapter, Page, Part, Table, render, write_html
@@ -11,11 +10,9 @@ from weft.report.study import study_chapter
 
 __all__ = [
     "Chapter",
-    "Claim",
     "Page",
     "Part",
     "Table",
-    "claims_chapter",
     "comparison",
     "page_of",
     "page_path",
@@ -24,7 +21,6 @@ __all__ = [
     "render",
     "run_chapter",
     "study_chapter",
-    "write_four_papers",
     "write_html",
     "write_page",
 ]

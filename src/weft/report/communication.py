@@ -9,8 +9,6 @@ from weft.report.figures import grouped_bars
 from weft.report.numbers import memory, percent, seconds
 from weft.report.page import Block, Part, Table
 
-__all__ = ["communication_part"]
-
 
 def communication_part(summary: Mapping[str, Any]) -> Part | None:
     """A figure by collective and the rest as a table; None of a run without ranks."""

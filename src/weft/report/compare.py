@@ -17,8 +17,6 @@ from weft.report.run import (
     unit_of,
 )
 
-__all__ = ["comparison"]
-
 
 def comparison(runs: Sequence[RunRecord]) -> Chapter:
     """A chapter that goes before those of the runs themselves."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-__all__ = ["Points", "curves", "grouped_bars", "intervals", "spy_plots"]
-
 Points = Sequence[tuple[float, float]]
 """x and y of each."""
 

@@ -13,8 +13,6 @@ from weft.report.record import RunRecord, is_run, read_run
 from weft.report.run import run_chapter
 from weft.report.study import is_study, study_chapter
 
-__all__ = ["page_of", "page_path", "write_page"]
-
 REPORT = "report.html"
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-__all__ = ["memory", "number", "percent", "plain", "seconds"]
-
 
 def number(value: float | None, digits: int = 4) -> str:
     """`value` with so many digits that count; a dash for nothing."""

@@ -15,22 +15,6 @@ from weft.errors import DataError
 from weft.files import write_atomically
 from weft.report.svg import FIGURE
 
-__all__ = [
-    "Block",
-    "Chapter",
-    "Code",
-    "Facts",
-    "Figure",
-    "Page",
-    "Part",
-    "Picture",
-    "Table",
-    "Words",
-    "render",
-    "write_html",
-]
-
-
 _NONE = ("–", "—")
 # Begins with a number that is no date and no name such as 1.5d.
 _NUMBER = re.compile(r"(?!\d{4}-\d\d)[+\-−]?\d[\d.,]*(?:e[+-]?\d+)?(?![A-Za-z\d.(])")

@@ -15,8 +15,6 @@ from weft.report.figures import curves, intervals
 from weft.report.numbers import memory, number, plain, seconds
 from weft.report.page import Block, Chapter, Code, Facts, Figure, Part, Table, Words
 
-__all__ = ["FORMULAS", "plan_chapter", "plan_parts", "read_plan"]
-
 FORMULAS = "weft plan 1"
 """Schema of a plan that was made by formulas alone."""
 

@@ -13,8 +13,6 @@ from weft.errors import DataError
 from weft.files import parse_json, read_object
 from weft.report.figures import Points
 
-__all__ = ["RunRecord", "flat", "is_run", "read_run"]
-
 CONFIG = "config.json"
 _LABELS = {"molecules", "crystals", "programs", "citations", "full-graph", "nodes", "links"}
 

@@ -14,16 +14,6 @@ from weft.report.page import Block, Chapter, Code, Facts, Figure, Part, Table, W
 from weft.report.plan import plan_parts
 from weft.report.record import RunRecord, flat
 
-__all__ = [
-    "better_when_low",
-    "in_unit",
-    "per_second",
-    "run_chapter",
-    "score_text",
-    "spoken",
-    "unit_of",
-]
-
 _PARTS = ("train", "validation", "test")
 _WORDS = {
     "mae": "MAE",

@@ -12,10 +12,9 @@ from weft.files import read_object
 from weft.report.numbers import plain
 from weft.report.page import Block, Chapter, Code, Figure, Part, Picture, Table, Words
 from weft.report.svg import inlined
-from weft.studies import RESULTS
 
-__all__ = ["is_study", "study_chapter"]
-
+RESULTS = "results.json"
+"""The file that makes a folder one of a study."""
 TABLES = "results.md"
 # Larger drawings would make a page that no browser likes.
 _MOST_BYTES = 4_000_000

@@ -15,8 +15,6 @@ from weft.report.svg_allowed import allowed_svg
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["FIGURE", "INK", "PALETTE", "drawn", "inlined"]
-
 FIGURE = "@figure@"
 """Stands in a drawing's names for what the page calls it: two may be the same to the last point."""
 INK = "#010203"

@@ -10,8 +10,6 @@ from xml.sax.saxutils import escape
 
 from weft.errors import DataError
 
-__all__ = ["allowed_svg"]
-
 _SVG = "http://www.w3.org/2000/svg"
 _XLINK_HREF = "http://www.w3.org/1999/xlink href"
 _XML_SPACE = "http://www.w3.org/XML/1998/namespace space"

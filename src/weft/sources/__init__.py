@@ -16,7 +16,7 @@ from weft.sources.crystals import crystals_table
 from weft.sources.download import fetch
 from weft.sources.edge_lists import EdgeList, edge_list_graph, read_edge_list
 from weft.sources.great_files import read_great
-from weft.sources.labelled import (
+from weft.sources.labelled_graphs import (
     NodeLabels,
     labelled_graph,
     pubmed_temporal,

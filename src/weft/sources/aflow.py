@@ -31,8 +31,6 @@ from weft.sources.download import _reason
 from weft.sources.elements import ATOMIC_NUMBERS
 from weft.sources.progress import progress_bar
 
-__all__ = ["AFLOW_UNITS", "AflowQuery", "aflow_pages", "aflow_table", "fetch_aflow"]
-
 AFLOW_UNITS = {
     "enthalpy_formation_atom": "eV/atom",
     "enthalpy_atom": "eV/atom",

@@ -18,8 +18,6 @@ from weft.errors import DataError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["MEMBER_LIMIT", "members"]
-
 MEMBER_LIMIT = 2**28
 """Bytes that one member may have unless the caller says otherwise: 256 MiB."""
 

@@ -15,9 +15,6 @@ from weft.files import bounded_lines
 from weft.sources.archive import MEMBER_LIMIT
 from weft.sources.progress import Move
 
-__all__ = ["Structure", "files_of", "read_structures"]
-
-
 # A folder's values of its CIF files, as CGCNN has them: a line `id,value` for each id.cif.
 _LISTED = "id_prop.csv"
 # Those of ASE's calculated results that have a row for each atom.

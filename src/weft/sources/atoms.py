@@ -14,8 +14,6 @@ from weft.graphs import Array, Column, Graph, GraphTable, write_table
 from weft.sources.ase_files import Structure, files_of, read_structures
 from weft.sources.progress import progress_bar
 
-__all__ = ["ATOMS_SCHEMA", "Missing", "atoms_table", "check_structure"]
-
 ATOMS_SCHEMA = {
     "z": Column(level="node", dtype="uint8", doc="atomic number"),
     "pos": Column(level="node", dtype="float32", shape=(3,), unit="Å", doc="position"),

@@ -16,8 +16,6 @@ from typing import IO
 from weft.errors import DataError
 from weft.graphs import GraphTable, open_table
 
-__all__ = ["cached_table", "data_folder", "full_disk_named"]
-
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 _TAKEN = {errno.ENOTEMPTY, errno.EEXIST}
 _PAUSES_SECONDS = (0.0, 0.02, 0.1, 0.5)

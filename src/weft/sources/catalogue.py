@@ -31,7 +31,7 @@ from weft.sources.crystals import crystals_table
 from weft.sources.download import fetch
 from weft.sources.edge_lists import EdgeColumn, edge_list_graph, read_edge_list
 from weft.sources.great_files import read_great
-from weft.sources.labelled import labelled_graph, pubmed_temporal
+from weft.sources.labelled_graphs import labelled_graph, pubmed_temporal
 from weft.sources.matrix_market import read_matrix_market
 from weft.sources.programs import EXTRACTION, program_table
 from weft.sources.qm9_csv import qm9_from_csv
@@ -43,8 +43,6 @@ from weft.sources.qm9_xyz import (
 )
 from weft.sources.synthetic import planted_partition, rmat
 from weft.sources.varmisuse_files import read_varmisuse
-
-__all__ = ["CATALOGUE", "Request", "Source", "load"]
 
 
 @dataclass(frozen=True, kw_only=True)

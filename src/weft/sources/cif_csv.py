@@ -25,8 +25,6 @@ from weft.sources.crystals import crystal_graph, crystal_schema, lattice_vectors
 from weft.sources.elements import ATOMIC_NUMBERS
 from weft.sources.progress import Move, progress_bar
 
-__all__ = ["cif_csv_table", "read_cif"]
-
 _CELL = [
     *(f"_cell_length_{axis}" for axis in "abc"),
     *(f"_cell_angle_{angle}" for angle in ("alpha", "beta", "gamma")),

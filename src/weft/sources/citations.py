@@ -18,17 +18,6 @@ from weft.sources.download import fetch
 from weft.sources.edge_lists import both_directions
 from weft.sources.pickles import load_pickle
 
-__all__ = [
-    "PLANETOID_FILES",
-    "PLANETOID_NAMES",
-    "cora_from_package",
-    "fetch_planetoid",
-    "planetoid",
-    "random_split",
-    "row_normalise",
-    "shchur",
-]
-
 PLANETOID_NAMES = ("cora", "citeseer", "pubmed")
 
 PLANETOID_FILES = {

@@ -24,8 +24,6 @@ from weft.graphs import Array, Column, Graph, GraphTable, write_table
 from weft.sources.atoms import ATOMS_SCHEMA, check_structure
 from weft.sources.progress import Move, progress_bar
 
-__all__ = ["crystal_graph", "crystal_schema", "crystals_table", "lattice_vectors"]
-
 _FIELDS = ("dataset", "id", "lattice", "z", "frac", "targets")
 _HUGE = sys.float_info.max
 _PBC = np.ones(3, dtype=bool)

@@ -11,8 +11,6 @@ from weft.errors import DataError
 from weft.sources.cache import full_disk_named
 from weft.sources.progress import Move, progress_bar
 
-__all__ = ["fetch"]
-
 # Seconds to connect, and to wait for the next bytes.
 _TIMEOUT = (10.0, 60.0)
 _CHUNK_BYTES = 2**16

@@ -14,16 +14,7 @@ import numpy as np
 
 from weft.errors import DataError
 from weft.graphs import Array, Graph
-from weft.sources import loops
-
-__all__ = [
-    "EdgeColumn",
-    "EdgeList",
-    "both_directions",
-    "edge_list_graph",
-    "index_dtype",
-    "read_edge_list",
-]
+from weft.sources import edge_list_parser as loops
 
 EdgeColumn = Literal["src", "dst", "time", "weight"]
 """What a token of a line may be."""

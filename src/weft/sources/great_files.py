@@ -54,8 +54,6 @@ from weft.sources.json_samples import BadSample, Sample, Skips
 from weft.sources.program_graph import SLOT_LABEL
 from weft.sources.program_samples import ProgramSample, check_node, collect
 
-__all__ = ["GREAT_EDGES", "read_great"]
-
 GREAT_EDGES: dict[str, str | None] = {
     "enum_FIELD": "Child",
     "enum_SYNTAX": "Child",

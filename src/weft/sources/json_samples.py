@@ -22,8 +22,6 @@ from typing import Any
 from weft.errors import DataError
 from weft.sources.progress import progress_bar
 
-__all__ = ["LONGEST", "BadSample", "Sample", "Skips", "checked_fields", "json_samples"]
-
 LONGEST = 64 * 2**20
 """Bytes of one object; the largest program graphs of Allamanis et al. have about 10 MiB."""
 

@@ -18,8 +18,6 @@ from weft.errors import DataError
 from weft.graphs import Graph
 from weft.sources.edge_lists import index_dtype
 
-__all__ = ["read_matrix_market"]
-
 _LONGEST_LINE = 2**20
 
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from weft.compiled import compiled
 
-__all__ = ["closest", "count_within", "nearest_within", "pairs_within"]
-
 
 @compiled()
 def _squared(pos: Any, a: int, b: int) -> Any:

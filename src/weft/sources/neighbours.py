@@ -17,11 +17,9 @@ from weft.errors import DataError
 from weft.graphs import Array, Column, GraphTable, open_table, table_from_columns, write_table
 from weft.graphs.table import offsets_of
 from weft.sources.cache import full_disk_named
-from weft.sources.images import Pairs, nearest_images, pairs_of_images
 from weft.sources.neighbour_loops import closest, count_within, nearest_within, pairs_within
+from weft.sources.periodic_images import Pairs, nearest_images, pairs_of_images
 from weft.sources.progress import progress_bar
-
-__all__ = ["Cutoff", "FullyConnected", "Nearest", "Neighbours", "with_neighbours"]
 
 # Å. Atoms nearer than this are in one place; no bond comes close to it.
 _ONE_PLACE = 1e-3

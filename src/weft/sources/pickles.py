@@ -16,8 +16,6 @@ from scipy.sparse import csr_matrix
 from weft.errors import DataError
 from weft.graphs import Array
 
-__all__ = ["check_pickle", "load_pickle"]
-
 
 # A pickle may build whatever it names with any arguments and any state; with numpy's own classes
 # it could make an array of raw pointers. So it names these holders, and the arrays are made here.

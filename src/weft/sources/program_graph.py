@@ -13,23 +13,6 @@ from weft.errors import DataError
 from weft.graphs import Array, Column, Graph
 from weft.layout.orders import ORDERS
 
-__all__ = [
-    "CANDIDATE",
-    "EDGE_NAMES",
-    "EDGE_TYPES",
-    "NUM_TYPES",
-    "PROGRAM_SCHEMA",
-    "SLOT",
-    "SLOT_LABEL",
-    "SUBTOKENS",
-    "VOCABULARY",
-    "EdgeType",
-    "GraphBuilder",
-    "label_buckets",
-    "program_graph",
-    "subtokens_of",
-]
-
 EDGE_TYPES = (
     "Child",
     "NextToken",

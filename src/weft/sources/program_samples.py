@@ -21,8 +21,6 @@ from weft.sources.program_graph import (
     program_graph,
 )
 
-__all__ = ["ProgramSample", "check_node", "collect"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramSample:

@@ -28,15 +28,6 @@ from weft.sources.progress import progress_bar
 from weft.sources.python_code import MAX_NODES, samples_of
 from weft.sources.python_units import Unusable, read_source
 
-__all__ = [
-    "EXTRACTION",
-    "PARTS",
-    "program_table",
-    "python_files",
-    "split_by_file",
-    "standard_library",
-]
-
 EXTRACTION = 2
 """Raise it with every change of the graphs of a file: tables in the cache are named after it."""
 

@@ -18,8 +18,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-__all__ = ["Move", "progress_bar"]
-
 
 class Move(Protocol):
     """Moves a bar to a position, and its end to `total` where that is known only now."""

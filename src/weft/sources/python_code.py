@@ -24,18 +24,6 @@ from weft.sources.python_flow import Flow
 from weft.sources.python_nodes import Occurrence, TooLarge, UnitNodes, Variable
 from weft.sources.python_units import Program, Unusable, read_source
 
-__all__ = [
-    "MAX_CANDIDATES",
-    "MAX_NODES",
-    "FileSamples",
-    "Sample",
-    "Use",
-    "each_sample",
-    "sample_graphs",
-    "samples_of",
-    "variable_uses",
-]
-
 MAX_CANDIDATES = 8
 MAX_NODES = 1000
 

@@ -29,8 +29,6 @@ from weft.sources.program_graph import EdgeType
 from weft.sources.python_nodes import Occurrence, UnitNodes, Variable
 from weft.sources.python_units import Function, children
 
-__all__ = ["Flow"]
-
 _MOST = 16
 _Tokens = frozenset[int]
 _Last = dict[Variable, _Tokens]

@@ -10,8 +10,6 @@ from typing import Any
 from weft.sources.program_graph import EdgeType, GraphBuilder
 from weft.sources.python_units import WHOLE_F_STRINGS, Function, Program, Scope, Unit, children
 
-__all__ = ["Occurrence", "TooLarge", "UnitNodes", "Variable"]
-
 
 class TooLarge(Exception):
     """A unit with more nodes than asked for."""

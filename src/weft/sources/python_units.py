@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Function", "Program", "Scope", "Token", "Unit", "Unusable", "children", "read_source"]
-
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 Token = tokenize.TokenInfo
 

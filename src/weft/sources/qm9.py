@@ -17,18 +17,6 @@ import numpy as np
 
 from weft.graphs import Array, Column, GraphTable, table_from_columns
 
-__all__ = [
-    "ATOM_REFERENCES",
-    "HARTREE",
-    "QM9_ELEMENTS",
-    "QM9_SCHEMA",
-    "QM9_TARGETS",
-    "Molecule",
-    "Molecules",
-    "Target",
-    "molecules_of",
-]
-
 HARTREE = 27.211386245988
 """One Hartree in eV (CODATA 2018)."""
 

@@ -24,8 +24,6 @@ from weft.sources.qm9 import (
     molecules_of,
 )
 
-__all__ = ["qm9_from_csv"]
-
 _PACKAGE_MOLECULES = 130_831
 _PARTS = ("qm9_part1.csv", "qm9_part2.csv", "qm9_part3.csv")
 _COLUMNS = (

@@ -14,8 +14,6 @@ from weft.sources.download import fetch
 from weft.sources.progress import Move, progress_bar
 from weft.sources.qm9 import QM9_ELEMENTS, QM9_SCHEMA, QM9_TARGETS, Molecule, molecules_of
 
-__all__ = ["fetch_qm9_archive", "fetch_uncharacterized", "qm9_from_archive", "uncharacterized"]
-
 # The SHA-256 of both files are those that TensorFlow Datasets pins for these addresses
 # (tensorflow_datasets/datasets/qm9/checksums.tsv). Size (86,144,227 bytes) and MD5
 # (ad1ebd51ee7f5b3a6e32e974e5d54012) of the archive with that SHA-256 are figshare's own.

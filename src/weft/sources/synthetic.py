@@ -10,8 +10,6 @@ from weft.errors import DataError
 from weft.graphs import Array, Graph
 from weft.sources.edge_lists import EdgeList, both_directions, index_dtype
 
-__all__ = ["planted_partition", "rmat", "small_graphs", "temporal"]
-
 # Share of edge ends in a temporal stream that repeat an earlier one.
 _REPEATS = 0.8
 # Small enough that a block's scratch arrays stay in the cache.

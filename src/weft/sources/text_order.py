@@ -8,8 +8,6 @@ from weft.graphs import Array, GraphTable
 from weft.layout.csr import TYPE
 from weft.sources.program_graph import EdgeType
 
-__all__ = ["text_order"]
-
 
 def text_order(table: GraphTable) -> Array:
     """int64 [N]: the nodes of each graph as a parser numbers them, over all graphs.

@@ -25,8 +25,6 @@ from weft.sources.json_samples import BadSample, Sample, Skips, checked_fields
 from weft.sources.program_graph import EDGE_TYPES
 from weft.sources.program_samples import ProgramSample, check_node, collect
 
-__all__ = ["read_varmisuse"]
-
 _GRAPH, _SLOT, _CANDIDATES = "ContextGraph", "SlotDummyNode", "SymbolCandidates"
 
 

@@ -6,7 +6,12 @@ from weft.sparsify.compaction import CompactedLayer, compact
 from weft.sparsify.densities import erk, layer_nnz, nnz_of, uniform
 from weft.sparsify.drop_and_grow import DropAndGrow
 from weft.sparsify.export import export_program, load_csr, save_csr, save_onnx
-from weft.sparsify.flops import (
+from weft.sparsify.flop_counter import FlopCount, WeightFlops, count_flops
+from weft.sparsify.gradual import GradualPruning
+from weft.sparsify.layers import SparseLinear, to_dense
+from weft.sparsify.lottery import Ticket, lottery_ticket
+from weft.sparsify.masks import Masks
+from weft.sparsify.paper_formulas import (
     TableIIRow,
     first_layer_share,
     inference_flops,
@@ -18,11 +23,6 @@ from weft.sparsify.flops import (
     table_ii,
     training_flops,
 )
-from weft.sparsify.gradual import GradualPruning
-from weft.sparsify.layers import SparseLinear, to_dense
-from weft.sparsify.lottery import Ticket, lottery_ticket
-from weft.sparsify.masks import Masks
-from weft.sparsify.multiply_adds import FlopCount, WeightFlops, count_flops
 from weft.sparsify.schedules import CubicSchedule, DropSchedule
 from weft.sparsify.scores import (
     grasp_masks,

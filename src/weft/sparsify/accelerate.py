@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from weft.sparsify.layers import FusedReLU, SparseLinear
 from weft.sparsify.masks import Masks
 
-__all__ = ["Acceleration", "LayerTiming", "accelerate", "fastest"]
-
 # A form must win by this much, so that noise never makes a model slower than it was.
 _MARGIN = 0.05
 # Runs of a form, at least and at most, and seconds after which the least suffice.

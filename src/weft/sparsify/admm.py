@@ -12,8 +12,6 @@ from torch.optim import Optimizer
 from weft.sparsify.densities import Densities
 from weft.sparsify.train_and_prune import Objective, TrainAndPrune
 
-__all__ = ["ADMM"]
-
 
 class ADMM(TrainAndPrune):
     """Dense training, re-weighting by ADMM, pruning, retraining (Zhang et al. 2018).

@@ -18,8 +18,6 @@ from torch.nn import functional
 from weft.sparsify.layers import to_dense
 from weft.sparsify.masks import Masks
 
-__all__ = ["CompactedLayer", "compact"]
-
 _MODULES = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh,
     nn.Sigmoid, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.Identity, nn.Dropout,

@@ -9,17 +9,6 @@ from typing import Literal
 
 from weft.sparsify.matrices import matching
 
-__all__ = [
-    "Densities",
-    "EmptyLayer",
-    "erk",
-    "kept_counts",
-    "kept_shares",
-    "layer_nnz",
-    "nnz_of",
-    "uniform",
-]
-
 Shapes = Mapping[str, Sequence[int]]
 Densities = Literal["uniform", "erk"]
 

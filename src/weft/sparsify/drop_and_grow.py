@@ -17,8 +17,6 @@ from weft.sparsify.ranking import mask_of, random_order, top
 from weft.sparsify.schedules import DropSchedule, Shape
 from weft.sparsify.sparse_layers import SparseLayers
 
-__all__ = ["DropAndGrow", "Growth", "dropped_and_grown"]
-
 Growth = Literal["rigl", "set", "snfs"]
 
 

@@ -21,8 +21,6 @@ from weft.sparsify.compaction import compact
 from weft.sparsify.layers import to_dense
 from weft.sparsify.masks import Masks
 
-__all__ = ["export_program", "load_csr", "save_csr", "save_onnx"]
-
 # Entries of the file's header: the shapes of the weights stored as CSR, and the names of shared
 # weights, each with the name that it is stored by.
 _SHAPES, _SHARED = "weft_csr_shapes", "weft_shared"

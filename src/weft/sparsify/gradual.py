@@ -14,8 +14,6 @@ from weft.sparsify.matrices import tell
 from weft.sparsify.ranking import mask_of, top
 from weft.sparsify.schedules import CubicSchedule
 
-__all__ = ["GradualPruning"]
-
 
 class GradualPruning:
     """Prunes the smallest weights of each layer by and by (GMP, Zhu and Gupta 2017).

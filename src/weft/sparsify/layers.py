@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from weft.kernels.sparse_inputs import sparse_input_linear
 from weft.kernels.sparse_linear import Pattern, dense_weight, parts_of, pattern_of, sparse_linear
 
-__all__ = ["FusedReLU", "SparseLinear", "to_dense"]
-
 
 class SparseLinear(nn.Module):
     """y = x Wᵀ + bias for a weight [out_features, in_features] that is mostly zeros.

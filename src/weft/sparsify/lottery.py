@@ -18,8 +18,6 @@ from weft.sparsify.matrices import tell
 from weft.sparsify.scores import keep_top
 from weft.sparsify.snapshots import restore, snapshot
 
-__all__ = ["Ticket", "lottery_ticket"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ticket:

@@ -13,8 +13,6 @@ from torch.optim import Optimizer
 
 from weft.sparsify.matrices import select_weights
 
-__all__ = ["Masks", "check_same_model", "table"]
-
 
 class Masks:
     """Which weights of a model are active; all of them at first.

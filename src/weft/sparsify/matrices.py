@@ -18,8 +18,6 @@ from torch.nn.utils.weight_norm import WeightNorm
 from weft.sparsify.layers import SparseLinear
 from weft.sparsify.products import watch_products
 
-__all__ = ["Selection", "matching", "select_weights", "tell"]
-
 # Layers of torch, of which each parameter called weight multiplies, whatever its shape.
 _TORCH = (
     nn.Linear,

@@ -17,8 +17,6 @@ from torch.utils.flop_counter import flop_registry
 from weft.sparsify.layers import SparseLinear
 from weft.sparsify.snapshots import in_evaluation
 
-__all__ = ["Products", "watch_products"]
-
 aten = torch.ops.aten
 
 

@@ -8,8 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["mask_of", "random_order", "top"]
-
 
 def top(scores: Tensor, count: int) -> Tensor:
     """Ascending int64 indices of exactly `count` largest of scores [n], the first among equals.

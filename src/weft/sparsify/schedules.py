@@ -7,8 +7,6 @@ import warnings
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-__all__ = ["CubicSchedule", "DropSchedule", "Shape"]
-
 Shape = Literal["cosine", "constant", "linear"]
 
 

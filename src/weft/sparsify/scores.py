@@ -20,16 +20,6 @@ from weft.sparsify.masks import Masks, check_same_model
 from weft.sparsify.ranking import mask_of, random_order, top
 from weft.sparsify.snapshots import in_evaluation
 
-__all__ = [
-    "Density",
-    "grasp_masks",
-    "keep_top",
-    "magnitude_masks",
-    "random_masks",
-    "snip_masks",
-    "synflow_masks",
-]
-
 Density: TypeAlias = float | Mapping[str, float]
 
 

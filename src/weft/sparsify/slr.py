@@ -15,8 +15,6 @@ from weft.sparsify.densities import Densities
 from weft.sparsify.snapshots import in_evaluation, restore, snapshot
 from weft.sparsify.train_and_prune import Objective, TrainAndPrune
 
-__all__ = ["SLR", "step_factor"]
-
 
 def step_factor(k: int, M: float = 200.0, r: float = 0.1) -> float:
     """αₖ = 1 - 1 / (M k^(1 - k^-r)), by which SLR's step size shrinks in iteration k = 1, 2, ..."""

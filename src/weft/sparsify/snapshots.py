@@ -9,8 +9,6 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-__all__ = ["in_evaluation", "restore", "snapshot"]
-
 
 def snapshot(model: nn.Module) -> dict[str, Tensor]:
     """Copies of all parameters and buffers, by name."""

@@ -11,8 +11,6 @@ from torch.optim import Optimizer
 
 from weft.sparsify.layers import SparseLinear
 
-__all__ = ["SparseLayers"]
-
 
 class SparseLayers:
     """The `SparseLinear` layers of a model that learn, each by the name of its dense weight.

@@ -15,8 +15,6 @@ from weft.sparsify.masks import Masks
 from weft.sparsify.matrices import tell
 from weft.sparsify.ranking import mask_of, top
 
-__all__ = ["Objective", "Phase", "TrainAndPrune"]
-
 Phase = Literal["dense", "reweight", "retrain", "done"]
 Objective = Callable[[], "Tensor | float"]
 

@@ -16,8 +16,6 @@ from weft.sparsify.ranking import mask_of, top
 from weft.sparsify.scores import keep_top
 from weft.sparsify.snapshots import restore, snapshot
 
-__all__ = ["UGS"]
-
 
 class UGS(nn.Module):
     """A model with trainable masks on its weights and on the edges of its graph (Chen et al. 2021).

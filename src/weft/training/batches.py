@@ -11,8 +11,6 @@ from torch import Tensor
 from weft.errors import DataError
 from weft.training.randomness import random_state, set_random_state, torch_random_state
 
-__all__ = ["Batches", "Stateful", "graphs_in"]
-
 
 @runtime_checkable
 class Stateful(Protocol):

@@ -20,19 +20,6 @@ from torch import Tensor, nn
 from weft.errors import DataError
 from weft.files import json_text, parse_json, write_atomically
 
-__all__ = [
-    "CHECKPOINT",
-    "WEIGHTS",
-    "copy_weights",
-    "load_checkpoint",
-    "load_weights",
-    "plain_module",
-    "put_weights",
-    "read_weights",
-    "save_checkpoint",
-    "save_weights",
-]
-
 CHECKPOINT = "last.pt"
 WEIGHTS = "weights.safetensors"
 _FORMAT = "weft checkpoint"

@@ -20,16 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.graphs import GraphBatch
-from weft.training.pace import note_compilation
-
-__all__ = [
-    "Compilation",
-    "CompileEvent",
-    "CompileMode",
-    "Payoff",
-    "why_not_inductor",
-    "worth_compiling",
-]
+from weft.training.step_hooks import note_compilation
 
 CompileMode = Literal["eager", "static", "dynamic"]
 Backend = Callable[[torch.fx.GraphModule, list[Tensor]], Callable[..., Any]]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["FitConfig", "FitResult", "NonFiniteLoss"]
-
 
 class NonFiniteLoss(ValueError):
     """The loss, a gradient, a weight or the monitored metric is not finite; names step and batch.

@@ -7,8 +7,6 @@ import platform
 from pathlib import Path
 from typing import Any
 
-__all__ = ["cores", "hardware"]
-
 
 def cores() -> int:
     """Those of the processor that this process may use."""

@@ -29,16 +29,6 @@ from weft.errors import DataError
 from weft.training.hardware import cores
 from weft.training.stopping import hear_signals, heard_signals, leave_lost_terminal, terminals
 
-__all__ = [
-    "LaunchStopped",
-    "RankError",
-    "is_a_rank",
-    "launch",
-    "lost_ranks_named",
-    "note_signals",
-    "start_fork_server",
-]
-
 LOGS = "logs"
 """Folder, in that of a run, with what the ranks have written."""
 
@@ -76,11 +66,11 @@ class LaunchStopped(Exception):
         self.signal = name
 
 
-class Mistake(Exception):
+class UserError(Exception):
     """A user's mistake that a rank has met: no restart would help."""
 
 
-class Echo(Exception):
+class PeerLost(Exception):
     """A rank could not go on since another one is gone or does not answer."""
 
 
@@ -211,9 +201,9 @@ def _words(rank: int, failure: ProcessFailure) -> tuple[str, bool]:
         return f"rank {rank} ended with exit code {failure.exitcode}", False
     kind, _, text = str(message.get("message", "")).partition(": ")
     first = _first_line(text)
-    if kind == Mistake.__name__:
+    if kind == UserError.__name__:
         return f"rank {rank}: {text}", True
-    if kind == Echo.__name__:
+    if kind == PeerLost.__name__:
         return f"rank {rank} could not reach another rank: {first}", False
     return f"rank {rank} failed with {kind}: {first}", False
 
@@ -247,10 +237,10 @@ def run_rank(
         with suppress(OSError):
             traceback.print_exc(file=log)
         if isinstance(error, ValueError):
-            raise Mistake(str(error)) from error
+            raise UserError(str(error)) from error
         if _is_echo(error):
             time.sleep(_ECHO_SECONDS)
-            raise Echo(str(error)) from error
+            raise PeerLost(str(error)) from error
         raise
     finally:
         with suppress(OSError):

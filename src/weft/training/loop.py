@@ -16,7 +16,6 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from weft.errors import DataError
-from weft.training.answers import loss_and_values, metrics_of
 from weft.training.batches import Batches, Stateful, graphs_in
 from weft.training.checkpoint import (
     copy_weights,
@@ -27,13 +26,12 @@ from weft.training.checkpoint import (
     save_weights,
 )
 from weft.training.config import FitConfig, FitResult, NonFiniteLoss
+from weft.training.loss_outputs import loss_and_values, metrics_of
 from weft.training.numerics import denormals_flushed
-from weft.training.pace import current_pace
 from weft.training.progress import FitProgress, RecentRate
 from weft.training.run import Run
+from weft.training.step_hooks import current_pace
 from weft.training.stopping import is_better, stop_on_signals
-
-__all__ = ["fit"]
 
 # Of a checkpoint, to go on from.
 _PARTS = (

@@ -12,8 +12,6 @@ from typing import Any, TextIO
 from weft.errors import DataError
 from weft.files import json_text, parse_json, write_atomically
 
-__all__ = ["MetricsLog", "read_metrics"]
-
 
 class MetricsLog:
     """Appends measurements to a file of JSON lines, and to TensorBoard where asked.

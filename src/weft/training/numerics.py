@@ -11,8 +11,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-__all__ = ["count_denormals", "denormals_flushed", "flush_denormals"]
-
 _OMP_PAUSE_SOFT = 1
 # glibc's names for its options, from malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4

@@ -8,8 +8,6 @@ import resource
 import sys
 from pathlib import Path
 
-__all__ = ["held_memory", "peak_memory", "process_memory", "trim_memory"]
-
 
 def held_memory() -> float:
     """Bytes of its own that this process holds now, without pages of files."""

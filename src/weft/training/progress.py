@@ -10,8 +10,6 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-__all__ = ["FitProgress", "RecentRate"]
-
 _REFRESH_SECONDS = 0.1
 _LINE_SECONDS = 10.0
 _LINE_GAP_SECONDS = 1.0

@@ -10,8 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["random_state", "seed_everything", "set_random_state", "torch_random_state"]
-
 
 def seed_everything(seed: int) -> None:
     """Seed Python's, numpy's and torch's global random numbers (all devices)."""

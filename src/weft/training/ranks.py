@@ -24,8 +24,6 @@ from weft.training.checkpoint import CHECKPOINT
 from weft.training.run import Run
 from weft.training.stopping import SIGNALS, heard_signals, leave_lost_terminal, terminals
 
-__all__ = ["Ranks", "StopTogether", "joined_ranks", "shared_run"]
-
 # Longer than anything that one rank does while others wait: building a table, compiling a model.
 _TIMEOUT = timedelta(minutes=30)
 

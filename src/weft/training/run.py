@@ -22,8 +22,6 @@ from weft.training.checkpoint import CHECKPOINT, WEIGHTS
 from weft.training.hardware import hardware
 from weft.training.metrics import MetricsLog
 
-__all__ = ["Run", "first_difference", "recorded_config"]
-
 CONFIG = "config.json"
 SUMMARY = "summary.json"
 

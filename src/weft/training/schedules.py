@@ -10,8 +10,6 @@ from typing import Literal, get_args
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-__all__ = ["ScheduleConfig", "make_scheduler"]
-
 Shape = Literal["constant", "linear", "cosine", "exponential"]
 
 

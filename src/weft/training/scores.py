@@ -10,14 +10,6 @@ from scipy import stats
 
 from weft.graphs import Array
 
-__all__ = [
-    "Score",
-    "accuracy_score",
-    "average_precision",
-    "bootstrap",
-    "roc_auc",
-]
-
 _RESAMPLES = 400
 
 

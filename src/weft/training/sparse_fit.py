@@ -22,8 +22,6 @@ from weft.training.sparse_form import sparse_layers, to_sparse_form, to_sparse_f
 from weft.training.sparsifiers import Sparsifier, SparsityConfig, sparsifier_for
 from weft.training.step_costs import StepCosts, step_costs
 
-__all__ = ["SELECTION", "SparseFit", "fit_sparse"]
-
 SELECTION = "selection"
 """The metric that decides which weights are best."""
 

@@ -14,8 +14,6 @@ from weft.sparsify import Masks
 from weft.sparsify.layers import SparseLinear
 from weft.training.checkpoint import put_weights, read_weights
 
-__all__ = ["load_dense", "sparse_layers", "to_sparse_form", "to_sparse_form_of"]
-
 
 def to_sparse_form(model: nn.Module, masks: Masks) -> None:
     """Put a `SparseLinear` in the place of each masked linear layer, with its active weights.

@@ -29,8 +29,6 @@ from weft.sparsify.slr import SLR
 from weft.training.batches import Stateful
 from weft.training.sparse_form import sparse_layers
 
-__all__ = ["Form", "Sparsifier", "SparsifierName", "SparsityConfig", "sparsifier_for"]
-
 Form = Literal["dense", "sparse"]
 
 SparsifierName = Literal[

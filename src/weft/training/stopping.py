@@ -10,17 +10,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
-__all__ = [
-    "SIGNALS",
-    "StopRequest",
-    "hear_signals",
-    "heard_signals",
-    "is_better",
-    "leave_lost_terminal",
-    "stop_on_signals",
-    "terminals",
-]
-
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 """Names of the signals that ask a run to stop: Ctrl-C, a scheduler, a closed terminal."""
 

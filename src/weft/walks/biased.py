@@ -8,11 +8,9 @@ import numpy as np
 
 from weft.graphs import Array
 from weft.graphs.loops import counting_order, group_starts
-from weft.kernels.team import openmp, threads_for
+from weft.kernels.threads import openmp, threads_for
 from weft.walks import loops
 from weft.walks.edges import Edges, check_walks, edges_of, new_walks
-
-__all__ = ["node2vec_walks", "uniform_walks"]
 
 _STEP = 64
 

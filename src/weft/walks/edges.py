@@ -11,8 +11,6 @@ from weft.errors import DataError
 from weft.graphs import Array, Graph, GraphTable
 from weft.sources import EdgeList
 
-__all__ = ["Edges", "EdgesOf", "check_walks", "edges_of", "new_walks"]
-
 Edges: TypeAlias = EdgeList | Graph | GraphTable
 """What walks go over. The graphs of a table are one graph side by side, numbered through."""
 

@@ -11,8 +11,6 @@ import numpy as np
 from weft.errors import DataError
 from weft.graphs import Array
 
-__all__ = ["skip_gram", "sparse_embedding"]
-
 # Rows turned into words at a time, so that memory does not grow with the number of walks.
 _ROWS = 4096
 

@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 
 from weft.compiled import compiled
-from weft.kernels.team import share
-
-__all__ = ["share_exponential_sums", "share_node2vec", "share_temporal", "share_uniform"]
+from weft.kernels.threads import share
 
 # numba caches code that names a function by its module, not code that holds the function itself.
 _here = sys.modules[__name__]

@@ -6,12 +6,10 @@ import numpy as np
 
 from weft.errors import DataError
 from weft.graphs import Array
-from weft.kernels.team import openmp, threads_for
+from weft.kernels.threads import openmp, threads_for
 from weft.walks import loops
 from weft.walks.edges import Edges, check_walks, edges_of, new_walks
 from weft.walks.time_order import by_sender
-
-__all__ = ["temporal_walks"]
 
 # What a step and a weight cost beside a multiply-add, roughly: a binary search, an exponential.
 _STEP, _EXPONENTIAL = 64, 16

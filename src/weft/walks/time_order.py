@@ -10,8 +10,6 @@ from weft.compiled import compiled
 from weft.graphs import Array
 from weft.graphs.loops import group_starts
 
-__all__ = ["by_sender", "time_order"]
-
 # Bits of a digit: the ends of so many growing lists fit the nearest cache.
 _DIGIT = 8
 _SIGN = np.uint64(1 << 63)

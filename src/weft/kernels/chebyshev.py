@@ -1,0 +1,271 @@
+"""Functions of a distance as Chebyshev series, one in each bin of distances.
+
+A filter network is a smooth function of one number. Over a bin that is narrow beside its Gaussians
+a series of eight terms gives it to the last bits of a float32, so the network runs on the nodes of
+the bins, some hundred rows, however many pairs of atoms there are. What the series cannot give is
+seen in its last terms.
+
+P distances, B bins, M terms, F features of each function.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.polynomial import chebyshev
+from torch import Tensor
+
+from weft.compiled import compiled
+from weft.kernels.blas import gemm, gemm_address
+from weft.kernels.custom_op import array_of, require
+from weft.kernels.threads import openmp, share, threads_for
+
+_here = sys.modules[__name__]
+_compiled = compiled(fastmath={"contract"}, error_model="numpy")
+
+TERMS = 8
+"""Terms of a series, and nodes of a bin."""
+
+# Of the last two terms beside the largest first one. The terms fall geometrically: those left out
+# sum to a twentieth of it, less than a float32 network's own rounding.
+_TAIL = 1e-5
+
+
+def bin_width(sharpness: float) -> float:
+    """Width of a bin, Å, for functions of Gaussians of this sharpness, 1 / Å²: 0.15 Å for 10."""
+    return 0.15 * math.sqrt(10 / sharpness)
+
+
+# Not inference tensors, whoever asks first: the backward pass of later steps keeps them.
+@functools.lru_cache(maxsize=256)
+@torch.inference_mode(False)
+def nodes_of(bins: int, width: float) -> Tensor:
+    """Chebyshev's nodes, float32 [B · M] in Å, of this many bins from 0 on."""
+    inside = chebyshev.chebpts1(TERMS)
+    starts = np.arange(bins)[:, None]
+    return torch.from_numpy((((inside + 1) / 2 + starts) * width).astype(np.float32).ravel())
+
+
+@functools.cache
+def _transform() -> Any:
+    """The terms of values at the nodes of a bin, [M, M]."""
+    vandermonde = chebyshev.chebvander(chebyshev.chebpts1(TERMS), TERMS - 1)
+    return np.linalg.inv(vandermonde).astype(np.float32)
+
+
+@_compiled
+def _polynomials(d: Any, place: int, width: float, out: Any) -> None:
+    """out[i, k] = T_k of distance i's place in the bin."""
+    number = d.dtype.type
+    start, scale = number(place * width), number(2 / width)
+    for i in range(d.shape[0]):
+        t = (d[i] - start) * scale - number(1)
+        # Beyond the last bin all functions are constant. What is not a number stays that.
+        if t > 1:
+            t = number(1)
+        before, now = number(1), t
+        out[i, 0] = before
+        for k in range(1, TERMS):
+            out[i, k] = now
+            before, now = now, number(2) * t * now - before
+
+
+@_compiled
+def _bins(d: Any, width: float, count: int) -> Any:
+    """The bin of each distance."""
+    found = np.empty(d.shape[0], dtype=np.int64)
+    for row in range(d.shape[0]):
+        found[row] = _bin_of(d[row], width, count - 1.0)
+    return found
+
+
+@_compiled
+def _longest(starts: Any, first: int, stop: int) -> int:
+    """Rows of the fullest of the bins first:stop; at least 1."""
+    rows = 1
+    for place in range(first, stop):
+        rows = max(rows, starts[place + 1] - starts[place])
+    return rows
+
+
+@_compiled
+def _bin_of(distance: Any, width: float, last: float) -> Any:
+    # In floats first, and the constants first: see `sorted_pairs`, which must find the same bins.
+    return np.int64(min(last, max(0.0, distance / width)))
+
+
+@_compiled
+def _bin_starts(d: Any, width: float, starts: Any) -> bool:
+    """Fill starts [B + 1], the first row of each bin; False if the rows are not in their order."""
+    last = float(starts.shape[0] - 2)
+    now = np.int64(0)
+    starts[0] = 0
+    for row in range(d.shape[0]):
+        number = _bin_of(d[row], width, last)
+        if number < now:
+            return False
+        while now < number:
+            now += 1
+            starts[now] = row
+    while now < starts.shape[0] - 1:
+        now += 1
+        starts[now] = d.shape[0]
+    return True
+
+
+@_compiled
+def _largest(x: Any) -> Any:
+    """Of |x|; infinite if any is not finite."""
+    largest = x.dtype.type(0)
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            size = abs(x[i, j])
+            largest = max(largest, size if size < np.inf else x.dtype.type(np.inf))
+    return largest
+
+
+@_compiled
+def value_bins(
+    address: int,
+    d: Any,
+    width: float,
+    starts: Any,
+    transform: Any,
+    at_nodes: Any,
+    sizes: Any,
+    outs: Any,
+    first: int,
+    stop: int,
+) -> None:
+    """The rows of bins first:stop of the outs [P, F] = T @ terms [M, F] of each bin.
+
+    sizes[b] becomes the largest of a bin's first terms and of its last two.
+    """
+    features = outs[0].shape[1]
+    t = np.empty((_longest(starts, first, stop), TERMS), dtype=d.dtype)
+    terms = np.empty((TERMS, features), dtype=d.dtype)
+    for place in range(first, stop):
+        start, rows = starts[place], starts[place + 1] - starts[place]
+        _polynomials(d[start : start + rows], place, width, t)
+        sizes[place] = 0
+        for function in range(len(outs)):
+            own = at_nodes[function][place * TERMS : (place + 1) * TERMS]
+            gemm(address, False, False, TERMS, features, TERMS, transform, own, terms, False)
+            sizes[place, 0] = max(sizes[place, 0], _largest(terms[:1]))
+            sizes[place, 1] = max(sizes[place, 1], _largest(terms[TERMS - 2 :]))
+            if rows > 0:
+                out = outs[function][start : start + rows]
+                gemm(address, False, False, rows, features, TERMS, t, terms, out, False)
+
+
+@_compiled
+def share_value_bins(openmp: int, threads: int, arguments: Any, offsets: Any, bins: int) -> None:
+    """value_bins on a team of threads, see `share`."""
+    share(openmp, threads, _here.value_bins, arguments, offsets, bins)
+
+
+@_compiled
+def gradient_bins(
+    address: int,
+    d: Any,
+    width: float,
+    starts: Any,
+    transform: Any,
+    grads: Any,
+    outs: Any,
+    first: int,
+    stop: int,
+) -> None:
+    """The transpose of `value_bins`: outs [B · M, F], for bins first:stop, of grads [P, F]."""
+    features = grads[0].shape[1]
+    t = np.empty((_longest(starts, first, stop), TERMS), dtype=d.dtype)
+    terms = np.empty((TERMS, features), dtype=d.dtype)
+    for place in range(first, stop):
+        start, rows = starts[place], starts[place + 1] - starts[place]
+        _polynomials(d[start : start + rows], place, width, t)
+        for function in range(len(grads)):
+            out = outs[function][place * TERMS : (place + 1) * TERMS]
+            if rows == 0:
+                out[:] = 0
+                continue
+            grad = grads[function][start : start + rows]
+            gemm(address, True, False, TERMS, features, rows, t, grad, terms, False)
+            gemm(address, True, False, TERMS, features, TERMS, transform, terms, out, False)
+
+
+@_compiled
+def share_gradient_bins(openmp: int, threads: int, arguments: Any, offsets: Any, bins: int) -> None:
+    """gradient_bins on a team of threads, see `share`."""
+    share(openmp, threads, _here.gradient_bins, arguments, offsets, bins)
+
+
+class Binned(NamedTuple):
+    """Distances by bin.
+
+    Attributes:
+        starts: int64 [B + 1], the first row of each bin.
+        order: int64 [P], the rows' order, or None if they were by bin already.
+        distances: float32 [P], in that order.
+    """
+
+    starts: Any
+    order: Tensor | None
+    distances: Any
+
+
+def in_bins(d: Tensor, width: float, bins: int) -> Binned:
+    """Distances d [P], float32 in Å, in bins of `width` Å; beyond all is in the last."""
+    require(d.ndim == 1 and bins > 0, "d [P] and at least a bin needed", d)
+    given = array_of(d)
+    starts = np.empty(bins + 1, dtype=np.int64)
+    if _bin_starts(given, width, starts):
+        return Binned(starts, None, given)
+    order = np.argsort(_bins(given, width, bins), kind="stable")
+    given = given[order]
+    assert _bin_starts(given, width, starts)
+    return Binned(starts, torch.from_numpy(order), given)
+
+
+def series_at(binned: Binned, at_nodes: Sequence[Any], width: float) -> list[Tensor] | None:
+    """Values [P, F] of several functions at distances; None if the series do not converge.
+
+    Nothing is recorded for autograd.
+
+    Args:
+        binned: the distances.
+        at_nodes: float32 arrays [B · M, F], each function's values at `nodes_of` the bins.
+        width: of a bin, Å.
+    """
+    starts, order, d = binned
+    bins, features = len(starts) - 1, at_nodes[0].shape[1]
+    right = all(values.shape == (bins * TERMS, features) for values in at_nodes)
+    require(right, f"values [{TERMS} B, F] of {bins} bins needed", *at_nodes)
+    outs = [torch.empty(len(d), features, dtype=torch.float32) for _ in at_nodes]
+    sizes = np.empty((bins, 2), dtype=np.float32)
+    given = (gemm_address(torch.float32), d, width, starts, _transform())
+    arguments = (*given, tuple(at_nodes), sizes, tuple(out.numpy() for out in outs))
+    threads = threads_for(TERMS * len(d) * features * len(outs))
+    share_value_bins(openmp(), threads, arguments, starts, bins)
+    largest, last = sizes.max(axis=0)
+    if not (last <= _TAIL * largest < math.inf):
+        return None
+    return outs if order is None else [torch.empty_like(o).index_copy_(0, order, o) for o in outs]
+
+
+def series_gradients(binned: Binned, grads: Sequence[Tensor], width: float) -> tuple[Any, ...]:
+    """Gradients, arrays [B · M, F], in the values at the nodes, of those [P, F] in the results."""
+    starts, order, d = binned
+    bins = len(starts) - 1
+    slopes = grads if order is None else [grad[order] for grad in grads]
+    outs = tuple(np.empty((bins * TERMS, grad.shape[1]), dtype=np.float32) for grad in grads)
+    given = (gemm_address(torch.float32), d, width, starts, _transform())
+    arguments = (*given, tuple(map(array_of, slopes)), outs)
+    threads = threads_for(TERMS * sum(grad.numel() for grad in grads))
+    share_gradient_bins(openmp(), threads, arguments, starts, bins)
+    return outs

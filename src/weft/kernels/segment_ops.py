@@ -1,0 +1,327 @@
+"""The torch operators `weft::*`: compiled loops on the CPU, plain torch elsewhere.
+
+Each has a fake implementation for tracing and an autograd formula made of these same operators,
+so that second derivatives exist and a backward pass is as fast and deterministic as a forward
+one. Values are [E, F] or [N, F]; indices are int32 or int64.
+"""
+
+# No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.checked_indices import check_range, check_segments
+from weft.kernels import loops, plain
+from weft.kernels.custom_op import array_of, has_loop, operator, require
+from weft.kernels.threads import openmp, threads_for
+
+
+def _share(
+    loop: Callable[..., None], out: Tensor, width: int, offsets: Any, *arguments: Any
+) -> Tensor:
+    """Fill the rows of `out` with a loop of `loops`, `width` operations an entry."""
+    rows = out.shape[0]
+    entries = rows if offsets is None else rows + int(offsets[-1])
+    loop(openmp(), threads_for(entries * width), arguments, offsets, rows)
+    return out
+
+
+def _require_rows(x: Tensor, offsets: Tensor) -> None:
+    right = x.ndim == 2 and x.shape[0] == offsets.numel() - 1
+    require(right, "x must be a matrix with one row per node", x, offsets)
+
+
+@operator("weft::segment_sum")
+def segment_sum(
+    values: Tensor, offsets: Tensor, order: Tensor | None, index: Tensor | None, mean: bool
+) -> Tensor:
+    """Sums [N, F] of the rows of each segment, or their means.
+
+    Args:
+        values: [E, F].
+        offsets: int [N + 1]; positions offsets[r]:offsets[r + 1] belong to segment r.
+        order: int [E], the edge at each position; None where that is the identity.
+        index: int [E], the segment of each edge, for the backward pass; None: found when needed.
+        mean: divide by the number of rows.
+    """
+    require(values.ndim == 2, "values must be a matrix", values)
+    check_segments(values.shape[0], offsets, order, index)
+    if not has_loop(values):
+        return plain.segment_reduce(values, offsets, order, "mean" if mean else "sum")
+    out = torch.empty(offsets.shape[0] - 1, values.shape[1], dtype=values.dtype)
+    starts = array_of(offsets)
+    arguments = (array_of(values), starts, array_of(order), mean, out.numpy())
+    return _share(loops.share_segment_sum, out, values.shape[1], starts, *arguments)
+
+
+@segment_sum.register_fake
+def _(
+    values: Tensor, offsets: Tensor, order: Tensor | None, index: Tensor | None, mean: bool
+) -> Tensor:
+    return values.new_empty(offsets.shape[0] - 1, values.shape[1])
+
+
+def _segment_index(
+    offsets: Tensor, order: Tensor | None, index: Tensor | None, rows: int
+) -> Tensor:
+    if index is not None:
+        return index
+    counts = offsets.diff()
+    sorted_index = torch.repeat_interleave(counts, output_size=rows)
+    if order is None:
+        return sorted_index
+    return torch.empty_like(sorted_index).scatter_(0, order.long(), sorted_index)
+
+
+def _segment_sum_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    values, offsets, order, index, mean = inputs
+    ctx.save_for_backward(offsets, order, index)
+    ctx.mean, ctx.rows = mean, values.shape[0]
+
+
+def _segment_sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    offsets, order, index = ctx.saved_tensors
+    if ctx.mean:
+        grad = grad / offsets.diff().clamp(min=1)[:, None].to(grad.dtype)
+    index = _segment_index(offsets, order, index, ctx.rows)
+    return gather(grad, index, offsets, order), None, None, None, None
+
+
+segment_sum.register_autograd(_segment_sum_backward, setup_context=_segment_sum_setup)
+
+
+@operator("weft::gather")
+def gather(x: Tensor, index: Tensor, offsets: Tensor, order: Tensor | None) -> Tensor:
+    """Rows x[index], [E, F]; the CSR view (offsets, order) of `index` serves the backward pass."""
+    _require_rows(x, offsets)
+    check_segments(index.numel(), offsets, order, index)
+    if not has_loop(x):
+        return plain.gather_rows(x, index)
+    out = torch.empty(index.shape[0], x.shape[1], dtype=x.dtype)
+    arguments = (array_of(x), array_of(index), out.numpy())
+    return _share(loops.share_gather_rows, out, x.shape[1], None, *arguments)
+
+
+@gather.register_fake
+def _(x: Tensor, index: Tensor, offsets: Tensor, order: Tensor | None) -> Tensor:
+    return x.new_empty(index.shape[0], x.shape[1])
+
+
+def _gather_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, index, offsets, order = inputs
+    ctx.save_for_backward(index, offsets, order)
+
+
+def _gather_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    index, offsets, order = ctx.saved_tensors
+    return segment_sum(grad, offsets, order, index, False), None, None, None
+
+
+gather.register_autograd(_gather_backward, setup_context=_gather_setup)
+
+
+@operator("weft::segment_max")
+def segment_max(values: Tensor, offsets: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Maxima [N, F] by segment and feature, and int64 [N, F] the edges that hold them.
+
+    An empty segment gives 0 and edge -1. The first of equal values wins.
+    """
+    require(values.ndim == 2, "values must be a matrix", values)
+    check_segments(values.shape[0], offsets, order, None)
+    if not has_loop(values):
+        return plain.segment_max(values, offsets, order)
+    shape = (offsets.shape[0] - 1, values.shape[1])
+    out = torch.empty(shape, dtype=values.dtype)
+    winners = torch.empty(shape, dtype=torch.int64)
+    starts = array_of(offsets)
+    arguments = (array_of(values), starts, array_of(order), out.numpy(), winners.numpy())
+    return _share(loops.share_segment_max, out, values.shape[1], starts, *arguments), winners
+
+
+@segment_max.register_fake
+def _(values: Tensor, offsets: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor]:
+    shape = (offsets.shape[0] - 1, values.shape[1])
+    return values.new_empty(shape), values.new_empty(shape, dtype=torch.int64)
+
+
+def _segment_max_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[1])
+    ctx.rows = inputs[0].shape[0]
+    ctx.mark_non_differentiable(output[1])
+
+
+def _segment_max_backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    (winners,) = ctx.saved_tensors
+    # Every edge is in one segment, so each place is written once; empty segments write to a row
+    # that is cut off.
+    places = winners.where(winners >= 0, ctx.rows)
+    spread = grad.new_zeros(ctx.rows + 1, grad.shape[1]).scatter(0, places, grad)
+    return spread[: ctx.rows], None, None
+
+
+segment_max.register_autograd(_segment_max_backward, setup_context=_segment_max_setup)
+
+
+@operator("weft::spmm")
+def spmm(
+    x: Tensor,
+    weight: Tensor | None,
+    rows: Tensor,
+    columns: Tensor,
+    offsets: Tensor,
+    order: Tensor | None,
+    offsets_t: Tensor,
+    order_t: Tensor | None,
+) -> Tensor:
+    """Sparse times dense: out[r] = Σ weight[e] · x[columns[e]] over the edges e with rows[e] = r.
+
+    Args:
+        x: [M, F].
+        weight: [E], [E, F] (a weight a feature), or None for ones.
+        rows: int [E], output row of each edge.
+        columns: int [E], row of `x` that each edge reads.
+        offsets: int [N + 1], CSR offsets over `rows`.
+        order: int [E], edges by row; None where the edges are stored so.
+        offsets_t: int [M + 1], CSR offsets over `columns`.
+        order_t: int [E], edges by column; None where the edges are stored so.
+    """
+    _require_rows(x, offsets_t)
+    edges = rows.numel()
+    check_segments(edges, offsets, order, rows)
+    check_segments(edges, offsets_t, order_t, columns)
+    if weight is not None:
+        right = weight.shape in ((edges,), (edges, x.shape[1]))
+        require(right, f"weights must be [{edges}] or [{edges}, {x.shape[1]}]", weight)
+    if not has_loop(x, weight):
+        return plain.spmm(x, weight, columns, offsets, order)
+    out = torch.empty(offsets.shape[0] - 1, x.shape[1], dtype=x.dtype)
+    starts = array_of(offsets)
+    arguments = (
+        array_of(x),
+        array_of(weight),
+        array_of(columns),
+        starts,
+        array_of(order),
+        False,
+        out.numpy(),
+    )
+    return _share(loops.share_spmm, out, x.shape[1], starts, *arguments)
+
+
+@spmm.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor | None,
+    rows: Tensor,
+    columns: Tensor,
+    offsets: Tensor,
+    order: Tensor | None,
+    offsets_t: Tensor,
+    order_t: Tensor | None,
+) -> Tensor:
+    return x.new_empty(offsets.shape[0] - 1, x.shape[1])
+
+
+def _spmm_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weight, *topology = inputs
+    # x is kept only where the weights learn: a fixed adjacency does not hold activations alive.
+    keep = x if weight is not None and weight.requires_grad else None
+    ctx.save_for_backward(keep, weight, *topology)
+
+
+def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, rows, columns, offsets, order, offsets_t, order_t = ctx.saved_tensors
+    grad_x = grad_weight = None
+    if ctx.needs_input_grad[0]:
+        grad_x = spmm(grad, weight, columns, rows, offsets_t, order_t, offsets, order)
+    if ctx.needs_input_grad[1]:
+        grad_weight = edge_products(
+            grad, x, rows, columns, offsets, order, offsets_t, order_t, weight.ndim == 2
+        ).to(weight.dtype)
+    return grad_x, grad_weight, None, None, None, None, None, None
+
+
+spmm.register_autograd(_spmm_backward, setup_context=_spmm_setup)
+
+
+def add_product(out: Tensor, weight: Tensor, columns: Tensor, offsets: Tensor, x: Tensor) -> Tensor:
+    """out[r] += Σ weight[e] · x[columns[e]] over row r's entries e, in place and not learning.
+
+    Args:
+        out: [N, F], contiguous.
+        weight: [E].
+        columns: int [E], row of `x` that each entry reads.
+        offsets: int [N + 1], CSR offsets.
+        x: [M, F].
+    """
+    right = x.ndim == 2 and out.shape == (offsets.numel() - 1, x.shape[1])
+    require(right and out.is_contiguous(), "out must be [N, F] and contiguous", out, offsets, x)
+    require(weight.shape == columns.shape, "an entry has a weight and a column", weight, columns)
+    check_segments(columns.numel(), offsets, None, None)
+    check_range(columns, x.shape[0])
+    if not has_loop(out, weight, x):
+        empty = not (out.numel() and weight.numel())
+        return out if empty else out.add_(plain.spmm(x, weight, columns, offsets, None))
+    starts = array_of(offsets)
+    arguments = (array_of(x), array_of(weight), array_of(columns), starts, None, True, out.numpy())
+    return _share(loops.share_spmm, out, x.shape[1], starts, *arguments)
+
+
+@operator("weft::edge_products")
+def edge_products(
+    a: Tensor,
+    b: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    offsets: Tensor,
+    order: Tensor | None,
+    offsets_t: Tensor,
+    order_t: Tensor | None,
+    by_feature: bool,
+) -> Tensor:
+    """Products a[rows[e]] · b[columns[e]]: [E] dot products, or [E, F] by feature.
+
+    The sampled dense-dense product, adjoint to `spmm` in its weights; arguments as there.
+    """
+    _require_rows(a, offsets)
+    _require_rows(b, offsets_t)
+    require(a.shape[1] == b.shape[1], "a and b must be of one width", a, b)
+    check_segments(rows.numel(), offsets, order, rows)
+    check_segments(rows.numel(), offsets_t, order_t, columns)
+    if not has_loop(a, b):
+        return plain.edge_products(a, b, rows, columns, by_feature)
+    shape = (rows.shape[0], a.shape[1]) if by_feature else (rows.shape[0],)
+    out = torch.empty(shape, dtype=a.dtype)
+    arguments = (array_of(a), array_of(b), array_of(rows), array_of(columns), out.numpy())
+    return _share(loops.share_edge_products, out, a.shape[1], None, *arguments)
+
+
+@edge_products.register_fake
+def _(
+    a: Tensor,
+    b: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    offsets: Tensor,
+    order: Tensor | None,
+    offsets_t: Tensor,
+    order_t: Tensor | None,
+    by_feature: bool,
+) -> Tensor:
+    return a.new_empty((rows.shape[0], a.shape[1]) if by_feature else (rows.shape[0],))
+
+
+def _edge_products_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:-1])
+
+
+def _edge_products_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    a, b, rows, columns, offsets, order, offsets_t, order_t = ctx.saved_tensors
+    grad_a = spmm(b, grad, rows, columns, offsets, order, offsets_t, order_t)
+    grad_b = spmm(a, grad, columns, rows, offsets_t, order_t, offsets, order)
+    return grad_a.to(a.dtype), grad_b.to(b.dtype), None, None, None, None, None, None, None
+
+
+edge_products.register_autograd(_edge_products_backward, setup_context=_edge_products_setup)

@@ -1,0 +1,1 @@
+"""Tasks that weft knows: their data, training, prediction, and what can be planned."""

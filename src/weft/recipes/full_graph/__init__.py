@@ -1,0 +1,1 @@
+"""Recipe: node classification on one graph that many ranks share."""

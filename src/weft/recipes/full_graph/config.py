@@ -1,0 +1,256 @@
+"""What training on one big graph is asked to do."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from typing import Any, Literal, get_args
+
+import torch
+
+from weft.models import GCN, GCNConfig, GraphSAGE, SAGEConfig
+from weft.parallel.cost import Estimate, Problem, choose, estimate
+from weft.parallel.device import DeviceName
+from weft.parallel.grid import Grid, grid_of, grids_for
+from weft.parallel.machine import NETWORKS, Machine
+from weft.parallel.method import Method
+from weft.sources.edge_lists import EdgeColumn
+from weft.training.config import FitConfig
+
+Normalisation = Literal["auto", "symmetric", "row", "none"]
+PartitionName = Literal["contiguous", "random", "metis", "rcm"]
+
+_MACHINE = Machine(name="10 Gb/s", link=NETWORKS["ethernet-10"])
+# Where the ranks are, how they talk and how often they save changes nothing but rounding, so a
+# run may go on with others.
+_PLACEMENT = (
+    "grid",
+    "replication",
+    "ranks",
+    "device",
+    "method",
+    "partition",
+    "epochs",
+    "patience",
+    "evaluate_every",
+    "checkpoint_every",
+    "timeout",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullGraphConfig:
+    """Node classification on one graph that many ranks share.
+
+    Attributes:
+        data: a graph of the catalogue (`weft data list`), or a path: a graph table, an npz of
+            Shchur et al., or an edge list (see `columns`) with `features` and `labels`.
+        columns: what a line of an edge list holds, such as `src dst weight`; times are passed
+            over, and so is a header line.
+        features: .npy [n, f] for an edge list: row i belongs to the node that is called i.
+        labels: .npy, whole numbers [n]: classes from 0, -1 for none.
+        directed: take an edge list as it is; otherwise each edge goes both ways.
+        split: shares for training, validation and test, of a graph without a split of its own;
+            by default 20 nodes of each class to train on, 30 to validate with, and all others.
+        feature_scale: `rows` divides a node's features by their sum, as for bags of words; `auto`
+            does where no feature is negative; `none` takes them as they are.
+        model: a graph convolutional network, or GraphSAGE with means.
+        hidden: widths of the hidden layers.
+        dropout: probability of dropping a hidden activation.
+        input_dropout: the same for features; above 0 the first product cannot be kept.
+        normalisation: of the adjacency; `auto` is symmetric for gcn, row (a mean) for sage.
+        grid: 1d, 1.5d, 2d, 3d, a shape such as 4x2, or `auto` for the one that the cost model
+            finds fastest.
+        replication: of 1.5d; by default the best that fits.
+        ranks: processes; by default as many as torchrun has started, or 1.
+        device: cpu, cuda (a GPU for each rank of a host), or `auto`: cuda where there is any.
+        method: what travels between ranks.
+        partition: which nodes go together; metis needs `pip install 'weft[partition]'`.
+        learning_rate: of Adam.
+        weight_decay: on the first layer's weights.
+        epochs: full-graph steps.
+        patience: stop after this many epochs without a better validation accuracy.
+        evaluate_every: epochs from one evaluation to the next.
+        checkpoint_every: epochs from one checkpoint to the next: what a killed run does again.
+        seed: of weights, dropout, split and partition.
+        dtype: of features and weights.
+        timeout: s that a rank waits for another at most.
+    """
+
+    data: str = "cora"
+    columns: tuple[EdgeColumn, ...] = ("src", "dst")
+    features: str | None = None
+    labels: str | None = None
+    directed: bool = False
+    split: tuple[float, float, float] | None = None
+    feature_scale: Literal["auto", "rows", "none"] = "auto"
+    model: Literal["gcn", "sage"] = "gcn"
+    hidden: tuple[int, ...] = (16,)
+    dropout: float = 0.5
+    input_dropout: float = 0.0
+    normalisation: Normalisation = "auto"
+    grid: str = "auto"
+    replication: int | None = None
+    ranks: int | None = None
+    device: DeviceName = "auto"
+    method: Method = field(default_factory=Method)
+    partition: PartitionName = "contiguous"
+    learning_rate: float = 0.01
+    weight_decay: float = 5e-4
+    epochs: int = 200
+    patience: int | None = None
+    evaluate_every: int = 1
+    checkpoint_every: int = 20
+    seed: int = 0
+    dtype: Literal["float32", "float64"] = "float32"
+    timeout: float = 600.0
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "weight_decay", "seed"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        for name in ("checkpoint_every", "ranks"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+        if not self.timeout > 0:
+            raise ValueError(f"timeout is {self.timeout} s; it must be above 0")
+        if self.dtype not in ("float32", "float64"):
+            raise ValueError(f"dtype is {self.dtype!r}; it must be float32 or float64")
+        if self.model not in ("gcn", "sage"):
+            raise ValueError(f"model is {self.model!r}; it must be gcn or sage")
+        if self.device not in get_args(DeviceName):
+            raise ValueError(
+                f"device is {self.device!r}; choose from {', '.join(get_args(DeviceName))}"
+            )
+        if self.normalisation not in get_args(Normalisation):
+            raise ValueError(
+                f"normalisation is {self.normalisation!r}; choose from "
+                f"{', '.join(get_args(Normalisation))}"
+            )
+        if self.model == "sage" and not self.method.reductions:
+            raise ValueError("method.reductions is off, but the published algorithms have no sage")
+        if (self.features is None) != (self.labels is None):
+            raise ValueError("features and labels belong together: give both, or neither")
+        self.layers()
+        self.fit_config(quiet=True)
+        if self.grid != "auto" and self.ranks is not None:
+            grid_of(self.grid, self.ranks, self.replication)
+        if self.grid == "auto" and self.replication is not None:
+            raise ValueError(
+                f"replication is {self.replication}, but only the grid 1.5d has replicas"
+            )
+
+    def recipe(self) -> dict[str, Any]:
+        """What decides the result; a run is resumed with the same only."""
+        found = {name: value for name, value in asdict(self).items() if name not in _PLACEMENT}
+        if self.columns == type(self).columns:
+            # Runs from before there was a choice go on.
+            del found["columns"]
+        return found
+
+    def fit_config(self, *, quiet: bool) -> FitConfig:
+        """The same as other recipes' loops have it."""
+        return FitConfig(
+            epochs=self.epochs,
+            monitor="validation_accuracy",
+            mode="max",
+            patience=self.patience,
+            evaluate_every=self.evaluate_every,
+            quiet=quiet,
+        )
+
+    def layers(self) -> GCNConfig:
+        """Shape of the network."""
+        kind = GCNConfig if self.model == "gcn" else SAGEConfig
+        return kind(hidden=self.hidden, dropout=self.dropout, input_dropout=self.input_dropout)
+
+    def make_model(self, features: int, classes: int) -> GCN | GraphSAGE:
+        """The network, its weights drawn from the global random numbers."""
+        layers = self.layers()
+        model: GCN | GraphSAGE
+        if isinstance(layers, SAGEConfig):
+            model = GraphSAGE(features, classes, layers)
+        else:
+            model = GCN(features, classes, layers)
+        return model.to(self.torch_dtype)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The same for torch."""
+        return torch.float32 if self.dtype == "float32" else torch.float64
+
+    @property
+    def matrix(self) -> str:
+        """The normalisation that `auto` stands for."""
+        if self.normalisation != "auto":
+            return self.normalisation
+        return "symmetric" if self.model == "gcn" else "row"
+
+    @property
+    def wait(self) -> timedelta:
+        """What a rank waits for another at most."""
+        return timedelta(seconds=self.timeout)
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that train.
+
+        Raises:
+            ValueError: torchrun has started another number than was asked for.
+        """
+        started = int(os.environ.get("WORLD_SIZE", "0"))
+        if started and self.ranks is not None and self.ranks != started:
+            raise ValueError(
+                f"ranks is {self.ranks}, but torchrun has started {started}; leave --ranks out"
+            )
+        return started or self.ranks or 1
+
+    def estimates(
+        self,
+        nodes: int,
+        edges: int,
+        features: int,
+        classes: int,
+        *,
+        symmetric: bool = True,
+        training: int | None = None,
+        machine: Machine = _MACHINE,
+    ) -> list[Estimate]:
+        """What an epoch costs on the grid asked for, or for `auto` on each one that fits.
+
+        By the cost model, with 10 Gb/s between ranks unless a machine is given; `edges` are
+        nonzeros of the matrix.
+        """
+        ranks = self.num_ranks
+        grids = (
+            [grid for grid in grids_for(ranks) if grid.blocks <= nodes]
+            if self.grid == "auto"
+            else [grid_of(self.grid, ranks, self.replication)]
+        )
+        problem = Problem(
+            nodes=nodes,
+            edges=edges,
+            widths=(features, *self.hidden, classes),
+            model=self.model,
+            item=4 if self.dtype == "float32" else 8,
+            symmetric=symmetric,
+            input_dropout=self.input_dropout > 0,
+            training=training,
+        )
+        return [estimate(problem, grid, self.method, machine) for grid in grids]
+
+    def chosen_grid(self, nodes: int, edges: int, features: int, classes: int) -> Grid:
+        """The grid that is asked for, or the fastest by the cost model.
+
+        Raises:
+            ValueError: it does not fit the ranks, or there are fewer nodes than ranks.
+        """
+        if nodes < self.num_ranks:
+            raise ValueError(
+                f"{nodes} nodes for {self.num_ranks} ranks: each needs at least one, so take "
+                "fewer ranks"
+            )
+        found = self.estimates(nodes, edges, features, classes)
+        return choose(found).grid

@@ -1,0 +1,313 @@
+"""The graph that ranks share: from the catalogue, a table or a user's own files, prepared once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.errors import DataError
+from weft.graphs import Array, Graph, GraphTable, open_table, symmetrised
+from weft.graphs.store import MANIFEST, array_sums
+from weft.parallel.grid import Grid
+from weft.parallel.prepare import prepare
+from weft.parallel.shard_io import KIND
+from weft.parallel.splits import one_graph, share_split, with_split
+from weft.recipes.full_graph.config import FullGraphConfig
+from weft.recipes.structures.data import file_name_of
+from weft.sources import (
+    CATALOGUE,
+    cached_table,
+    load,
+    read_edge_list,
+    row_normalise,
+    shchur,
+)
+from weft.sources.edge_lists import EdgeColumn, both_directions
+
+# In the key of cached tables: another one when what is made of the same data changes.
+_VERSION = 3
+
+
+def full_graph_table(
+    config: FullGraphConfig,
+    *,
+    files: Sequence[Path] = (),
+    data_dir: Path | None = None,
+    progress: bool = True,
+    tell: Callable[[str], None] = lambda text: None,
+    unlabelled: bool = False,
+    features: str | None = None,
+) -> tuple[GraphTable, Grid]:
+    """The graph of `config`, prepared for its grid, and the grid.
+
+    It is kept in the data folder, under a name made of the data and the settings that matter, so
+    that the next run and every rank only map it.
+
+    Args:
+        config: the recipe.
+        files: files of the data set of that name, instead of cached or downloaded ones.
+        data_dir: the data folder.
+        progress: show progress bars while data is read.
+        tell: takes what begins: partitions of large graphs take a while.
+        unlabelled: classes and a split are not needed, and not looked at: nothing is learned.
+        features: .npy for an edge list without classes.
+
+    Raises:
+        DataError: there is no such data, or it lacks features, classes or a split.
+        ValueError: the grid does not fit, or there are fewer nodes than ranks.
+    """
+    source, stamp = _source(config, files, data_dir, features, progress=progress)
+    if isinstance(source, GraphTable) and source.metadata.get("kind") == KIND:
+        about = source.metadata
+        grid = config.chosen_grid(
+            source.total_nodes, source.total_edges, source.column("x").shape[1], about["classes"]
+        )
+        if about["normalisation"] != config.matrix:
+            raise DataError(
+                f"{config.data} was prepared with normalisation {about['normalisation']}, and "
+                f"{config.matrix} is asked for; prepare it again or pass --normalisation "
+                f"{about['normalisation']}"
+            )
+        check_precision(source, config)
+        how = about["partition"]["how"]
+        if config.partition not in ("contiguous", how) or config.split is not None:
+            raise DataError(
+                f"{config.data} was prepared with a split and the partition {how}; leave "
+                "--partition and --split out, or prepare it again"
+            )
+        return source, grid
+    if unlabelled:
+        graph = one_graph(source)
+        features_only = {name: values for name, values in graph.nodes.items() if name == "x"}
+        source = replace(graph, nodes=features_only)
+    grid = config.chosen_grid(*_sizes(source, config, unlabelled=unlabelled))
+    made_of = {
+        "version": _VERSION,
+        "source": stamp,
+        "directed": config.directed,
+        "split": config.split,
+        "unlabelled": unlabelled,
+        "scale": config.feature_scale,
+        "blocks": grid.blocks,
+        "partition": config.partition,
+        "normalisation": config.matrix,
+        "dtype": config.dtype,
+        "seed": config.seed,
+    }
+    key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:16]
+
+    def build(path: Path) -> GraphTable:
+        return prepare(
+            source_graph(config, source, unlabelled=unlabelled),
+            path,
+            blocks=grid.blocks,
+            partition=config.partition,
+            normalisation=config.matrix,
+            dtype=config.dtype,
+            seed=config.seed,
+            progress=tell,
+        )
+
+    name = f"full-graph-{file_name_of(config.data)}-{key}"
+    remedy = f"remove the folder {name}.weft there and start again"
+    return cached_table(name, build, data_dir=data_dir, remedy=remedy), grid
+
+
+def check_precision(table: GraphTable, config: FullGraphConfig) -> None:
+    """Raise DataError where a prepared matrix is less exact than the training asked for."""
+    held = table.column("weight").dtype
+    if np.dtype(config.dtype).itemsize > held.itemsize:
+        raise DataError(
+            f"{config.data} was prepared with a matrix of {held}, and dtype {config.dtype} is "
+            f"asked for; prepare it again with dtype {config.dtype}, or pass --dtype {held}"
+        )
+
+
+def source_graph(
+    config: FullGraphConfig, source: Graph | GraphTable, *, unlabelled: bool = False
+) -> Graph:
+    """The graph with the scaled features and, unless `unlabelled`, the split of `config`.
+
+    Raises:
+        DataError: it has no features or classes, or too few nodes of a class for the split.
+    """
+    graph = one_graph(source)
+    for name in ("x",) if unlabelled else ("x", "y"):
+        if name not in graph.nodes:
+            files = "--features FILE.npy" + ("" if unlabelled else " and --labels FILE.npy")
+            raise DataError(
+                f"{config.data} has no node column '{name}'; to classify nodes, give {files} with "
+                "an edge list"
+            )
+    if not unlabelled:
+        graph = _split(config, graph)
+    x = graph.nodes["x"]
+    if config.feature_scale == "rows" or (
+        config.feature_scale == "auto" and bool((np.asarray(x) >= 0).all())
+    ):
+        # At least as exact as what it is multiplied with.
+        wide = np.result_type(x.dtype if x.dtype.kind == "f" else np.float32, config.dtype)
+        x = row_normalise(x.astype(wide, copy=False))
+    return replace(graph, nodes={**graph.nodes, "x": x})
+
+
+def _split(config: FullGraphConfig, graph: Graph) -> Graph:
+    if config.split is not None:
+        masks = share_split(graph.nodes["y"], shares=config.split, seed=config.seed)
+        return with_split(graph, masks)
+    try:
+        return with_split(graph)
+    except DataError as error:
+        raise DataError(f"{config.data}: {error}, such as --split 0.6 0.2 0.2") from None
+
+
+def _sizes(
+    source: Graph | GraphTable, config: FullGraphConfig, *, unlabelled: bool
+) -> tuple[int, int, int, int]:
+    """Nodes, nonzeros of the matrix, features and classes."""
+    graph = one_graph(source)
+    if "x" not in graph.nodes or ("y" not in graph.nodes and not unlabelled):
+        source_graph(config, graph, unlabelled=unlabelled)  # which says what is missing
+    loops = graph.num_nodes if config.matrix == "symmetric" else 0
+    x, y = graph.nodes["x"], graph.nodes.get("y", 0)
+    width = x.shape[1] if x.ndim == 2 else 1
+    return graph.num_nodes, graph.num_edges + loops, width, int(np.max(y, initial=0)) + 1
+
+
+def _source(
+    config: FullGraphConfig,
+    files: Sequence[Path],
+    data_dir: Path | None,
+    features: str | None,
+    *,
+    progress: bool,
+) -> tuple[Graph | GraphTable, Any]:
+    """The graph as it comes, and what tells it from any other."""
+    data = config.data
+    if data in CATALOGUE:
+        about = CATALOGUE[data]
+        if about.kind != "one graph":
+            names = [name for name, source in CATALOGUE.items() if source.kind == "one graph"]
+            raise DataError(
+                f"'{data}' is {about.kind}, not one graph to classify nodes of; choose from "
+                f"{', '.join(names)}, or give a path"
+            )
+        if config.features is not None:
+            raise DataError(
+                f"'{data}' has its own features; --features and --labels go with an edge list"
+            )
+        table = load(data, files=files, data_dir=data_dir, progress=progress)
+        return table, _table_stamp(table)
+    path = Path(data)
+    if not path.exists():
+        names = [name for name, source in CATALOGUE.items() if source.kind == "one graph"]
+        raise DataError(f"'{data}' is neither a file or folder nor one of {', '.join(names)}")
+    if files:
+        raise DataError(
+            f"the data is {data}, so --files {' '.join(map(str, files))} would not be read; leave "
+            "it out"
+        )
+    if rows := config.features or features:
+        labels = None if config.labels is None else Path(config.labels)
+        named = [path, Path(rows), *([] if labels is None else [labels])]
+        graph = _own_graph(
+            path, Path(rows), labels, columns=config.columns, directed=config.directed
+        )
+        return graph, [list(config.columns), *(_stamp(each) for each in named)]
+    if (path / MANIFEST).exists():
+        table = open_table(path)
+        return table, _table_stamp(table)
+    if path.suffix in (".npz", ".zip"):
+        return shchur(path), _stamp(path)
+    raise DataError(
+        f"{path} is no graph table and no npz; an edge list needs --features FILE.npy and --labels "
+        "FILE.npy"
+    )
+
+
+def _table_stamp(table: GraphTable) -> Any:
+    assert table.path is not None
+    return array_sums(table.path)
+
+
+def _stamp(path: Path) -> list[Any]:
+    about = path.stat()
+    return [str(path.resolve()), about.st_size, about.st_mtime_ns]
+
+
+def _own_graph(
+    edges: Path,
+    features: Path,
+    labels: Path | None,
+    *,
+    columns: tuple[EdgeColumn, ...],
+    directed: bool,
+) -> Graph:
+    x = _numbers(features)
+    if x.ndim != 2:
+        raise DataError(f"{features} has shape {list(x.shape)}; one row a node is needed, [n, f]")
+    nodes = {"x": x}
+    if labels is not None:
+        y = _numbers(labels)
+        if y.shape != (len(x),):
+            raise DataError(
+                f"{labels} has shape {list(y.shape)}; {features} has {len(x)} rows, so "
+                f"[{len(x)}] is needed"
+            )
+        if y.dtype.kind not in "iu":
+            raise DataError(
+                f"{labels} holds {y.dtype}; whole numbers are needed, classes from 0, -1 for none"
+            )
+        nodes["y"] = y.astype(np.int64)
+    listed = read_edge_list(edges, columns=columns, ids="integer")
+    if listed.num_nodes and not 0 <= int(listed.ids[0]) <= int(listed.ids[-1]) < len(x):
+        bad = listed.ids[0] if listed.ids[0] < 0 else listed.ids[-1]
+        raise DataError(
+            f"{edges} names node {bad}; {features} has {len(x)} rows, so nodes are called 0 to "
+            f"{len(x) - 1}"
+        )
+    senders, receivers = listed.ids[listed.senders], listed.ids[listed.receivers]
+    if listed.weight is None and not directed:
+        senders, receivers = both_directions(senders, receivers, len(x))
+    weights = {} if listed.weight is None else {"weight": listed.weight}
+    graph = Graph(
+        num_nodes=len(x), senders=senders, receivers=receivers, nodes=nodes, edges=weights
+    )
+    return _weighed_both_ways(graph, edges) if weights and not directed else graph
+
+
+def _weighed_both_ways(graph: Graph, path: Path) -> Graph:
+    """The graph with each edge in both directions, of the weight that the list gives the pair."""
+    low = np.minimum(graph.senders, graph.receivers)
+    high = np.maximum(graph.senders, graph.receivers)
+    weights = graph.edges["weight"]
+    order = np.lexsort((weights, high, low))
+    same = (np.diff(low[order]) == 0) & (np.diff(high[order]) == 0)
+    differ = np.flatnonzero(same & (np.diff(weights[order]) != 0))
+    if differ.size:
+        first, second = order[differ[0]], order[differ[0] + 1]
+        raise DataError(
+            f"{path} gives nodes {low[first]} and {high[first]} the weights {weights[first]:g} and "
+            f"{weights[second]:g}; give a pair one weight, or take edges as they are (--directed)"
+        )
+    return symmetrised(graph)
+
+
+def _numbers(path: Path) -> Array:
+    try:
+        array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(
+            f"{path} is no .npy file of numbers ({error}); write it with numpy.save"
+        ) from None
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
+        raise DataError(f"{path} is no .npy file of numbers; write it with numpy.save")
+    return array

@@ -1,0 +1,179 @@
+"""Recipe: node classification on one graph that many ranks share, whole, in every step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.errors import DataError
+from weft.graphs import GraphTable, open_table
+from weft.parallel.device import own_device
+from weft.parallel.grid import Grid
+from weft.parallel.world import World, joined
+from weft.recipes.full_graph.checkpoint import CHECKPOINTS, broadcast_from_rank0, last_epoch
+from weft.recipes.full_graph.config import FullGraphConfig
+from weft.recipes.full_graph.data import check_precision
+from weft.recipes.full_graph.session import TrainedFullGraph, train_shared
+from weft.training.config import FitResult
+from weft.training.launch import LOGS, LaunchStopped, is_a_rank, launch
+from weft.training.numerics import prepare_process
+from weft.training.run import Run
+
+
+def train_full_graph(
+    table: GraphTable,
+    config: FullGraphConfig,
+    grid: Grid,
+    *,
+    folder: Path,
+    resume: bool = False,
+    init_from: Path | None = None,
+    quiet: bool = False,
+    max_restarts: int = 3,
+    tell: Callable[[str], object] = lambda text: None,
+) -> TrainedFullGraph:
+    """Train with the ranks that `config` asks for, and keep everything in the run's folder.
+
+    Several are started here, on this machine, and started again from the last checkpoint where
+    one is killed; a script that does this has its own work under `if __name__ == "__main__":`.
+    In a process that torchrun has started, this is one of the ranks.
+
+    Args:
+        table: the prepared graph, see `full_graph_table`; on disk, if there are several ranks.
+        config: the recipe.
+        grid: of the ranks.
+        folder: of the run.
+        resume: go on with the run in that folder, on any number of ranks; the recipe must be the
+            same.
+        init_from: a run folder or file whose weights to start from.
+        quiet: no progress.
+        max_restarts: how often ranks are started again at most.
+        tell: takes a sentence for the user about each restart.
+
+    Raises:
+        DataError: the folder holds another run; a checkpoint is of another model or data; ranks
+            have different data; a rank has failed for good (RankError). The same on all ranks.
+            The table is damaged, has no node to train on, or a matrix of less than `config.dtype`.
+    """
+    if grid.ranks != config.num_ranks:
+        raise ValueError(f"the grid {grid.shape} has {grid.ranks} ranks, not {config.num_ranks}")
+    if not table.metadata["counts"]["train"]:
+        raise DataError(f"{config.data} has no node to train on; mark some in a column 'train'")
+    check_precision(table, config)
+    if table.path is not None and not table.checked and os.environ.get("LOCAL_RANK", "0") == "0":
+        # Ranks only compare what the manifest says. Rank 0 of each host checks the files.
+        open_table(table.path, check=True)
+    job = _Job(config=config, grid=grid, folder=folder, init_from=init_from, quiet=quiet)
+    if is_a_rank() or grid.ranks == 1:
+        return _train_here(table, job, resume=resume)
+    if table.path is None:
+        raise ValueError("the table is in memory; several ranks open it from a folder")
+    # Before any rank is started: what is wrong with the folder is said at once.
+    data = table.metadata.get("contents")
+    with Run.create(folder, config.recipe(), data=data, resume=resume):
+        pass
+    try:
+        answers = launch(
+            _train_launched,
+            (table.path, job),
+            ranks=grid.ranks,
+            logs=folder / LOGS,
+            max_restarts=max_restarts,
+            again=lambda: f"epoch {last_epoch(folder / CHECKPOINTS)}",
+            tell=tell,
+        )
+    except LaunchStopped as stop:
+        return _stopped(table, job, stop.signal)
+    found: TrainedFullGraph = answers[0]
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What every rank is given."""
+
+    config: FullGraphConfig
+    grid: Grid
+    folder: Path
+    init_from: Path | None
+    quiet: bool
+
+    def join(self) -> AbstractContextManager[World]:
+        return join(self.grid, self.config)
+
+    def train(self, table: GraphTable, world: World, run: Run | None) -> TrainedFullGraph:
+        return train_shared(
+            table,
+            world,
+            self.config,
+            folder=self.folder,
+            run=run,
+            init_from=self.init_from,
+            quiet=self.quiet,
+        )
+
+
+def join(grid: Grid, config: FullGraphConfig) -> AbstractContextManager[World]:
+    """The ranks of `grid`, this process among them, on the device that `config` asks for."""
+    replication = grid.layers if grid.replicated else None
+    name = "1.5d" if grid.replicated else grid.shape
+    device = own_device(config.device)
+    return joined(name, replication, device=device, timeout=config.wait)
+
+
+def _train_launched(path: Path, job: _Job) -> TrainedFullGraph | None:
+    """One of the ranks that `launch` has started; the run's folder is there."""
+    prepare_process()
+    with job.join() as world:
+        run = Run(job.folder, tensorboard=True) if world.rank == 0 else None
+        try:
+            # Whoever started the ranks has checked it: each reads its own part, and no more.
+            trained = job.train(open_table(path, check=False), world, run)
+        finally:
+            if run is not None:
+                run.close()
+        return trained if world.rank == 0 else None
+
+
+def _train_here(table: GraphTable, job: _Job, *, resume: bool) -> TrainedFullGraph:
+    """This process is a rank, or does everything alone."""
+    opened: list[Run] = []
+
+    def open_run() -> None:
+        data = table.metadata.get("contents")
+        opened.append(Run.create(job.folder, job.config.recipe(), data=data, resume=resume))
+
+    with job.join() as world:
+        try:
+            broadcast_from_rank0(open_run)
+            run = opened[0] if opened else None
+            return job.train(table, world, run)
+        finally:
+            for run in opened:
+                run.close()
+
+
+def _stopped(table: GraphTable, job: _Job, signal: str) -> TrainedFullGraph:
+    """What can be said of a run whose launcher was stopped."""
+    epoch = last_epoch(job.folder / CHECKPOINTS)
+    result = FitResult(
+        epochs=epoch,
+        steps=epoch,
+        stopped=f"interrupted by {signal}",
+        metrics={},
+        best_metrics={},
+        best_epoch=None,
+        seconds=0.0,
+        graphs_per_second=0.0,
+    )
+    return TrainedFullGraph(
+        result=result,
+        scores={},
+        grid=job.grid,
+        partition=table.metadata["partition"],
+        counts=table.metadata["counts"],
+        communication=None,
+    )

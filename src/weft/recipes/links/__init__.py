@@ -1,0 +1,1 @@
+"""Recipe: which nodes of a temporal graph are joined next."""

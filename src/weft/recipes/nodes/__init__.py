@@ -1,0 +1,1 @@
+"""Recipe: classes of the nodes of one graph."""

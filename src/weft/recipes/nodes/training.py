@@ -1,0 +1,421 @@
+"""Recipe: the class of a node, from an embedding of walks (FNN) or from its neighbours (GCN)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from weft.errors import DataError
+from weft.graphs import Array, Graph, GraphBatch, symmetrised, table_from_graphs
+from weft.models import FNN, GCN, FNNConfig, GCNConfig
+from weft.recipes.links.data import node_names, scaled, text_column
+from weft.recipes.nodes.citations import citation_batch
+from weft.sparsify import Masks
+from weft.training.config import FitResult
+from weft.training.randomness import seed_everything
+from weft.training.run import Run
+from weft.training.saved_inputs import keep_inputs
+from weft.training.schedules import ScheduleConfig, make_scheduler
+from weft.training.scores import Score, accuracy_score
+from weft.training.sparse_fit import fit_sparse
+from weft.training.sparse_form import load_dense
+from weft.training.sparsifiers import SparsityConfig
+from weft.training.step_costs import StepCosts
+from weft.training.tensor_batches import RowBatches
+from weft.walks import skip_gram, sparse_embedding, temporal_walks, uniform_walks
+
+KIND = "nodes"
+
+ModelName = Literal["fnn", "gcn"]
+SplitName = Literal["random", "public"]
+_PARTS = ("train", "validation", "test")
+_SPLIT = 60_20_20
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodesConfig(SparsityConfig):
+    """A network that tells the class of a node.
+
+    Attributes:
+        data: a data set of `weft data list` whose nodes have classes, or an edge list of your own
+            with a file of labels; every edge has a time: src dst time.
+        model: fnn: a network on embeddings of walks, in order of time where edges have times;
+            gcn: a graph convolutional network on features `x`.
+        split: random: 60% of the nodes with a class to learn from, 20% to choose the best weights
+            by, 20% to test on; public: that of the data set.
+        walks: fnn: walks from each node.
+        length: fnn: nodes of a walk.
+        dim: fnn: width of an embedding.
+        keep: fnn: fraction of the embeddings' values that stay, the largest; 1 for dense ones.
+        hidden: widths of the hidden layers; by default 256 and 128 (fnn), 16 (gcn).
+        dropout: of hidden activations; by default 0 (fnn), 0.5, of features too (gcn).
+        batch_size: fnn: nodes in a step; a gcn takes all of them.
+        learning_rate: of SGD (fnn) or Adam (gcn).
+        schedule: how the learning rate moves.
+        weight_decay: gcn: on the first layer's weights; by default 5e-5 for the random split,
+            5e-4 for the public one.
+        epochs: passes over the training nodes; by default 40 (fnn), 200 (gcn).
+        checkpoint_every: steps from one checkpoint to the next; 0 for every 30 seconds.
+        seed: of the split, walks, embeddings, weights, batches and dropout.
+    """
+
+    data: str = "cora"
+    model: ModelName = "gcn"
+    split: SplitName = "random"
+    walks: int = 10
+    length: int = 5
+    dim: int = 64
+    keep: float = 1.0
+    hidden: tuple[int, ...] | None = None
+    dropout: float | None = None
+    batch_size: int = 512
+    learning_rate: float = 0.1
+    schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(shape="cosine"))
+    weight_decay: float | None = None
+    epochs: int | None = None
+    checkpoint_every: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, known in (("model", ModelName), ("split", SplitName)):
+            if getattr(self, name) not in get_args(known):
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}; choose from {', '.join(get_args(known))}"
+                )
+        for name, low in (
+            ("walks", 1),
+            ("length", 2),
+            ("dim", 1),
+            ("batch_size", 1),
+            ("learning_rate", 0),
+            ("weight_decay", 0),
+            ("epochs", 1),
+            ("checkpoint_every", 0),
+            ("seed", 0),
+        ):
+            value = getattr(self, name)
+            if value is not None and not value >= low:
+                raise ValueError(f"{name} is {value}; it must be at least {low}")
+        if self.hidden is not None and not all(width > 0 for width in self.hidden):
+            raise ValueError(f"hidden widths are {self.hidden}; each must be at least 1")
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is {self.dropout}; it must be in [0, 1)")
+        if not 0 < self.keep <= 1:
+            raise ValueError(f"keep is {self.keep}; it is a fraction above 0, up to 1")
+        if self.keep < 1 and self.model == "gcn":
+            raise ValueError("keep is for the embeddings of model = fnn; a gcn reads features")
+        if self.form == "sparse" and self.model == "gcn":
+            raise ValueError(
+                "form is sparse, but a gcn's layers have no sparse form: choose model = fnn, or "
+                "leave the form dense"
+            )
+
+    def settled(self) -> NodesConfig:
+        """The same with the model's own defaults where nothing is given."""
+        fnn = self.model == "fnn"
+        own: dict[str, Any] = {
+            "hidden": (256, 128) if fnn else (16,),
+            "dropout": 0.0 if fnn else 0.5,
+            "weight_decay": 5e-4 if self.split == "public" else 5e-5,
+            "epochs": 40 if fnn else 200,
+        }
+        return replace(self, **{k: v for k, v in own.items() if getattr(self, k) is None})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PreparedNodes:
+    """A graph made ready for a recipe.
+
+    Attributes:
+        config: the recipe, settled.
+        y: int64 [n], classes; -1 for none.
+        classes: how many there are.
+        parts: node numbers for training, validation and test.
+        inputs: embeddings float32 [n, dim], or the batch that a GCN reads.
+        seconds: that walks and embeddings took.
+        names: [n], of the nodes.
+        class_names: what the file of labels calls the classes; their numbers without one.
+    """
+
+    config: NodesConfig
+    y: Tensor
+    classes: int
+    parts: dict[str, Tensor]
+    inputs: Tensor | GraphBatch
+    seconds: float
+    names: Array
+    class_names: list[str]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainedNodes:
+    """What `train_nodes` gives.
+
+    Attributes:
+        model: gives logits [n, classes].
+        result: how the training went.
+        scores: the accuracy on each part, with an interval.
+        counts: nodes in each part, classes, weights and those that are active.
+        guess: share of the test nodes that are of the commonest class in training.
+        costs: of a training step, if they were asked for and the model is sparse.
+        masks: those after the last step, not of the best epoch; None where the model is dense, or
+            has sparse layers alone.
+    """
+
+    model: nn.Module
+    result: FitResult
+    scores: dict[str, Score]
+    counts: dict[str, int]
+    guess: float
+    costs: StepCosts | None = None
+    masks: Masks | None = None
+
+
+def node_split(y: Array, *, seed: int = 0) -> dict[str, Array]:
+    """Random 60/20/20 of the nodes that have a class: numbers int64, by part.
+
+    Raises:
+        DataError: too few nodes have a class.
+    """
+    # A stream of its own: a generated graph whose classes were shuffled by the same seed would be
+    # cut along its classes.
+    rng = np.random.default_rng([seed, _SPLIT])
+    order = rng.permutation(np.flatnonzero(y >= 0))
+    first, second = round(0.6 * len(order)), round(0.8 * len(order))
+    parts = {"train": order[:first], "validation": order[first:second], "test": order[second:]}
+    if not all(len(part) for part in parts.values()):
+        raise DataError(f"{len(order)} nodes have a class, too few for three parts")
+    return parts
+
+
+def prepare_nodes(graph: Graph, config: NodesConfig) -> PreparedNodes:
+    """Split the nodes and make what the network reads.
+
+    Edges count either way. Embeddings are made of all of them, as the edges of test nodes are
+    known: only their classes are not.
+
+    Args:
+        graph: with the node column `y`, int [n] (-1 for no class); `x` for a GCN; masks `train`,
+            `validation` and `test` for the public split; the edge column `time`, if there is one,
+            for walks in its order.
+        config: the recipe.
+
+    Raises:
+        DataError: a column is missing or wrong, there are too few nodes with a class, or gensim
+            is missing.
+    """
+    config = config.settled()
+    y = _labels(graph)
+    if config.split == "public":
+        parts = {name: np.flatnonzero(_column(graph, name)) for name in _PARTS}
+        for name, nodes in parts.items():
+            if not len(nodes) or (y[nodes] < 0).any():
+                raise DataError(f"the public split's part '{name}' is empty or has no classes")
+    else:
+        parts = node_split(y, seed=config.seed)
+    began = time.perf_counter()
+    inputs: Tensor | GraphBatch
+    if config.model == "gcn":
+        masks = {name: np.isin(np.arange(graph.num_nodes), parts[name]) for name in _PARTS}
+        plain = Graph(
+            num_nodes=graph.num_nodes,
+            senders=graph.senders,
+            receivers=graph.receivers,
+            nodes={"x": _column(graph, "x"), "y": y, **masks},
+        )
+        inputs = citation_batch(table_from_graphs([symmetrised(plain)]))
+    else:
+        walk = temporal_walks if "time" in graph.edges else uniform_walks
+        paths = walk(_either_way(graph), walks=config.walks, length=config.length, seed=config.seed)
+        embedding = skip_gram(paths, graph.num_nodes, dim=config.dim, seed=config.seed)
+        inputs = torch.from_numpy(scaled(sparse_embedding(embedding, config.keep)))
+    classes = int(y.max()) + 1
+    return PreparedNodes(
+        config=config,
+        y=torch.from_numpy(y),
+        classes=classes,
+        parts={name: torch.from_numpy(np.sort(nodes)) for name, nodes in parts.items()},
+        inputs=inputs,
+        seconds=time.perf_counter() - began,
+        names=node_names(graph),
+        class_names=text_column(graph, "classes") or [str(number) for number in range(classes)],
+    )
+
+
+def _either_way(graph: Graph) -> Graph:
+    """The graph with each edge there and back, so that whoever has an edge has an embedding."""
+    ends = np.stack([graph.senders, graph.receivers])
+    time = {"time": np.tile(graph.edges["time"], 2)} if "time" in graph.edges else {}
+    return Graph(
+        num_nodes=graph.num_nodes,
+        senders=ends.reshape(-1),
+        receivers=ends[::-1].reshape(-1),
+        edges=time,
+    )
+
+
+def _column(graph: Graph, name: str) -> Array:
+    if name not in graph.nodes:
+        raise DataError(
+            f"the graph has no node column '{name}'; it has {', '.join(graph.nodes) or 'none'}"
+        )
+    return graph.nodes[name]
+
+
+def _labels(graph: Graph) -> Array:
+    y = _column(graph, "y")
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise DataError(f"y is {y.dtype}{list(y.shape)}; a class is one whole number a node")
+    y = y.astype(np.int64)
+    if len(np.unique(y[y >= 0])) < 2:
+        raise DataError("all nodes with a class have the same; there is nothing to tell apart")
+    return y
+
+
+def train_nodes(
+    prepared: PreparedNodes,
+    *,
+    run: Run | None = None,
+    init_from: Path | None = None,
+    quiet: bool = False,
+    measure_step: bool = False,
+) -> TrainedNodes:
+    """Train; the model ends with the weights of the best validation accuracy.
+
+    Args:
+        prepared: the graph and the recipe.
+        run: folder to log to and to resume from; `weft predict` finds the nodes there.
+        init_from: a run folder or file whose weights to start from.
+        quiet: no progress.
+        measure_step: count and time a step of a sparse training afterwards.
+    """
+    config, y, parts = prepared.config, prepared.y, prepared.parts
+    epochs = config.epochs
+    assert epochs is not None
+    seed_everything(config.seed)
+    inputs = prepared.inputs
+    width = (inputs if isinstance(inputs, Tensor) else inputs.nodes["x"]).shape[1]
+    model = make_network(config, width, prepared.classes)
+    if init_from is not None:
+        load_dense(model, init_from)
+    if run is not None:
+        keep_inputs(
+            run.folder, KIND, prepared.names, _tensors(inputs), classes=prepared.class_names
+        )
+    batches: Iterable[Any]
+    if config.model == "fnn":
+        rows = RowBatches(parts["train"], batch_size=config.batch_size, seed=config.seed)
+        batches, count = rows, len(rows)
+    else:
+        batches, count = [(parts["train"],)], 1
+    steps = epochs * count
+
+    def optimizer_for(model: nn.Module) -> tuple[Optimizer, LRScheduler]:
+        optimizer = _optimizer(model, config)
+        return optimizer, make_scheduler(optimizer, config.schedule, steps)
+
+    def logits(model: nn.Module, nodes: Tensor) -> Tensor:
+        if isinstance(inputs, Tensor):
+            found: Tensor = model(inputs[nodes])
+        else:
+            found = model(inputs)[nodes]
+        return found
+
+    def loss(model: nn.Module, batch: tuple[Tensor]) -> Tensor:
+        (nodes,) = batch
+        return functional.cross_entropy(logits(model, nodes), y[nodes])
+
+    @torch.no_grad()
+    def right(model: nn.Module, part: str) -> int:
+        nodes = parts[part]
+        return int((logits(model, nodes).argmax(1) == y[nodes]).sum())
+
+    def ones() -> Tensor:
+        if isinstance(inputs, Tensor):
+            output: Tensor = model(torch.ones(1, config.dim))
+        else:
+            x = torch.ones_like(inputs.nodes["x"])
+            output = model(inputs.replace(nodes={**inputs.nodes, "x": x}))
+        return output
+
+    example = inputs[: config.batch_size] if isinstance(inputs, Tensor) else inputs
+    fitted = fit_sparse(
+        model,
+        optimizer_for,
+        batches,
+        loss,
+        config=config,
+        epochs=epochs,
+        steps=steps,
+        sample=(parts["train"],),
+        ones=ones,
+        evaluate=lambda model: {
+            "validation_accuracy": right(model, "validation") / len(parts["validation"])
+        },
+        score="validation_accuracy",
+        checkpoint_every=config.checkpoint_every,
+        run=run,
+        quiet=quiet,
+        seed=config.seed,
+        example=example if measure_step else None,
+    )
+    model.eval()
+    commonest = y[parts["train"]].mode().values
+    return TrainedNodes(
+        model=model,
+        result=fitted.result,
+        scores={name: accuracy_score(right(model, name), len(parts[name])) for name in _PARTS},
+        counts={
+            "nodes": len(y),
+            "classes": prepared.classes,
+            **{name: len(nodes) for name, nodes in parts.items()},
+            **fitted.counts,
+        },
+        guess=float((y[parts["test"]] == commonest).float().mean()),
+        costs=fitted.costs,
+        masks=fitted.masks,
+    )
+
+
+def make_network(config: NodesConfig, width: int, classes: int) -> FNN | GCN:
+    """The network for inputs that are so wide."""
+    hidden, dropout = config.hidden, config.dropout
+    assert hidden is not None
+    assert dropout is not None
+    if config.model == "fnn":
+        return FNN((width, *hidden, classes), FNNConfig(dropout=dropout))
+    return GCN(width, classes, GCNConfig(hidden=hidden, dropout=dropout, input_dropout=dropout))
+
+
+def _tensors(inputs: Tensor | GraphBatch) -> dict[str, Tensor]:
+    """What predictions need of the inputs."""
+    if isinstance(inputs, Tensor):
+        return {"x": inputs}
+    return {
+        "x": inputs.nodes["x"],
+        "weight": inputs.edges["weight"],
+        "senders": inputs.senders,
+        "receivers": inputs.receivers,
+    }
+
+
+def _optimizer(model: nn.Module, config: NodesConfig) -> Optimizer:
+    if not isinstance(model, GCN):
+        return torch.optim.SGD(model.parameters(), lr=config.learning_rate)
+    first, *others = model.layers
+    groups: list[dict[str, Any]] = [
+        {"params": list(first.parameters()), "weight_decay": config.weight_decay},
+        {"params": [p for layer in others for p in layer.parameters()]},
+    ]
+    return torch.optim.Adam([group for group in groups if group["params"]], lr=config.learning_rate)

@@ -1,0 +1,1 @@
+"""Recipe: which variable belongs here, in programs."""

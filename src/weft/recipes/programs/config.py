@@ -1,0 +1,145 @@
+"""What the recipe for programs is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from weft.layout.choice import LayoutConfig
+from weft.models.ggnn import GGNNConfig
+from weft.recipes.structures.data import check_split
+from weft.training.compilation import CompileMode
+from weft.training.config import FitConfig
+from weft.training.schedules import ScheduleConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramsConfig:
+    """A gated graph network that chooses the variable of a slot in a program.
+
+    Attributes:
+        data: python (the standard library of this Python), a folder of .py files, or a file of
+            samples, .jsonl.gz.
+        hidden: features of a node.
+        steps: rounds of messages.
+        start: a node begins as its subtokens and role, or as bits: its role alone.
+        dropout: of the messages.
+        recompute: less memory for more time.
+        smoothing: of the labels: certainty taken from the right candidate, shared among all.
+        layout: how the edges of a supergraph are multiplied: csr, or banded blocks.
+        nodes: of a supergraph, one of them padding; larger graphs are left out of training, never
+            of evaluation. A multiple of the layout's block, if that is given. With 0 what takes
+            least time a sample is measured, from 1,024 to 16,384.
+        policy: supergraphs are packed as full as possible, or filled in order (dynamic).
+        supergraphs_per_step: supergraphs, over all ranks, in a step; the learning rate is
+            multiplied by it, so let a warm-up go before.
+        bf16: bfloat16 products in training; needs layout banded or dense.
+        compile: eager, or static: torch.compile for the one shape of all supergraphs, which needs
+            the layout banded, with its block, and nothing spilled.
+        split: fractions for training, validation and test, in whole files.
+        split_seed: of that split, and of what `limit` draws.
+        limit: use only this many samples, drawn at random.
+        learning_rate: of Adam, for one supergraph a step.
+        schedule: how the learning rate moves; the warm-up is cut to a fifth of a short run.
+        clip_norm: gradients are scaled down to this norm.
+        epochs: passes over the training samples, at most.
+        max_steps: optimizer steps, at most.
+        patience: stop after this many epochs without a better validation accuracy.
+        checkpoint_every: steps from one checkpoint to the next; 0 for every 30 seconds.
+        seed: of the weights, the supergraphs and the dropout.
+    """
+
+    data: str = "python"
+    hidden: int = 64
+    steps: int = 6
+    start: Literal["subtokens", "bits"] = "subtokens"
+    dropout: float = 0.1
+    recompute: bool = False
+    smoothing: float = 0.0
+    layout: LayoutConfig = field(default_factory=lambda: LayoutConfig(form="csr"))
+    nodes: int = 4096
+    policy: Literal["packed", "dynamic"] = "packed"
+    supergraphs_per_step: int = 1
+    bf16: bool = False
+    compile: CompileMode = "eager"
+    split: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    split_seed: int = 0
+    limit: int | None = None
+    learning_rate: float = 1e-3
+    schedule: ScheduleConfig = field(
+        default_factory=lambda: ScheduleConfig(shape="cosine", warmup=100, floor=0.05)
+    )
+    clip_norm: float | None = 1.0
+    epochs: int = 5
+    max_steps: int | None = None
+    patience: int | None = None
+    checkpoint_every: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.fit_config(quiet=True)
+        self.model_config(num_types=1, vocabulary=2)
+        check_split(self.split)
+        if abs(sum(self.split) - 1) > 1e-6:
+            raise ValueError(f"split is {self.split}; the three fractions must add up to 1")
+        if self.policy not in ("packed", "dynamic"):
+            raise ValueError(f"policy is {self.policy!r}; it is packed or dynamic")
+        for name in ("learning_rate", "split_seed", "seed"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        for name, low in (("steps", 1), ("supergraphs_per_step", 1), ("limit", 2)):
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise ValueError(f"{name} is {value}; it must be at least {low}")
+        if self.nodes < 2 and self.nodes != 0:
+            raise ValueError(f"nodes is {self.nodes}; it must be at least 2, or 0 to measure")
+        for name in ("dropout", "smoothing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it is from 0 to below 1")
+        self._check_layout()
+
+    def _check_layout(self) -> None:
+        form, block, outside = self.layout.form, self.layout.block, self.layout.outside
+        if form == "banded" and block is not None and self.nodes % block:
+            raise ValueError(
+                f"nodes is {self.nodes}, not a multiple of the block {block}; take "
+                f"{-(-self.nodes // block) * block}"
+            )
+        if self.compile == "dynamic":
+            raise ValueError("compile is 'dynamic'; supergraphs have one shape, take static")
+        if self.compile == "static" and (form != "banded" or block is None or outside == "spill"):
+            raise ValueError(
+                f"compile is 'static' and the layout is {form}, block {block}, outside {outside}: "
+                "only the banded form with a block and outside raise or drop has one shape; take "
+                "--layout.form banded --layout.block 128 --layout.outside drop, or compile eager"
+            )
+        if self.bf16 and form not in ("banded", "dense"):
+            raise ValueError(
+                f"bf16 is for the products of dense blocks, and the layout is {form}; take "
+                "--layout.form banded"
+            )
+
+    def model_config(self, *, num_types: int, vocabulary: int) -> GGNNConfig:
+        """The network, for so many types of edges and subtokens."""
+        return GGNNConfig(
+            hidden=self.hidden,
+            steps=self.steps,
+            num_types=num_types,
+            vocabulary=vocabulary,
+            start=self.start,
+            dropout=self.dropout,
+            recompute=self.recompute,
+        )
+
+    def fit_config(self, *, quiet: bool) -> FitConfig:
+        """What the training loop is asked to do."""
+        return FitConfig(
+            epochs=self.epochs,
+            max_steps=self.max_steps,
+            monitor="validation_accuracy",
+            mode="max",
+            patience=self.patience,
+            checkpoint_every=self.checkpoint_every,
+            clip_norm=self.clip_norm,
+            quiet=quiet,
+        )

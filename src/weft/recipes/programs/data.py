@@ -1,0 +1,194 @@
+"""Tables of programs made ready for training: read, checked, split by file, their baselines."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.errors import DataError
+from weft.graphs import Array, Budget, GraphTable
+from weft.recipes.structures.data import file_name_of
+from weft.sources import CATALOGUE, load
+from weft.sources.program_graph import CANDIDATE, SLOT
+from weft.sources.programs import EXTRACTION, PARTS, python_files, split_by_file
+
+# Room for edges above the mean of full supergraphs, so that nodes are what fills them.
+_EDGE_SLACK = 1.25
+_COLUMNS = {"role": "node", "correct": "node", "type": "edge", "file": "graph"}
+
+
+def read_programs(
+    data: str,
+    *,
+    files: Sequence[Path] = (),
+    data_dir: Path | None = None,
+    progress: bool = True,
+) -> GraphTable:
+    """The programs of a data set of the catalogue, or of a user's own files; kept in the cache.
+
+    Args:
+        data: a name of CATALOGUE, or a path: a .py file, a folder of them, or samples as JSON.
+        files: files to build the data set of that name from.
+        data_dir: the data folder.
+        progress: show progress bars.
+
+    Raises:
+        DataError: there is no such data, or it holds no programs.
+    """
+    names = [name for name, source in CATALOGUE.items() if source.kind == "programs"]
+    if data in CATALOGUE:
+        if data not in names:
+            raise DataError(
+                f"'{data}' is {CATALOGUE[data].kind}, not programs; choose from {', '.join(names)}"
+            )
+        reader = data
+    else:
+        path = Path(data)
+        if not path.exists():
+            raise DataError(f"'{data}' is neither a file or folder nor one of {', '.join(names)}")
+        if files:
+            raise DataError(
+                f"the data is {data}, so --files {' '.join(map(str, files))} would not be read; "
+                f"leave it out, or take --data {names[0]} and name all files there"
+            )
+        samples = path.suffix in (".gz", ".jsonl", ".json")
+        if path.is_file() and not samples and path.suffix != ".py":
+            raise DataError(
+                f"{data} is neither Python (.py) nor samples (.jsonl.gz); for files of GREAT take "
+                f"--data great --files {data}"
+            )
+        reader, files = "varmisuse" if samples and path.is_file() else "python", [path]
+    for file in files:
+        if not file.exists():
+            raise DataError(f"--files {file} does not exist")
+    table = _table_name(reader, files) if files else None
+    return load(reader, files=files, table=table, data_dir=data_dir, progress=progress)
+
+
+def _table_name(reader: str, files: Sequence[Path]) -> str:
+    """A name of its own for every choice of files, state of them and way to read them."""
+    inside = [file for _, file in python_files(files)] if reader == "python" else files
+    states: list[Any] = [[str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns] for p in inside]
+    if reader == "python":
+        states.append(EXTRACTION)
+    digest = hashlib.sha256(json.dumps(states).encode()).hexdigest()[:12]
+    return f"programs-{file_name_of(files[0])}-{digest}"
+
+
+def check_programs(table: GraphTable) -> None:
+    """Look whether every graph has a slot, candidates, and one right one among them.
+
+    Raises:
+        DataError: the table is not one of programs, or a graph of it has no such choice; the
+            message names file and line.
+    """
+    if not len(table):
+        raise DataError("the table has no graphs; give files with variables in them")
+    for name, level in _COLUMNS.items():
+        if name not in table.schema or table.schema[name].level != level:
+            raise DataError(
+                f"the table is not one of programs: it has no {level} column '{name}', but "
+                f"{', '.join(table.schema) or 'none'}"
+            )
+    roles = np.asarray(table.column("role"))
+    right = (np.asarray(table.column("correct")) == 1) & (roles == CANDIDATE)
+    for flags, low, high, rule in (
+        (roles == SLOT, 1, 1, "slots; a graph has one"),
+        (roles == CANDIDATE, 1, None, "candidates; a choice needs at least one"),
+        (right, 1, 1, "right candidates; exactly one is right"),
+    ):
+        counts = _by_graph(table, flags)
+        wrong = counts < low if high is None else (counts < low) | (counts > high)
+        if wrong.any():
+            graph = int(np.flatnonzero(wrong)[0])
+            raise DataError(f"graph {graph}{_where(table, graph)} has {int(counts[graph])} {rule}")
+
+
+def _where(table: GraphTable, graph: int) -> str:
+    files: Sequence[str] = table.metadata.get("files", ())
+    file = int(table.column("file")[graph])
+    if "line" not in table.schema or not 0 <= file < len(files):
+        return ""
+    return f" ({files[file]}, line {int(table.column('line')[graph])})"
+
+
+def _by_graph(table: GraphTable, values: Array) -> Array:
+    """Sums of a node column over each graph, [g]."""
+    totals = np.concatenate([[0], np.cumsum(values, dtype=np.float64)])
+    sums: Array = totals[table.node_offsets[1:]] - totals[table.node_offsets[:-1]]
+    return sums
+
+
+def split_programs(
+    table: GraphTable, *, parts: tuple[float, float, float], seed: int
+) -> dict[str, Array]:
+    """Graph numbers of each of PARTS, whole files, see `split_by_file`.
+
+    Raises:
+        DataError: there are too few files for training and validation to have one each.
+    """
+    split = split_by_file(table, parts, seed)
+    for part in PARTS[:2]:
+        if not len(split[part]):
+            files = len(np.unique(np.asarray(table.column("file"))))
+            raise DataError(
+                f"of {files} files none is for {part} with the split {parts}, as files stay whole; "
+                "give more files, or another --split"
+            )
+    return split
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baselines:
+    """Accuracies that need no training.
+
+    Attributes:
+        random: of a candidate drawn at random.
+        recent: of the candidate whose variable was used last before the slot.
+    """
+
+    random: float
+    recent: float
+
+
+def baselines(table: GraphTable, graphs: Array) -> Baselines:
+    """Those over `graphs`, int [b], of a table of programs."""
+    candidates = _by_graph(table, np.asarray(table.column("role")) == CANDIDATE)
+    if "recent" not in table.schema:
+        raise DataError("the table has no node column 'recent'; build it again")
+    recent = np.asarray(table.column("recent")) == 1
+    hits = _by_graph(table, recent & (np.asarray(table.column("correct")) == 1))
+    return Baselines(
+        random=float((1 / candidates[graphs]).mean()), recent=float(hits[graphs].mean())
+    )
+
+
+def learnable(table: GraphTable) -> GraphTable:
+    """What a network reads of `table`, and nothing else: assembling a batch copies every column."""
+    keep = ["subtokens", "role", "correct", "type"]
+    schema = {name: table.schema[name] for name in keep if name in table.schema}
+    return table.with_columns(schema, {name: table.columns[name] for name in schema})
+
+
+def step_budget(num_nodes: Array, num_edges: Array, nodes: int) -> Budget:
+    """The one size of all supergraphs of `nodes` nodes: what these graphs, int [g], need beside."""
+    fitting = num_nodes < nodes
+    if not fitting.any():
+        raise DataError(
+            f"the smallest of {len(num_nodes)} graphs has {int(num_nodes.min())} nodes, and a "
+            f"supergraph of {nodes} has room for {nodes - 1}; raise nodes"
+        )
+    own_nodes, own_edges = num_nodes[fitting], num_edges[fitting]
+    edges = _EDGE_SLACK * nodes * float(own_edges.sum()) / max(1, int(own_nodes.sum()))
+    edges = max(edges, float(own_edges.max()))
+    return Budget(
+        nodes=nodes,
+        edges=64 * -(-int(np.ceil(edges)) // 64),
+        graphs=max(nodes // max(1, int(own_nodes.min())), 1) + 1,
+    )

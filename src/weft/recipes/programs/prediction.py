@@ -1,0 +1,182 @@
+"""A trained run of the recipe `programs`, asked about every variable of new files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from weft.batching import BatchingConfig, evaluation_sampler
+from weft.errors import DataError
+from weft.files import read_object
+from weft.graphs import assemble, table_from_graphs
+from weft.layout import TypedEdges
+from weft.models.ggnn import GGNN, candidate_log_probabilities
+from weft.recipes.programs.config import ProgramsConfig
+from weft.recipes.programs.data import step_budget
+from weft.recipes.programs.findings import Finding
+from weft.recipes.programs.training import ABOUT, KIND, make_ggnn
+from weft.recipes.structures.prediction import from_json
+from weft.sources.program_graph import CANDIDATE, PROGRAM_SCHEMA
+from weft.sources.programs import python_files
+from weft.sources.progress import progress_bar
+from weft.sources.python_code import MAX_NODES, Sample, each_sample
+from weft.sources.python_units import Unusable, read_source
+from weft.training.checkpoint import load_weights
+from weft.training.run import CONFIG
+
+# Samples that are held at once: a long file has tens of thousands.
+_TOGETHER = 256
+# Larger functions than in training are looked at, up to where one would take minutes.
+_LARGEST = 4 * MAX_NODES
+_WORDS = {"too large": f"a function or module of more than {_LARGEST:,} nodes"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedNetwork:
+    """A trained network with what it was made for.
+
+    Attributes:
+        model: scores nodes.
+        config: of the training.
+        num_types: types of edges.
+    """
+
+    model: GGNN
+    config: ProgramsConfig
+    num_types: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """What a network says about the variables of files.
+
+    Attributes:
+        findings: every use with another name in scope, the most suspicious first.
+        files: how many there are.
+        skipped: by file, why it, or some of it, was not looked at.
+    """
+
+    findings: list[Finding]
+    files: int
+    skipped: Mapping[str, str]
+
+    def suspicious(self, threshold: float) -> list[Finding]:
+        """Uses where another name is likelier, and at least as probable as `threshold`."""
+        return [f for f in self.findings if f.probability >= max(threshold, f.written)]
+
+
+def is_of_programs(run: Path) -> bool:
+    """Whether the folder `run` holds a run of the recipe for programs."""
+    try:
+        return bool(read_object(run / ABOUT).get("kind") == KIND)
+    except DataError:
+        return False
+
+
+def load_programs(run: Path) -> TrainedNetwork:
+    """The best weights of the run in the folder `run`.
+
+    Raises:
+        DataError: no such run, or one of another recipe.
+    """
+    if not is_of_programs(run):
+        raise DataError(f"{run} holds no run of `weft train programs`")
+    try:
+        asked = read_object(run / CONFIG, {"config": dict})["config"]
+        about = read_object(run / ABOUT, {"num_types": int, "vocabulary": int})
+        config = from_json(ProgramsConfig, asked)
+        sizes = {name: int(about[name]) for name in ("num_types", "vocabulary")}
+    except (ValueError, TypeError) as error:
+        raise DataError(f"the run in {run} cannot be read ({error})") from None
+    model = make_ggnn(config, **sizes)
+    load_weights(model, run)
+    model.eval()
+    return TrainedNetwork(model=model, config=config, num_types=sizes["num_types"])
+
+
+def inspect_code(trained: TrainedNetwork, path: Path, *, progress: bool = True) -> Inspection:
+    """Ask about every use of a variable in a Python file, or in all files of a folder.
+
+    A file that cannot be read or parsed is skipped, and so is a function that is too large.
+
+    Raises:
+        DataError: there is no such file, or no Python file in the folder.
+    """
+    files = python_files(path)
+    findings: list[Finding] = []
+    skipped: dict[str, str] = {}
+    sizes = [file.stat().st_size for _, file in files]
+    with progress_bar("Python code", sum(sizes), show=progress) as move:
+        done = 0
+        for (_, file), size in zip(files, sizes, strict=True):
+            left_out: Counter[str] = Counter()
+            for some, part in _groups(file, left_out):
+                findings += _findings(trained, str(file), some)
+                move(done + int(part * size))
+            if left_out:
+                skipped[str(file)] = _reasons(left_out)
+            done += size
+            move(done)
+    findings.sort(key=lambda f: (f.written - f.probability, f.file, f.line, f.column))
+    return Inspection(findings=findings, files=len(files), skipped=skipped)
+
+
+def _groups(file: Path, left_out: Counter[str]) -> Iterator[tuple[list[Sample], float]]:
+    """The samples of a file, some at a time, and about which part of it they lead to."""
+    try:
+        source = read_source(file)
+    except Unusable as reason:
+        left_out[str(reason)] += 1
+        return
+    lines = source.count("\n") + 1
+    samples = each_sample(source, file.name, left_out, max_nodes=_LARGEST)
+    while some := list(islice(samples, _TOGETHER)):
+        # The first: a module's body, which comes before its functions, has lines of all parts.
+        yield some, min(sample.line for sample in some) / lines
+
+
+def _reasons(skipped: Mapping[str, int]) -> str:
+    return ", ".join(
+        _WORDS.get(reason, reason) + (f" ({count} times)" if count > 1 else "")
+        for reason, count in skipped.items()
+    )
+
+
+def _findings(trained: TrainedNetwork, file: str, samples: Sequence[Sample]) -> Iterator[Finding]:
+    for sample, chances in zip(samples, _chances(trained, samples), strict=True):
+        own = sample.candidates.index(sample.name)
+        best = max((i for i in range(len(chances)) if i != own), key=lambda i: chances[i])
+        yield Finding(
+            file=file,
+            line=sample.line,
+            column=sample.column + 1,
+            name=sample.name,
+            suggestion=sample.candidates[best],
+            probability=chances[best],
+            written=chances[own],
+        )
+
+
+def _chances(trained: TrainedNetwork, samples: Sequence[Sample]) -> list[list[float]]:
+    """The probabilities of each sample's candidates, in the order that they have there."""
+    table = table_from_graphs([sample.graph for sample in samples], PROGRAM_SCHEMA)
+    sizes = (table.num_nodes, table.num_edges)
+    nodes = max(trained.config.nodes, int(sizes[0].max()) + 1)
+    budget = step_budget(*sizes, nodes)
+    batching = BatchingConfig(policy="dynamic", batch_size=budget.graphs, budget=budget)
+    found: list[list[float]] = [[]] * len(samples)
+    for planned in evaluation_sampler(*sizes, batching).plan():
+        batch = assemble(table, planned.graphs, planned.budget)
+        with torch.no_grad():
+            scores = trained.model(batch, TypedEdges.of_batch(batch, trained.num_types))
+        chances = candidate_log_probabilities(batch, scores).exp()
+        candidate = batch.nodes["role"] == CANDIDATE
+        for place, graph in enumerate(planned.graphs.tolist()):
+            rows = slice(*batch.node_offsets[place : place + 2].tolist())
+            found[graph] = chances[rows][candidate[rows]].tolist()
+    return found

@@ -1,0 +1,346 @@
+"""Recipe: which variable belongs here? A gated graph network over programs, in supergraphs."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from weft.batching import GraphSampler, evaluation_sampler
+from weft.files import json_text, write_atomically
+from weft.graphs import Array, GraphBatch, GraphTable
+from weft.layout import BandedAdjacency, TypedEdges
+from weft.layout.choice import LayoutConfig, adjacency_of
+from weft.models.ggnn import GGNN, Adjacency, candidate_loss, right_choices
+from weft.recipes.programs.config import ProgramsConfig
+from weft.recipes.programs.data import (
+    Baselines,
+    baselines,
+    check_programs,
+    learnable,
+    split_programs,
+)
+from weft.recipes.programs.edge_pattern import write_spy
+from weft.recipes.programs.supergraph_choice import packed_sampler, settled
+from weft.recipes.programs.supergraphs import Step, StepLoader
+from weft.training.checkpoint import load_weights
+from weft.training.compilation import Compilation
+from weft.training.config import FitResult
+from weft.training.loop import fit
+from weft.training.randomness import seed_everything
+from weft.training.ranks import Ranks, StopTogether
+from weft.training.run import Run
+from weft.training.schedules import ScheduleConfig, make_scheduler
+
+ABOUT = "model.json"
+"""File of a run with what the network was made for, beside its config."""
+KIND = "programs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedPrograms:
+    """Programs that have been found fit for a recipe, before anything is trained or written.
+
+    Attributes:
+        table: what the network reads of the programs.
+        config: the recipe, with nothing left to measure.
+        split: which graphs are for what.
+        sampler: makes the supergraphs of training.
+        baselines: by part, over its graphs.
+        num_types: types of edges.
+        vocabulary: subtokens.
+        skipped: graphs of the training part that are larger than a supergraph.
+    """
+
+    table: GraphTable
+    config: ProgramsConfig
+    split: dict[str, Array]
+    sampler: GraphSampler
+    baselines: dict[str, Baselines]
+    num_types: int
+    vocabulary: int
+    skipped: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedPrograms:
+    """What `train_programs` gives.
+
+    Attributes:
+        model: scores nodes.
+        result: how the training went.
+        scores: accuracy and loss by part; of training graphs no more than of validation ones.
+        baselines: what needs no training, by part.
+        counts: graphs in each part, and those of the training part `skipped` as larger than a
+            supergraph.
+        compilation: what was compiled, when it was.
+        batching_share: of this session's time that was spent waiting for supergraphs.
+        layout: the one that was used.
+        outside_share: of this session's edges that were outside the blocks of a banded layout.
+    """
+
+    model: GGNN
+    result: FitResult
+    scores: dict[str, float]
+    baselines: dict[str, Baselines]
+    counts: dict[str, int]
+    compilation: Compilation
+    batching_share: float
+    layout: LayoutConfig
+    outside_share: float
+
+
+def prepare_programs(
+    table: GraphTable, config: ProgramsConfig, *, ranks: Ranks | None = None
+) -> PreparedPrograms:
+    """Look at everything that can be wrong with the data.
+
+    Raises:
+        ValueError: there are more ranks than supergraphs in a step.
+        DataError: the table is not one of programs, a graph has no choice to make, all are of one
+            file, or none fits a supergraph.
+    """
+    shared = ranks or Ranks()
+    if shared.size > config.supergraphs_per_step:
+        raise ValueError(
+            f"supergraphs_per_step is {config.supergraphs_per_step} and there are {shared.size} "
+            f"ranks; each needs one at least: take --supergraphs-per-step {shared.size}"
+        )
+    if shared.size > 1 and not (config.nodes and config.layout.form != "auto"):
+        raise ValueError(
+            f"nodes is {config.nodes} and the layout {config.layout.form}: {shared.size} ranks may "
+            "measure differently; give --nodes and --layout.form"
+        )
+    check_programs(table)
+    split = split_programs(table, parts=config.split, seed=config.split_seed)
+    train = split["train"]
+    num_types = len(table.metadata.get("edge_types", ())) or _types_in(table)
+    config = settled(table, train, config, num_types)
+    sampler = packed_sampler(table, train, config.nodes, policy=config.policy, seed=config.seed)
+    return PreparedPrograms(
+        table=learnable(table),
+        config=config,
+        split=split,
+        sampler=sampler,
+        baselines={part: baselines(table, ids) for part, ids in split.items() if len(ids)},
+        num_types=num_types,
+        vocabulary=int(table.metadata.get("vocabulary", 0)) or 2,
+        skipped=len(train) - sampler.statistics().graphs,
+    )
+
+
+def _types_in(table: GraphTable) -> int:
+    return int(np.asarray(table.column("type")).max(initial=0)) + 1
+
+
+def make_ggnn(config: ProgramsConfig, *, num_types: int, vocabulary: int) -> GGNN:
+    """The network that `config` describes."""
+    return GGNN(config.model_config(num_types=num_types, vocabulary=vocabulary))
+
+
+def train_programs(
+    table: GraphTable,
+    config: ProgramsConfig,
+    *,
+    run: Run | None = None,
+    init_from: Path | None = None,
+    ranks: Ranks | None = None,
+    quiet: bool = False,
+) -> TrainedPrograms:
+    """`prepare_programs`, then `train_prepared_programs`."""
+    prepared = prepare_programs(table, config, ranks=ranks)
+    return train_prepared_programs(prepared, run=run, init_from=init_from, ranks=ranks, quiet=quiet)
+
+
+def train_prepared_programs(
+    prepared: PreparedPrograms,
+    *,
+    run: Run | None = None,
+    init_from: Path | None = None,
+    ranks: Ranks | None = None,
+    quiet: bool = False,
+) -> TrainedPrograms:
+    """Train.
+
+    Args:
+        prepared: the programs and the recipe.
+        run: folder to log to and to resume from; see `shared_run` for several ranks.
+        init_from: a run folder or file whose weights to start from.
+        ranks: processes that share every step; they give the same losses as one.
+        quiet: no progress.
+    """
+    config, ranks = prepared.config, ranks or Ranks()
+    seed_everything(config.seed)
+    model = make_ggnn(config, num_types=prepared.num_types, vocabulary=prepared.vocabulary)
+    if run is not None:
+        about = {
+            "kind": KIND,
+            "num_types": prepared.num_types,
+            "vocabulary": prepared.vocabulary,
+        }
+        text = json_text(about, indent=2) + "\n"
+        write_atomically(run.folder / ABOUT, lambda file: file.write(text.encode()))
+        write_spy(run.folder, prepared.table, prepared.sampler.plan()[0].graphs)
+    if init_from is not None:
+        load_weights(model, init_from)
+    form = _Former(prepared)
+    train = StepLoader(
+        prepared.table,
+        prepared.sampler,
+        form,
+        per_step=config.supergraphs_per_step,
+        ranks=ranks,
+    )
+    parts = _evaluation(prepared, ranks)
+    compilation = Compilation(config.compile)
+    network = compilation.wrap(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
+    count = config.epochs * len(train)
+    count = count if config.max_steps is None else min(count, config.max_steps)
+
+    def scores(part: str) -> dict[str, float]:
+        found = measure_programs(model, parts[part], ranks=ranks)
+        return {f"{part}_{name}": value for name, value in found.items()}
+
+    began = time.perf_counter()
+    result = fit(
+        model,
+        optimizer,
+        train,
+        _loss(network, config, ranks),
+        config=config.fit_config(quiet=quiet or ranks.rank > 0),
+        evaluate=lambda _: scores("validation"),
+        scheduler=make_scheduler(optimizer, _schedule(config, count), max(1, count)),
+        run=run,
+    )
+    seconds = time.perf_counter() - began
+    model.eval()
+    found: dict[str, float] = {}
+    if not result.stopped.startswith("interrupted"):
+        for part in parts:
+            found |= scores(part)
+    return TrainedPrograms(
+        model=model,
+        result=result,
+        scores=found,
+        baselines=prepared.baselines,
+        counts={part: len(ids) for part, ids in prepared.split.items()}
+        | {"skipped": prepared.skipped},
+        compilation=compilation,
+        batching_share=train.waiting_seconds / seconds,
+        layout=form.layout,
+        outside_share=form.outside / max(1, form.edges),
+    )
+
+
+def _schedule(config: ProgramsConfig, count: int) -> ScheduleConfig:
+    """The schedule with the linear scaling rule: k times the graphs of a step, k times the rate."""
+    return dataclasses.replace(
+        config.schedule,
+        scale=config.schedule.scale * config.supergraphs_per_step,
+        warmup=min(config.schedule.warmup, count // 5),
+    )
+
+
+class _Former:
+    """Makes the adjacency of each supergraph, and counts the edges that its blocks do not hold."""
+
+    def __init__(self, prepared: PreparedPrograms) -> None:
+        self.num_types, self.compiled = prepared.num_types, prepared.config.compile != "eager"
+        self.layout = prepared.config.layout
+        self.edges = self.outside = 0
+
+    def __call__(self, batch: GraphBatch) -> Adjacency:
+        adjacency = adjacency_of(batch, self.num_types, self.layout)
+        if isinstance(adjacency, BandedAdjacency):
+            self.edges += adjacency.inside + adjacency.outside
+            self.outside += adjacency.outside
+            if self.compiled:
+                # The counts change, and code is made for what is the same in all supergraphs.
+                return dataclasses.replace(adjacency, inside=0, outside=0)
+        return adjacency
+
+
+def _evaluation(prepared: PreparedPrograms, ranks: Ranks) -> dict[str, StepLoader]:
+    """Every graph of a part once, whatever its size and band: by the sparse form."""
+    split, table = prepared.split, prepared.table
+    # As many as there are for validation tell enough about what has been learned by heart.
+    some = np.random.default_rng(0).permutation(split["train"])[: len(split["validation"])]
+    return {
+        part: StepLoader(
+            table,
+            evaluation_sampler(
+                table.num_nodes,
+                table.num_edges,
+                prepared.sampler.config,
+                graphs=np.sort(ids),
+                budget=prepared.sampler.budget,
+            ),
+            partial(TypedEdges.of_batch, num_types=prepared.num_types),
+            per_step=ranks.size,
+            ranks=ranks,
+        )
+        for part, ids in {**split, "train": some}.items()
+        if len(ids)
+    }
+
+
+def _loss(
+    network: nn.Module, config: ProgramsConfig, ranks: Ranks
+) -> Callable[[Any, Step], tuple[Tensor, dict[str, float]]]:
+    """The mean over the graphs of all ranks; the gradients are there when it is returned.
+
+    They are made one supergraph after another, and added over the ranks before the loop looks at
+    them. So the loop's own backward() finds nothing left to do.
+    """
+    together = StopTogether() if ranks.size > 1 else None
+
+    def loss(model: nn.Module, step: Step) -> tuple[Tensor, dict[str, float]]:
+        sums = torch.zeros(2, dtype=torch.float64)
+        for supergraph in step.supergraphs:
+            batch = supergraph.batch
+            if config.dropout:
+                # By its place: the same on any rank, and after a resume.
+                place = (config.seed * 2**20 + supergraph.epoch) * 2**24 + supergraph.number
+                torch.manual_seed(place % 2**63)
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.bf16):
+                scores = network(batch, supergraph.adjacency)
+            scores = scores.float() if scores.dtype == torch.bfloat16 else scores
+            total, _ = candidate_loss(batch, scores, smoothing=config.smoothing)
+            torch.autograd.backward(total / step.num_graphs)
+            sums[0] += total.detach().double()
+            sums[1] += right_choices(batch, scores).sum()
+        ranks.add_gradients(model.parameters())
+        shared = sums if together is None else torch.cat([sums, together.heard()])
+        ranks.add(shared)
+        if together is not None:
+            together.tell(shared[2:])
+        mean = shared[:2] / step.num_graphs
+        return mean[0].clone().requires_grad_(), {"accuracy": float(mean[1])}
+
+    return loss
+
+
+def measure_programs(
+    model: nn.Module, loader: StepLoader, *, ranks: Ranks | None = None
+) -> dict[str, float]:
+    """`accuracy` and `loss`, a mean over all graphs of `loader` and all ranks."""
+    sums = torch.zeros(3, dtype=torch.float64)
+    with torch.no_grad():
+        for step in loader:
+            for supergraph in step.supergraphs:
+                scores = model(supergraph.batch, supergraph.adjacency)
+                total, graphs = candidate_loss(supergraph.batch, scores)
+                right = right_choices(supergraph.batch, scores).sum()
+                sums += torch.stack([right.double(), total.double(), torch.tensor(float(graphs))])
+    (ranks or Ranks()).add(sums)
+    right, total, graphs = sums.tolist()
+    return {"accuracy": right / graphs, "loss": total / graphs}

@@ -1,0 +1,1 @@
+"""Recipe: a property of molecules or crystals, with SchNet, MPEU or PaiNN."""

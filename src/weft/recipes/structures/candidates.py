@@ -1,0 +1,165 @@
+"""Ways to train on molecules and crystals: batching, threads, compile modes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft.batching import POLICIES, GraphSampler
+from weft.batching.plan import BatchStatistics
+from weft.graphs import Array, GraphTable
+from weft.planning.candidate import Candidate, applied
+from weft.planning.plan import Measured, Plan
+from weft.planning.task import ENDLESS, Recipe, best_of, content_of, thread_counts
+from weft.recipes.structures.data import split_structures
+from weft.recipes.structures.training import StructuresConfig, prepare_structures, train_prepared
+from weft.training.compilation import Compilation, why_not_inductor
+
+_POLICY = "batching.policy"
+# Policies that code is made for.
+_KEPT = 2
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StructuresWork:
+    """Training on structures, for the planner; a table on disk travels as its path.
+
+    Attributes:
+        table: structures with their neighbours.
+        config: what the candidates' settings are put into.
+        units: what a step is counted in.
+    """
+
+    table: GraphTable
+    config: StructuresConfig
+    units: str = "structures"
+
+    def train(self, settings: Mapping[str, Any]) -> None:
+        """Train without end."""
+        config = dataclasses.replace(
+            applied(self.config, settings), epochs=ENDLESS, max_steps=None, patience=None
+        )
+        prepared = prepare_structures(self.table, config)
+        split = dataclasses.replace(
+            prepared.split,
+            validation=prepared.split.validation[:1],
+            test=prepared.split.test[:0],
+        )
+        train_prepared(dataclasses.replace(prepared, split=split), quiet=True)
+
+
+class StructuresRecipe(Recipe):
+    """`weft train molecules` or `crystals`."""
+
+    config: StructuresConfig
+    planned = (_POLICY, "compile")
+    idle = (
+        *("data", "force_weight", "learning_rate", "schedule", "epochs", "max_steps", "patience"),
+        *("checkpoint_every", "seed", "batching.seed", "monitor"),
+    )
+
+    def __init__(self, name: str, table: GraphTable, config: StructuresConfig) -> None:
+        work = StructuresWork(table=table, config=config)
+        super().__init__(name, config, work, content_of(table))
+        self._table = table
+        self._found: dict[str, BatchStatistics] = {}
+
+    @property
+    def steps(self) -> int:
+        """Of the run that is asked for."""
+        steps = self.config.epochs * self.batches(self.config.batching.policy).batches
+        return steps if self.config.max_steps is None else min(steps, self.config.max_steps)
+
+    @property
+    def step_units(self) -> float:
+        """Structures in a step, as asked for."""
+        return self.batches(self.config.batching.policy).graphs_per_batch
+
+    def waves(self) -> Generator[Sequence[Candidate], Sequence[Measured], None]:
+        """Threads first, as they decide most; then policies; then compilers for the best of them.
+
+        Other threads for the best policy, too, come last: most often they change nothing.
+        """
+        asked, counts = self.config.batching.policy, thread_counts()
+        results = yield [_candidate(asked, "eager", count) for count in counts]
+        settled = best_of(results, "threads")
+        if not settled:
+            return
+        (threads,) = settled
+        policies = [policy for policy in POLICIES if self._is_possible(policy, threads)]
+        results = yield [_candidate(policy, "eager", threads) for policy in policies]
+        best = best_of(results, _POLICY, len(policies))
+        last = [_candidate(best[0], "eager", count) for count in counts]
+        if self.config.forces is None:
+            last += self._compiled(best, threads)
+        yield last
+
+    def explain(self, plan: Plan) -> list[str]:
+        """How full the batches of each policy are."""
+        policies = dict.fromkeys(each.settings[_POLICY] for each in plan.measured if each.median)
+        fills = [(policy, self.batches(policy)) for policy in policies]
+        listed = ", ".join(f"{p} {b.node_fill:.0%} and {b.edge_fill:.0%}" for p, b in fills)
+        reasons = [f"real rows of nodes and of edges, the others being padding: {listed}"]
+        if self.config.forces is not None:
+            reasons.append("forces are learned from, and torch cannot compile such a model")
+        return reasons
+
+    def batches(self, policy: str) -> BatchStatistics:
+        """Of an epoch with this policy.
+
+        Raises:
+            ValueError: the policy does not go with the other settings, or with the structures.
+        """
+        if policy not in self._found:
+            batching = applied(self.config.batching, {"policy": policy})
+            sizes = (self._table.num_nodes, self._table.num_edges)
+            with warnings.catch_warnings():
+                # Graphs that are skipped are told of when they are trained on.
+                warnings.simplefilter("ignore")
+                sampler = GraphSampler(*sizes, batching, graphs=self._training)
+            self._found[policy] = sampler.statistics()
+        return self._found[policy]
+
+    @functools.cached_property
+    def _training(self) -> Array:
+        config = self.config
+        parts = split_structures(
+            self._table, config.targets, parts=config.split, seed=config.split_seed
+        )
+        return parts.train
+
+    def _is_possible(self, policy: str, threads: int) -> bool:
+        try:
+            self.batches(policy)
+        except ValueError as error:
+            self.note(_candidate(policy, "eager", threads), f"not tried: {error}")
+            return False
+        return True
+
+    def _compiled(self, policies: list[str], threads: int) -> list[Candidate]:
+        """Code for the one shape of a policy, or one code for all shapes; the best come first."""
+        missing = why_not_inductor()
+        if missing is not None:
+            self.note(_candidate(policies[0], "static", threads), f"not tried: {missing}")
+            return []
+        found = []
+        limit = Compilation("static").limit
+        for policy in policies[:_KEPT]:
+            shapes = self.batches(policy).distinct_shapes
+            static = _candidate(policy, "static", threads)
+            if shapes == 1:
+                found.append(static)
+            elif shapes > limit:
+                self.note(static, "recompile limit", f", {shapes:,} shapes of {limit} at most")
+            else:
+                self.note(static, f"not tried: {shapes} shapes, each compiled by itself")
+        many = [policy for policy in policies if self.batches(policy).distinct_shapes > 1]
+        return found + [_candidate(policy, "dynamic", threads) for policy in many[:1]]
+
+
+def _candidate(policy: str, mode: str, threads: int) -> Candidate:
+    return Candidate({_POLICY: policy, "compile": mode, "threads": threads})

@@ -1,0 +1,298 @@
+"""Molecules and crystals made ready for training: their table, neighbours, split and labels."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+
+from weft.errors import DataError
+from weft.graphs import Array, Column, GraphTable
+from weft.models.scaling import TargetScale
+from weft.sources import (
+    CATALOGUE,
+    Cutoff,
+    FullyConnected,
+    Nearest,
+    Neighbours,
+    data_folder,
+    load,
+    with_neighbours,
+)
+
+# In brackets, as no column of a table can be called: the user's own cannot be overwritten.
+LABEL = "(label)"
+"""Graph column with what the network is to give, see `labelled`."""
+FORCES = "(forces)"
+"""Node column with the forces to learn from."""
+
+Kind = Literal["complete", "cutoff", "nearest"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighbourConfig:
+    """Which atoms are neighbours.
+
+    Attributes:
+        kind: every pair of a molecule's atoms (`complete`), all within a distance (`cutoff`), or
+            the nearest ones over periodic images (`nearest`); by default `cutoff` where the
+            readout is a sum, else `complete` for molecules and `nearest` for crystals. Forces
+            refuse `nearest`.
+        cutoff: Å; for `cutoff`, and where messages end, whatever the kind, in PaiNN and with an
+            envelope.
+        nearest: neighbours an atom; for `nearest`.
+    """
+
+    kind: Kind | None = None
+    cutoff: float = 5.0
+    nearest: int = 24
+
+    def __post_init__(self) -> None:
+        if self.kind is not None:
+            self.rule()
+
+    def rule(self) -> Neighbours:
+        """The same as with_neighbours takes it; a recipe decides which where kind is None."""
+        if self.kind not in get_args(Kind):
+            raise ValueError(f"kind is {self.kind!r}; choose from {', '.join(get_args(Kind))}")
+        if self.kind == "complete":
+            return FullyConnected()
+        return Cutoff(radius=self.cutoff) if self.kind == "cutoff" else Nearest(k=self.nearest)
+
+    @property
+    def name(self) -> str:
+        """Part of a file name."""
+        numbers = {"complete": "", "cutoff": f"-{self.cutoff!r}", "nearest": f"-{self.nearest}"}
+        return f"{self.kind}{numbers[str(self.kind)]}"
+
+
+def structure_table(
+    data: str,
+    targets: Sequence[str],
+    *,
+    files: Sequence[Path] = (),
+    data_dir: Path | None = None,
+    progress: bool = True,
+) -> GraphTable:
+    """The structures of a data set of the catalogue, or of a user's own file or folder.
+
+    Args:
+        data: a name of CATALOGUE, or a path: JSON lines of crystals, a CSV with CIF text, a folder
+            of CIF files with their values in its id_prop.csv, or whatever ASE reads.
+        targets: columns that are needed.
+        files: files to build the data set of that name from.
+        data_dir: the data folder.
+        progress: show progress bars.
+
+    Raises:
+        DataError: there is no such data, or it has no such target.
+    """
+    if data in CATALOGUE:
+        source = CATALOGUE[data]
+        if "graph" in source.kind:
+            raise DataError(f"'{data}' is {source.kind}, not molecules or crystals")
+        if source.origin == "--files":
+            table = _own_table(data, files, targets, data_dir, progress=progress)
+        else:
+            table = load(data, files=files, data_dir=data_dir, progress=progress)
+    else:
+        path = Path(data)
+        if not path.exists():
+            names = [n for n, source in CATALOGUE.items() if "graph" not in source.kind]
+            raise DataError(f"'{data}' is neither a file or folder nor one of {', '.join(names)}")
+        if files:
+            raise DataError(
+                f"the data is {data}, so --files {' '.join(map(str, files))} would not be read; "
+                f"leave it out, or take --data {reader_of(path)} and name all files there"
+            )
+        table = _own_table(reader_of(path), [path], targets, data_dir, progress=progress)
+    for name in ("z", "pos", *targets):
+        table.column(name)
+    return table
+
+
+def _own_table(
+    reader: str,
+    files: Sequence[Path],
+    targets: Sequence[str],
+    data_dir: Path | None,
+    *,
+    progress: bool,
+) -> GraphTable:
+    return load(
+        reader,
+        files=files,
+        targets=targets,
+        table=_table_name(files, targets),
+        data_dir=data_dir,
+        progress=progress,
+    )
+
+
+def reader_of(path: Path) -> str:
+    """The name in CATALOGUE of what reads a user's file or folder."""
+    name = path.name.removesuffix(".gz")
+    if name.endswith((".jsonl", ".ndjson")):
+        return "crystals"
+    return "cif-csv" if name.endswith(".csv") else "atoms"
+
+
+def _table_name(files: Sequence[Path], targets: Sequence[str]) -> str | None:
+    """A name of its own for every choice of files, state of them, and choice of targets."""
+    if not files or not all(file.exists() for file in files):
+        return None  # for the reader to complain about
+    inside = [p for file in files for p in (sorted(file.iterdir()) if file.is_dir() else [file])]
+    states = [[str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns] for p in inside]
+    digest = hashlib.sha256(json.dumps([states, list(targets)]).encode()).hexdigest()[:12]
+    return f"{file_name_of(files[0])}-{digest}"
+
+
+def file_name_of(data: str | Path) -> str:
+    """Part of a file name from the name of a data set, or of a file whatever it is called."""
+    stem = Path(data).resolve().stem if Path(data).exists() else Path(data).stem
+    plain = "".join(c if c.isascii() and c.isalnum() else "-" for c in stem)
+    return plain.strip("-")[:40] or "own"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """Numbers of graphs, and of those that cannot be used.
+
+    Attributes:
+        train: int64.
+        validation: int64.
+        test: int64.
+        dropped: graphs without a value of the target, or without atoms.
+    """
+
+    train: Array
+    validation: Array
+    test: Array
+    dropped: int
+
+
+def check_split(parts: tuple[float, float, float]) -> None:
+    """Raise ValueError if these are no fractions for training, validation and test."""
+    if not (min(parts) >= 0 and min(parts[:2]) > 0 and sum(parts) <= 1 + 1e-9):
+        raise ValueError(
+            f"split is {parts}; three fractions that add up to at most 1, those for training and "
+            "validation above 0"
+        )
+
+
+def split_structures(
+    table: GraphTable,
+    targets: Sequence[str],
+    *,
+    parts: tuple[float, float, float],
+    seed: int,
+) -> Split:
+    """A random split of the graphs that have all `targets`.
+
+    Args:
+        table: the structures.
+        targets: graph or node columns; see `usable_structures`. What cannot be used is counted.
+        parts: fractions for training, validation and test; the first two get one graph at least.
+        seed: of the permutation.
+
+    Raises:
+        DataError: fewer than two graphs have all targets.
+    """
+    check_split(parts)
+    usable = usable_structures(table, targets)
+    ids = np.flatnonzero(usable)
+    if len(ids) < 2:
+        raise DataError(
+            f"{len(ids)} of {len(table)} structures have {' and '.join(targets)}; training and "
+            "validation need at least one each"
+        )
+    order = np.random.default_rng(seed).permutation(ids)
+    # Rounded, so that fractions that add up to 1 use every graph.
+    ends = np.round(np.cumsum(parts) * len(order)).astype(np.int64)
+    ends[0] = min(max(ends[0], 1), len(order) - 1)
+    ends[1] = max(ends[1], ends[0] + 1)
+    train, validation, test = np.split(order[: max(ends[1], ends[2])], ends[:2])
+    return Split(train=train, validation=validation, test=test, dropped=int((~usable).sum()))
+
+
+def usable_structures(table: GraphTable, targets: Sequence[str]) -> Array:
+    """bool [g]: which graphs have atoms and all `targets`, without a NaN in one."""
+    usable: Array = table.num_nodes > 0
+    for name in targets:
+        values = np.asarray(table.column(name), dtype=np.float64)
+        missing = np.isnan(values.reshape(len(values), -1).sum(axis=1))
+        if table.schema[name].level == "node":
+            missing = _count_by_graph(table, missing) > 0
+        usable = usable & ~missing
+    return usable
+
+
+def _count_by_graph(table: GraphTable, flags: Array) -> Array:
+    totals = np.concatenate([[0], np.cumsum(flags)])
+    sums: Array = totals[table.node_offsets[1:]] - totals[table.node_offsets[:-1]]
+    return sums
+
+
+def some_of(table: GraphTable, limit: int | None, seed: int) -> GraphTable:
+    """`limit` structures drawn at random, in memory; the table itself where it has no more."""
+    if limit is None or limit >= len(table):
+        return table
+    return table.select(np.random.default_rng(seed).choice(len(table), limit, replace=False))
+
+
+def neighbour_table(
+    table: GraphTable,
+    config: NeighbourConfig,
+    *,
+    data_dir: Path | None = None,
+    progress: bool = True,
+) -> GraphTable:
+    """The structures with their neighbours; kept in the data folder if `table` is from there."""
+    check_periodicity(table, config)
+    path = None
+    if table.path is not None:
+        path = data_folder(data_dir) / f"{table.path.stem}-{config.name}.weft"
+    return with_neighbours(table, config.rule(), path=path, progress=progress)
+
+
+def check_periodicity(table: GraphTable, config: NeighbourConfig) -> None:
+    """Raise DataError where every pair of a periodic structure's atoms is asked for."""
+    periodic = np.asarray(table.column("pbc")).any(axis=1) if "pbc" in table.schema else np.zeros(0)
+    if config.kind == "complete" and periodic.any():
+        raise DataError(
+            f"structure {int(np.argmax(periodic))} is periodic ({int(periodic.sum())} of "
+            f"{len(table)} are), so its atoms have endless neighbours; neighbours of kind complete "
+            "are for molecules: train with `weft train crystals`, or with --neighbours.kind cutoff "
+            "or nearest"
+        )
+
+
+def check_energy(target: str, unit: str) -> None:
+    """Raise DataError if forces, its gradient, would not be in eV/Å; no unit passes for eV."""
+    if unit not in ("", "eV"):
+        raise DataError(
+            f"forces are the gradient of an energy in eV, and '{target}' is in {unit}; leave out "
+            "--forces"
+        )
+
+
+def labelled(
+    table: GraphTable, target: str, scale: TargetScale, *, forces: str | None = None
+) -> GraphTable:
+    """What training reads of `table`, and nothing else: assembling a batch copies every column.
+
+    The target is there twice: as it is, and standardised as `label`.
+    """
+    keep = ["z", "pos", target] + (["shift"] if "shift" in table.schema else [])
+    columns = {name: table.columns[name] for name in keep}
+    schema = {name: table.schema[name] for name in keep}
+    columns[LABEL] = scale.standardise(table, np.asarray(columns[target], dtype=np.float64))
+    schema[LABEL] = Column(level="graph", dtype="float32", missing=True, doc="standardised target")
+    if forces is not None:
+        columns[FORCES], schema[FORCES] = table.columns[forces], table.schema[forces]
+    return table.with_columns(schema, columns)

@@ -1,0 +1,256 @@
+"""A trained run of the recipe `structures`, loaded again and applied to new structures."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from weft.batching import GraphLoader, evaluation_sampler
+from weft.errors import DataError
+from weft.files import read_object, write_atomically
+from weft.graphs import Array, GraphTable, open_table
+from weft.models import energy_and_forces
+from weft.models.scaling import Standardised, TargetScale
+from weft.recipes.structures.data import check_energy, check_periodicity, reader_of
+from weft.recipes.structures.training import ABOUT, BEFORE, StructuresConfig, make_network
+from weft.sources import atoms_table, cif_csv_table, crystals_table, with_neighbours
+from weft.sources.elements import ATOMIC_NUMBERS
+from weft.training.checkpoint import load_weights
+from weft.training.run import CONFIG
+
+Config = TypeVar("Config")
+_SYMBOLS = {number: symbol for symbol, number in ATOMIC_NUMBERS.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedStructures:
+    """A trained network with what it was made for.
+
+    Attributes:
+        model: gives the target in its unit.
+        config: of the training.
+        elements: atomic numbers of the structures that it was trained on.
+        unit: of the target; empty if the data did not say.
+    """
+
+    model: Standardised
+    config: StructuresConfig
+    elements: tuple[int, ...]
+    unit: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictions:
+    """What a network says about the structures of a file.
+
+    Attributes:
+        target: name of the value.
+        unit: its unit.
+        values: float64 [g].
+        num_atoms: int64 [g].
+        forces: float64 [n, 3] of each structure, eV/Å; None if not asked for.
+    """
+
+    target: str
+    unit: str
+    values: Array
+    num_atoms: Array
+    forces: list[Array] | None
+
+
+def load_structures(run: Path) -> TrainedStructures:
+    """The best weights of the run in the folder `run`.
+
+    Raises:
+        DataError: no such run, or one of another recipe.
+    """
+    for name in (CONFIG, ABOUT):
+        if not (run / name).is_file():
+            raise DataError(
+                f"{run} holds no run of `weft train molecules`, `crystals` or `programs` (no "
+                f"{run / name})"
+            )
+    try:
+        asked = read_object(run / CONFIG, {"config": dict})["config"]
+        about = read_object(
+            run / ABOUT, {"elements": list, "unit": object, "trained_elements": list}
+        )
+        config = from_json(StructuresConfig, {**BEFORE, **asked}).settled()
+        known, unit = tuple(about["elements"]), str(about["unit"])
+        elements = tuple(about["trained_elements"])
+        if not all(isinstance(number, int) for number in (*known, *elements)):
+            raise ValueError(f"{run / ABOUT}: its elements are not atomic numbers")
+    except (ValueError, TypeError) as error:
+        raise DataError(f"the run in {run} cannot be read ({error})") from None
+    model = Standardised(make_network(config, known), TargetScale())
+    load_weights(model, run)
+    model.eval()
+    return TrainedStructures(model=model, config=config, elements=elements, unit=unit)
+
+
+def from_json(kind: type[Config], values: dict[str, Any]) -> Config:
+    """A configuration, with those inside it, from the JSON that it was written as."""
+    hints = typing.get_type_hints(kind)
+    arguments = {}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if field.name not in values:
+            continue
+        value, inner = values[field.name], hints[field.name]
+        choices = typing.get_args(inner) or (inner,)
+        nested = [c for c in choices if isinstance(c, type) and dataclasses.is_dataclass(c)]
+        if isinstance(value, dict) and nested:
+            value = from_json(nested[0], value)
+        elif isinstance(value, list):
+            value = tuple(value)
+        arguments[field.name] = value
+    return kind(**arguments)
+
+
+def predict_file(
+    trained: TrainedStructures, file: Path, *, forces: bool = False, progress: bool = True
+) -> Predictions:
+    """Predict every structure of `file`, which is what the recipe can be trained on.
+
+    Raises:
+        DataError: the file cannot be read, or an atom is of an element that the network has not
+            seen (the message names structure and atom), or the target has no forces.
+    """
+    if forces:
+        check_energy(trained.config.target, trained.unit)
+    with TemporaryDirectory(prefix="weft-predict-") as name:
+        folder = Path(name) / "structures.weft"
+        reader = reader_of(file)
+        if reader == "crystals":
+            crystals_table(folder, file, progress=progress)
+        elif reader == "cif-csv":
+            cif_csv_table(folder, [file], progress=progress)
+        else:
+            atoms_table(folder, file, progress=progress)
+        return predict_table(
+            trained, open_table(folder), name=str(file), forces=forces, progress=progress
+        )
+
+
+def predict_table(
+    trained: TrainedStructures,
+    table: GraphTable,
+    *,
+    name: str = "the table",
+    forces: bool = False,
+    progress: bool = False,
+) -> Predictions:
+    """Predict every structure of a table with `z`, `pos` and, if periodic, `cell` and `pbc`."""
+    _check_atoms(trained, table, name)
+    config = trained.config
+    try:
+        check_periodicity(table, config.neighbours)
+        data = with_neighbours(table, config.neighbours.rule(), progress=progress)
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from None
+    sampler = evaluation_sampler(data.num_nodes, data.num_edges, config.batching)
+    values = np.empty(len(data))
+    slopes: dict[int, Array] = {}
+    # A structure that is larger than a batch comes out of its turn, alone.
+    for planned, batch in zip(sampler.plan(), GraphLoader(data, sampler), strict=True):
+        real = len(planned.graphs)
+        if forces:
+            energy, force = energy_and_forces(trained.model, batch)
+            ends = batch.node_offsets[1 : real + 1].tolist()
+            parts = np.split(force.double().numpy(), ends)[:real]
+            slopes |= zip(planned.graphs.tolist(), parts, strict=True)
+        else:
+            with torch.no_grad():
+                energy = trained.model(batch)
+        values[planned.graphs] = energy[:real].numpy()
+    return Predictions(
+        target=config.target,
+        unit=trained.unit,
+        values=values,
+        num_atoms=table.num_nodes,
+        forces=[slopes[graph] for graph in range(len(data))] if forces else None,
+    )
+
+
+def _check_atoms(trained: TrainedStructures, table: GraphTable, name: str) -> None:
+    empty = np.flatnonzero(table.num_nodes == 0)
+    if len(empty):
+        raise DataError(f"{name}, structure {empty[0]} has no atoms; remove it")
+    z = np.asarray(table.column("z"))
+    unknown = np.flatnonzero(~np.isin(z, trained.elements))
+    if len(unknown):
+        atom = int(unknown[0])
+        graph = int(np.searchsorted(table.node_offsets, atom, side="right")) - 1
+        known = ", ".join(_SYMBOLS[number] for number in trained.elements)
+        raise DataError(
+            f"{name}, structure {graph}: atom {atom - int(table.node_offsets[graph])} is "
+            f"{_SYMBOLS[int(z[atom])]}, an element that the model has not been trained on "
+            f"({known}); {len(unknown)} such atoms in all: remove their structures, or train on "
+            "data that has the element"
+        )
+
+
+def check_output(path: Path, file: Path, *, forces: bool) -> None:
+    """Raise DataError if predictions of `file` cannot be written to `path`."""
+    if path.suffix not in (".csv", ".extxyz", ".xyz"):
+        raise DataError(f"predictions are written as .csv, .extxyz or .xyz, not as {path.name}")
+    if forces and path.suffix == ".csv":
+        raise DataError(f"forces are written as .extxyz, not as {path.name}")
+    if path.suffix != ".csv" and reader_of(file) != "atoms":
+        raise DataError(
+            f"{path.name} would hold what {file} holds, which ASE does not read; write .csv"
+        )
+    if not path.parent.is_dir():
+        raise DataError(f"{path} cannot be written: there is no folder {path.parent}")
+    if path.resolve() == file.resolve():
+        raise DataError(f"{path} is the file to read; choose another name to write to")
+
+
+def write_predictions(path: Path, file: Path, found: Predictions) -> None:
+    """Write CSV, or extxyz with the structures of `file` where the name says so; atomically.
+
+    The CSV has a line a structure: its number in `file` from 0, its atoms, the value with its unit
+    in the heading. The extxyz has the value as `predicted_TARGET` and forces as
+    `predicted_forces` beside what `file` holds.
+    """
+    check_output(path, file, forces=found.forces is not None)
+    text = _csv(found) if path.suffix == ".csv" else _extxyz(file, found)
+    write_atomically(path, lambda out: out.write(text.encode()))
+
+
+def _csv(found: Predictions) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    heading = f"{found.target} [{found.unit}]" if found.unit else found.target
+    writer.writerow(["structure", "atoms", heading])
+    rows = zip(found.num_atoms.tolist(), found.values.tolist(), strict=True)
+    for number, (atoms, value) in enumerate(rows):
+        writer.writerow([number, atoms, value])
+    return out.getvalue()
+
+
+def _extxyz(file: Path, found: Predictions) -> str:
+    from ase.io import write
+
+    from weft.sources.ase_files import files_of, read_structures
+    from weft.sources.progress import progress_bar
+
+    out = io.StringIO()
+    with progress_bar("structures", None, show=False) as move:
+        for number, structure in enumerate(read_structures(files_of([file]), move)):
+            atoms = structure.atoms
+            atoms.info[f"predicted_{found.target}"] = float(found.values[number])
+            if found.unit:
+                atoms.info[f"predicted_{found.target}_unit"] = found.unit
+            if found.forces is not None:
+                atoms.arrays["predicted_forces"] = found.forces[number]
+            write(out, atoms, format="extxyz")
+    return out.getvalue()

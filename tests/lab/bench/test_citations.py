@@ -1,0 +1,44 @@
+"""Accuracies over seeds; tests/cli/test_bench.py runs the whole benchmark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.progress import Progress
+
+from weft.errors import DataError
+from weft.graphs import open_table, write_table
+from weft.recipes.nodes.citations import CitationsConfig, citation_batch, train_citations
+from weft.sources import planted_partition
+from weft_lab.bench import CitationsBench, bench_citations
+from weft_lab.bench.runner import Entry, run_case
+
+
+def test_each_round_trains_with_the_next_seed(tmp_path: Path) -> None:
+    graph = planted_partition(120, 3, mean_degree=5, homophily=0.9, num_features=64)
+    table = write_table(tmp_path / "cora.weft", [graph])
+    case = run_case(
+        "cora",
+        "test accuracy",
+        {"weft": Entry(script="weft_citations", peer=False)},
+        {"table": str(table.path), "data": "cora"},
+        rounds=2,
+        steps=1,
+        warmup=0,
+        progress=Progress(disable=True),
+    )
+    ours = case.contenders["weft"]
+    assert ours.absent == ""
+    batch = citation_batch(open_table(tmp_path / "cora.weft"))
+    expected = [
+        100 * train_citations(batch, CitationsConfig(seed=seed), quiet=True)[2]["test_accuracy"]
+        for seed in (0, 1)
+    ]
+    assert ours.samples == expected
+
+
+def test_a_folder_without_the_files(tmp_path: Path) -> None:
+    config = CitationsBench(planetoid=tmp_path, data_dir=tmp_path / "data")
+    with pytest.raises(DataError, match=r"ind\.cora\.\S+ is missing"):
+        bench_citations(config, Progress(disable=True))

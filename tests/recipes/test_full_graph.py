@@ -1,0 +1,371 @@
+"""Training on one graph over several ranks: the same losses whatever happens to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import full_graph_cases
+import numpy as np
+import pytest
+from elsewhere import DEVICE, Elsewhere, There
+
+from weft.cli import main
+from weft.errors import DataError
+from weft.graphs import Graph, GraphTable, open_table, store, write_table
+from weft.parallel.grid import Grid, grid_of
+from weft.parallel.network import GridNetwork
+from weft.parallel.prepare import prepare
+from weft.parallel.world import joined
+from weft.recipes.full_graph import training as module
+from weft.recipes.full_graph.checkpoint import last_epoch
+from weft.recipes.full_graph.session import _Session, train_shared
+from weft.recipes.full_graph.training import FullGraphConfig, TrainedFullGraph, train_full_graph
+from weft.sources import planted_partition
+from weft.training import NonFiniteLoss, read_metrics
+from weft.training.launch import RankError, launch
+from weft.training.run import Run
+
+CONFIG = FullGraphConfig(
+    data="made",
+    hidden=(6,),
+    epochs=8,
+    checkpoint_every=3,
+    dtype="float64",
+    dropout=0.3,
+    timeout=300.0,
+    feature_scale="none",
+)
+NODES = 53
+
+
+def graph(nodes: int = NODES, seed: int = 2) -> Graph:
+    return planted_partition(nodes, 3, mean_degree=5, homophily=0.9, num_features=7, seed=seed)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("full-graph")
+
+
+@pytest.fixture(scope="module")
+def table(folder: Path) -> GraphTable:
+    return prepare(graph(), folder / "graph.weft", blocks=4, partition="random", dtype="float64")
+
+
+def train(
+    table: GraphTable, folder: Path, grid: Grid | None = None, config: Any = CONFIG, **options: Any
+) -> TrainedFullGraph:
+    grid = grid or Grid(rows=1)
+    config = replace(config, ranks=grid.ranks)
+    return train_full_graph(table, config, grid, folder=folder, quiet=True, **options)
+
+
+def losses(folder: Path) -> list[float]:
+    lines = read_metrics(folder)
+    assert [line["epoch"] for line in lines] == list(range(1, len(lines) + 1))
+    return [line["train_loss"] for line in lines]
+
+
+@pytest.fixture(scope="module")
+def serial(table: GraphTable, folder: Path) -> list[float]:
+    """Losses of one process that nobody disturbs."""
+    trained = train(table, folder / "serial")
+    assert trained.result.stopped == "finished"
+    found = losses(folder / "serial")
+    assert len(found) == CONFIG.epochs
+    assert found[-1] < found[0]
+    return found
+
+
+def test_one_process_leaves_a_whole_run(table, folder, serial):
+    run = folder / "serial"
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["grid"] == "1d"
+    # Libraries are not counted: they would be a hundred times what this graph takes.
+    cost = summary["communication"]
+    assert 0 < cost["predicted"] < 1e5
+    assert 0 <= cost["peak"] < 1.5e7
+    assert summary["counts"] == table.metadata["counts"]
+    assert 0 < summary["test_accuracy"] <= 1
+    assert (run / "weights.safetensors").exists()
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [
+        "epoch-000006",
+        "epoch-000008",
+    ]
+    line = read_metrics(run)[-1]
+    assert line["bytes_received"] == 0
+    assert line["peak_memory_bytes"] > 0
+    assert {"communication_seconds", "compute_seconds", "validation_accuracy"} <= set(line)
+
+
+def test_a_killed_rank_changes_no_loss(table, serial, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_train_launched", full_graph_cases.dying)
+    (tmp_path / "die.json").write_text(json.dumps({"rank": 2, "epoch": 5}))
+    said: list[str] = []
+    trained = train(table, tmp_path / "run", grid_of("2d", 4), tell=said.append)
+    assert (tmp_path / "dead-5").exists()
+    (text,) = said
+    assert text.startswith("rank 2 was killed by SIGKILL")
+    assert text.endswith("restarting from epoch 3 (1 of 3)")
+    assert trained.result.stopped == "finished"
+    np.testing.assert_allclose(losses(tmp_path / "run"), serial, rtol=1e-10)
+    assert trained.communication is not None
+    assert sum(trained.communication.bytes.values()) > 0
+    assert trained.communication.predicted_bytes == trained.communication.bytes
+    assert read_metrics(tmp_path / "run")[-1]["bytes_received"] > 0
+
+
+def test_another_device_gives_the_same_run_and_goes_on_elsewhere(table, serial, tmp_path):
+    run = tmp_path / "run"
+
+    def on_device(config: FullGraphConfig, *, resume: bool = False) -> TrainedFullGraph:
+        with (
+            Elsewhere(),
+            joined("1d", device=DEVICE) as world,
+            Run.create(run, config.recipe(), resume=resume) as kept,
+        ):
+            return train_shared(table, world, config, folder=run, run=kept, quiet=True)
+
+    on_device(replace(CONFIG, epochs=3))
+    # On the CPU, back to the device, each from the other's checkpoint.
+    train(table, run, config=replace(CONFIG, epochs=6, device="cpu"), resume=True)
+    trained = on_device(CONFIG, resume=True)
+    assert trained.result.epochs == CONFIG.epochs
+    np.testing.assert_allclose(losses(run), serial, rtol=1e-10)
+    whole = train(table, tmp_path / "cpu")
+    assert trained.scores == pytest.approx(whole.scores, rel=1e-10)
+
+
+def test_weights_to_start_from_reach_the_device(table, serial, folder):
+    with Elsewhere(), joined("1d", device=DEVICE) as world:
+        session = _Session(table, world, CONFIG, folder / "unused", None, quiet=True)
+        session.take_weights(folder / "serial")
+        found = session.network.evaluate()
+        assert {type(value) for value in session.model.parameters()} == {There}
+    summary = json.loads((folder / "serial" / "summary.json").read_text())
+    assert found["test_loss"] == pytest.approx(summary["test_loss"], rel=1e-10)
+
+
+def test_a_rank_that_dies_in_the_first_step_is_named(table, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_train_launched", full_graph_cases.dying)
+    (tmp_path / "die.json").write_text(json.dumps({"rank": 1, "epoch": 1}))
+    with pytest.raises(RankError, match=r"^rank 1 was killed by SIGKILL.*logs are in .*run/logs$"):
+        train(table, tmp_path / "run", Grid(rows=2), max_restarts=0)
+    # Nothing is lost: the beginning was kept.
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["epoch-000000"]
+
+
+def test_a_run_goes_on_with_other_ranks_and_another_grid(table, serial, tmp_path):
+    run, short = tmp_path / "run", replace(CONFIG, epochs=5)
+    train(table, run, Grid(rows=2), short)
+    trained = train(table, run, grid_of("1.5d", 4, 2), resume=True)
+    assert trained.result.epochs == CONFIG.epochs
+    np.testing.assert_allclose(losses(run), serial, rtol=1e-10)
+    with pytest.raises(DataError, match="holds a run already"):
+        train(table, run, Grid(rows=2))
+
+
+def test_a_stale_checkpoint_says_what_differs_before_anything_is_lost(table, tmp_path):
+    run = tmp_path / "run"
+    train(table, run, config=replace(CONFIG, epochs=2))
+    other = prepare(graph(seed=9), tmp_path / "other.weft", blocks=1, dtype="float64")
+    words = r"data has changed since the run in .*run was started: features, edges, labels, split; "
+    for grid in (Grid(rows=1), Grid(rows=2)):
+        with pytest.raises(DataError, match=words):
+            train(other, run, grid, resume=True)
+    # As a run has it that knows no checksums: its checkpoints still know some of the data.
+    config = json.loads((run / "config.json").read_text())
+    del config["data"]
+    (run / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DataError, match=r"epoch-000002 is of another run: data is .* there and "):
+        train(other, run, resume=True)
+    config = json.loads((run / "config.json").read_text())
+    del config["data"]
+    (run / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DataError, match=r"rank \d: .* is of another run: data is .* there and "):
+        train(other, run, Grid(rows=2), resume=True)
+    with pytest.raises(DataError, match=r"started with hidden = \[6\], now it is \[9\]"):
+        train(table, run, config=replace(CONFIG, hidden=(9,)), resume=True)
+    assert len(losses(run)) == 2
+
+
+def test_what_has_changed_in_the_data_is_named(tmp_path):
+    plain = graph(nodes=100)
+    weights = np.random.default_rng(0).uniform(0.5, 2, plain.num_edges)
+    whole = replace(plain, edges={"weight": weights})
+    run, config = tmp_path / "run", replace(CONFIG, epochs=2)
+    train(prepare(whole, blocks=1, dtype="float64"), run, config=config)
+    nodes = {name: values.copy() for name, values in whole.nodes.items()}
+    # Beyond the first rows, with the degrees, classes and split as they were.
+    nodes["x"][-1, -1] += 1e-3
+    swapped = whole.senders.copy()
+    swapped[[0, -1]] = swapped[[-1, 0]]
+    weights = weights.copy()
+    weights[-1] *= 1 + 1e-12
+    classes = {**whole.nodes, "y": whole.nodes["y"][::-1].copy()}
+    masks = {**whole.nodes, "test": whole.nodes["test"] & False}
+    for changed, what in (
+        (replace(whole, nodes=nodes), "features"),
+        (replace(whole, senders=swapped), "edges, weights"),
+        (replace(whole, edges={"weight": weights}), "weights"),
+        (replace(whole, nodes=classes), "labels"),
+        (replace(whole, nodes=masks), "split"),
+    ):
+        with pytest.raises(DataError, match=rf"run was started: {what}; resume with the data as"):
+            train(prepare(changed, blocks=1, dtype="float64"), run, config=CONFIG, resume=True)
+    order = np.random.default_rng(1).permutation(whole.num_edges)
+    same = replace(
+        whole,
+        senders=whole.senders[order],
+        receivers=whole.receivers[order],
+        edges={"weight": whole.edges["weight"][order]},
+    )
+    assert train(prepare(same, blocks=1, dtype="float64"), run, resume=True).result.epochs == 8
+
+
+def test_a_run_without_checksums_goes_on_and_takes_those_of_today(table, serial, tmp_path):
+    run = tmp_path / "run"
+    train(table, run, config=replace(CONFIG, epochs=2))
+    config = json.loads((run / "config.json").read_text())
+    kept = config.pop("data")
+    (run / "config.json").write_text(json.dumps(config))
+    train(table, run, resume=True)
+    np.testing.assert_array_equal(losses(run), serial)
+    assert json.loads((run / "config.json").read_text())["data"] == kept
+
+
+def test_ranks_that_differ_are_named_on_every_rank(table, tmp_path):
+    original = graph()
+    wide = {**original.nodes, "x": original.nodes["x"].astype(np.float64)}
+    changed = {**original.nodes, "x": original.nodes["x"] + np.float32(1e-3)}
+    paths = [[str(table.path)] * 2 for _ in range(2)]
+    for name, nodes, pair in (("wide", wide, paths[0]), ("changed", changed, paths[1])):
+        prepare(
+            replace(original, nodes=nodes),
+            tmp_path / name,
+            blocks=4,
+            partition="random",
+            dtype="float64",
+        )
+        pair[1] = str(tmp_path / name)
+    said = launch(full_graph_cases.disagreeing, (paths, CONFIG), ranks=3, logs=tmp_path / "logs")
+    assert said[0] == said[1] == said[2]
+    dtype, content, option, none = said[0]
+    assert 'the dtype of the features: it is "float64" on rank 1 and "float32" on rank 0' in dtype
+    assert "the graph's fingerprint: it is " in content
+    assert " on rank 1 and " in content
+    assert "the option learning_rate: it is 0.5 on rank 1 and 0.01 on rank 0" in option
+    assert none == "alike"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"grid": "2d", "ranks": 6}, "the grid 2d needs q² ranks, not 6"),
+        ({"grid": "1.5d", "ranks": 6, "replication": 3}, "replication is 3 for 6 ranks"),
+        ({"grid": "4d", "ranks": 6}, "grid is '4d'"),
+        ({"replication": 2}, "only the grid 1.5d"),
+        ({"ranks": 0}, "ranks is 0"),
+        ({"timeout": 0}, "timeout is 0 s"),
+        ({"features": "x.npy"}, "features and labels belong together"),
+        ({"dtype": "float16"}, "dtype is 'float16'"),
+        ({"epochs": -1}, "epochs is -1"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"checkpoint_every": 0}, "checkpoint_every is 0"),
+    ],
+)
+def test_settings_that_cannot_be(options, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        FullGraphConfig(**options)
+
+
+def test_a_grid_of_other_ranks_and_a_table_in_memory(table, tmp_path):
+    with pytest.raises(ValueError, match="has 4 ranks, not 2"):
+        train_full_graph(table, replace(CONFIG, ranks=2), Grid(rows=4), folder=tmp_path / "run")
+    with pytest.raises(ValueError, match="the table is in memory"):
+        train(prepare(graph(), blocks=2, dtype="float64"), tmp_path / "run", Grid(rows=2))
+    bare = prepare(replace(graph(), nodes={"x": graph().nodes["x"]}), blocks=1)
+    with pytest.raises(DataError, match="made has no node to train on"):
+        train(bare, tmp_path / "run")
+    with pytest.raises(DataError, match="with a matrix of float32, and dtype float64 is asked for"):
+        train(prepare(graph(), blocks=1), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("epoch", [4, 6])
+def test_a_signal_stops_with_a_checkpoint(table, serial, tmp_path, monkeypatch, epoch):
+    step = GridNetwork.step
+
+    def signalled(self: GridNetwork, seed: int) -> float:
+        if seed % 2**32 == epoch:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, seed)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GridNetwork, "step", signalled)
+        trained = train(table, tmp_path / "run")
+    assert trained.result.stopped == "interrupted by SIGTERM"
+    assert trained.result.epochs == last_epoch(tmp_path / "run" / "checkpoints") == epoch
+    train(table, tmp_path / "run", resume=True)
+    np.testing.assert_array_equal(losses(tmp_path / "run"), serial)
+
+
+def test_files_that_are_not_as_the_manifest_says(tmp_path, monkeypatch):
+    # As for a large table, whose bytes are not all read when it is opened.
+    monkeypatch.setattr(store, "CHECK_BYTES", 0)
+    prepare(graph(), tmp_path / "graph.weft", blocks=1, dtype="float64")
+    with (tmp_path / "graph.weft" / "x.npy").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x3f")
+    with pytest.raises(DataError, match=r"x\.npy"):
+        train(open_table(tmp_path / "graph.weft"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_early_stopping_and_weights_of_another_run(table, folder, serial, tmp_path):
+    config = replace(CONFIG, epochs=50, patience=2, evaluate_every=2, learning_rate=0.0)
+    trained = train(table, tmp_path / "run", config=config, init_from=folder / "serial")
+    assert trained.result.stopped == "early stopping"
+    assert trained.result.best_epoch == 2
+    assert trained.result.epochs == 4
+    first = json.loads((folder / "serial" / "summary.json").read_text())
+    assert trained.scores["test_loss"] == pytest.approx(first["test_loss"], rel=1e-12)
+
+
+def test_a_loss_that_is_not_finite(table, tmp_path):
+    config = replace(CONFIG, learning_rate=1e300, epochs=20)
+    with pytest.raises(NonFiniteLoss, match=r"the loss is .* at epoch \d"):
+        train(table, tmp_path / "run", config=config)
+
+
+def test_graphsage_in_float32(tmp_path):
+    means = prepare(graph(), blocks=2, normalisation="row")
+    config = replace(CONFIG, model="sage", dtype="float32", dropout=0.0)
+    train(means, tmp_path / "run", config=config)
+    found = losses(tmp_path / "run")
+    assert found[-1] < found[0]
+    np.testing.assert_array_equal(found, np.float32(found))
+
+
+def test_ranks_that_torchrun_starts_again_go_on_by_themselves(tmp_path):
+    write_table(tmp_path / "own.weft", [graph()])
+    run = tmp_path / "run"
+    words = ["train", "full-graph", "--data", str(tmp_path / "own.weft"), "--run-dir", str(run)]
+    words += ["--data-dir", str(tmp_path / "data"), "--quiet", "--epochs"]
+
+    def ranks(epochs: int, *, restarts: int) -> list[int]:
+        task = ([*words, str(epochs)], restarts)
+        return launch(full_graph_cases.command, task, ranks=2, logs=tmp_path / "logs")
+
+    assert main([*words, "3"]) == 0
+    assert ranks(5, restarts=1) == [0, 0]
+    assert len(losses(run)) == 5
+    # Not started again, and not told to go on: the run is refused, on every rank.
+    assert ranks(5, restarts=0) == [2, 2]
+    assert "holds a run already" in (tmp_path / "logs" / "rank-1.log").read_text()

@@ -1,0 +1,43 @@
+"""A recipe's plan measured for real, in worker processes."""
+
+from __future__ import annotations
+
+import pytest
+from recipe_cases import papers
+
+from weft.graphs import write_table
+from weft.planning import Plan
+from weft.recipes.nodes.citations import CitationsConfig
+from weft.recipes.planned_runs import find_plan, make_plan, plan_recipe, read_recipe
+
+
+@pytest.fixture
+def cora(tmp_path):
+    write_table(tmp_path / "cora.weft", [papers()])
+    return tmp_path
+
+
+def test_a_plan_is_measured_kept_and_found_again(cora):
+    config, told = CitationsConfig(epochs=50), []
+    plan = plan_recipe(
+        "citations", config, seconds=6000, data_dir=cora, tell=told.append, progress=False
+    )
+    assert plan.recipe == "citations"
+    assert plan.steps == 50
+    assert plan.settings["threads"] >= 1
+    assert plan.chosen.median is not None
+    assert plan.reasons
+    assert told
+    (kept,) = (cora / "plans").iterdir()
+    assert Plan.load(kept).settings == plan.settings
+    recipe = read_recipe("citations", config, data_dir=cora, progress=False)
+    found, new = find_plan(recipe, data_dir=cora)
+    assert (found.created, new) == (plan.created, False)
+
+
+def test_a_plan_made_in_a_hurry_is_not_kept(cora, monkeypatch):
+    monkeypatch.setattr("weft.recipes.nodes.citation_candidates.thread_counts", lambda: [2, 1])
+    recipe = read_recipe("citations", CitationsConfig(epochs=50), data_dir=cora, progress=False)
+    plan = make_plan(recipe, seconds=1e-3, data_dir=cora)
+    assert [each.outcome.partition(":")[0] for each in plan.measured] == ["chosen", "not tried"]
+    assert not (cora / "plans").exists()
