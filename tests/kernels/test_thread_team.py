@@ -35,13 +35,13 @@ def test_cuts_balance_entries_and_rows() -> None:
 
 
 @pytest.mark.skipif(not threads.openmp(), reason="torch has no OpenMP pool here")
-@pytest.mark.parametrize("threads", [1, 2, 3, 7])
-def test_every_row_is_computed_once(threads: int) -> None:
-    rng = np.random.default_rng(threads)
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_every_row_is_computed_once(count: int) -> None:
+    rng = np.random.default_rng(count)
     x = rng.normal(size=(400, 5))
     index = rng.integers(0, 400, 3001)
     out = np.full((3001, 5), np.nan)
-    loops.share_gather_rows(threads.openmp(), threads, (x, index, out), None, 3001)
+    loops.share_gather_rows(threads.openmp(), count, (x, index, out), None, 3001)
     assert np.array_equal(out, x[index])
 
 
