@@ -70,6 +70,9 @@ def pytest_configure(config: pytest.Config) -> None:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        # Under nohup: what the tests start would inherit it, and some of them are hung up on.
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # Python writes every signal's number there, whoever handles it.
     signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
     _signals.extend((ours, theirs))

@@ -51,6 +51,10 @@ def _rank(function, rank, ranks, port, seconds, namespace, connection, arguments
     wait = timedelta(seconds=seconds)
     try:
         if namespace is not None:
+            # Only a process of one thread may move, and what was imported may have started some.
+            child = os.fork()
+            if child:
+                os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
             _enter(namespace)
         if ranks > 1:
             hosts = namespace is not None and rank == 0
