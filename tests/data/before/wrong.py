@@ -1,0 +1,4 @@
+def add(first, second):
+    total = first + first
+    total += second
+    return total
