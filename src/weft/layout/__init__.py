@@ -1,38 +1,30 @@
 """How a graph is multiplied: orders of nodes, and forms of an adjacency with the same result."""
 
-from weft.layout.banded import BandedAdjacency, Outside
-from weft.layout.choice import (
-    AnyAdjacency,
-    Choice,
-    Figure,
-    LayoutConfig,
-    adjacency_of,
-    measured_choice,
-)
-from weft.layout.cost import choose_block, machine_rates
-from weft.layout.csr import TypedEdges
-from weft.layout.dense import DenseAdjacency
-from weft.layout.orders import ORDERS, reorder, reordered
-from weft.layout.statistics import BandStatistics, BlockFill, band_statistics, block_fill
+from __future__ import annotations
 
-__all__ = [
-    "ORDERS",
-    "AnyAdjacency",
-    "BandStatistics",
-    "BandedAdjacency",
-    "BlockFill",
-    "Choice",
-    "DenseAdjacency",
-    "Figure",
-    "LayoutConfig",
-    "Outside",
-    "TypedEdges",
-    "adjacency_of",
-    "band_statistics",
-    "block_fill",
-    "choose_block",
-    "machine_rates",
-    "measured_choice",
-    "reorder",
-    "reordered",
-]
+from typing import TYPE_CHECKING
+
+from weft.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from weft.layout.banded import BandedAdjacency as BandedAdjacency
+    from weft.layout.banded import Outside as Outside
+    from weft.layout.choice import AnyAdjacency as AnyAdjacency
+    from weft.layout.choice import Choice as Choice
+    from weft.layout.choice import Figure as Figure
+    from weft.layout.choice import LayoutConfig as LayoutConfig
+    from weft.layout.choice import adjacency_of as adjacency_of
+    from weft.layout.choice import measured_choice as measured_choice
+    from weft.layout.cost import choose_block as choose_block
+    from weft.layout.cost import machine_rates as machine_rates
+    from weft.layout.csr import TypedEdges as TypedEdges
+    from weft.layout.dense import DenseAdjacency as DenseAdjacency
+    from weft.layout.orders import ORDERS as ORDERS
+    from weft.layout.orders import reorder as reorder
+    from weft.layout.orders import reordered as reordered
+    from weft.layout.statistics import BandStatistics as BandStatistics
+    from weft.layout.statistics import BlockFill as BlockFill
+    from weft.layout.statistics import band_statistics as band_statistics
+    from weft.layout.statistics import block_fill as block_fill
+else:
+    __all__ = lazy_names(__name__)

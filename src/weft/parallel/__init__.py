@@ -1,46 +1,40 @@
 """One graph on many ranks: grids, partitions, distributed products, what they cost."""
 
-from weft.parallel.grid import Grid, balanced, grid_of, grids_for
-from weft.parallel.layers import gather_columns, multiply, slice_of, sum_gradients
-from weft.parallel.loss import cross_entropy, scores
-from weft.parallel.matrix import GridMatrix, propagate
-from weft.parallel.method import PUBLISHED, Method
-from weft.parallel.network import GridNetwork
-from weft.parallel.partition import PARTITIONS, Partition, partition_nodes
-from weft.parallel.prepare import prepare
-from weft.parallel.recorder import Event, Recorder, Total
-from weft.parallel.shard import GraphShard
-from weft.parallel.splits import class_split, share_split, with_split
-from weft.parallel.world import World, alone, joined
+from __future__ import annotations
 
-__all__ = [
-    "PARTITIONS",
-    "PUBLISHED",
-    "Event",
-    "GraphShard",
-    "Grid",
-    "GridMatrix",
-    "GridNetwork",
-    "Method",
-    "Partition",
-    "Recorder",
-    "Total",
-    "World",
-    "alone",
-    "balanced",
-    "class_split",
-    "cross_entropy",
-    "gather_columns",
-    "grid_of",
-    "grids_for",
-    "joined",
-    "multiply",
-    "partition_nodes",
-    "prepare",
-    "propagate",
-    "scores",
-    "share_split",
-    "slice_of",
-    "sum_gradients",
-    "with_split",
-]
+from typing import TYPE_CHECKING
+
+from weft.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from weft.parallel.grid import Grid as Grid
+    from weft.parallel.grid import balanced as balanced
+    from weft.parallel.grid import grid_of as grid_of
+    from weft.parallel.grid import grids_for as grids_for
+    from weft.parallel.layers import gather_columns as gather_columns
+    from weft.parallel.layers import multiply as multiply
+    from weft.parallel.layers import slice_of as slice_of
+    from weft.parallel.layers import sum_gradients as sum_gradients
+    from weft.parallel.loss import cross_entropy as cross_entropy
+    from weft.parallel.loss import scores as scores
+    from weft.parallel.matrix import GridMatrix as GridMatrix
+    from weft.parallel.matrix import propagate as propagate
+    from weft.parallel.method import PUBLISHED as PUBLISHED
+    from weft.parallel.method import Method as Method
+    from weft.parallel.network import GridNetwork as GridNetwork
+    from weft.parallel.partition import PARTITIONS as PARTITIONS
+    from weft.parallel.partition import Partition as Partition
+    from weft.parallel.partition import partition_nodes as partition_nodes
+    from weft.parallel.prepare import prepare as prepare
+    from weft.parallel.recorder import Event as Event
+    from weft.parallel.recorder import Recorder as Recorder
+    from weft.parallel.recorder import Total as Total
+    from weft.parallel.shard import GraphShard as GraphShard
+    from weft.parallel.splits import class_split as class_split
+    from weft.parallel.splits import share_split as share_split
+    from weft.parallel.splits import with_split as with_split
+    from weft.parallel.world import World as World
+    from weft.parallel.world import alone as alone
+    from weft.parallel.world import joined as joined
+else:
+    __all__ = lazy_names(__name__)

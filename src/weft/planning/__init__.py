@@ -1,29 +1,27 @@
 """Planning: measure what could be done, and choose what is fastest on this machine."""
 
-from weft.planning.cache import cached_plan, keep_plan, plan_key
-from weft.planning.candidate import Candidate, applied, set_threads
-from weft.planning.halving import search
-from weft.planning.plan import Measured, Plan
-from weft.planning.show import show_plan
-from weft.planning.worker import Turn, Worker, prepare_workers
-from weft.planning.worker_client import pace_address, pace_at
-from weft.planning.workload import Work
+from __future__ import annotations
 
-__all__ = [
-    "Candidate",
-    "Measured",
-    "Plan",
-    "Turn",
-    "Work",
-    "Worker",
-    "applied",
-    "cached_plan",
-    "keep_plan",
-    "pace_address",
-    "pace_at",
-    "plan_key",
-    "prepare_workers",
-    "search",
-    "set_threads",
-    "show_plan",
-]
+from typing import TYPE_CHECKING
+
+from weft.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from weft.planning.cache import cached_plan as cached_plan
+    from weft.planning.cache import keep_plan as keep_plan
+    from weft.planning.cache import plan_key as plan_key
+    from weft.planning.candidate import Candidate as Candidate
+    from weft.planning.candidate import applied as applied
+    from weft.planning.candidate import set_threads as set_threads
+    from weft.planning.halving import search as search
+    from weft.planning.plan import Measured as Measured
+    from weft.planning.plan import Plan as Plan
+    from weft.planning.show import show_plan as show_plan
+    from weft.planning.worker import Turn as Turn
+    from weft.planning.worker import Worker as Worker
+    from weft.planning.worker import prepare_workers as prepare_workers
+    from weft.planning.worker_client import pace_address as pace_address
+    from weft.planning.worker_client import pace_at as pace_at
+    from weft.planning.workload import Work as Work
+else:
+    __all__ = lazy_names(__name__)

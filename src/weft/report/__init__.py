@@ -1,26 +1,25 @@
 """One self-contained HTML page for a run, a plan or a study."""
 
-from weft.report.compare import comparison
-from weft.report.items import page_of, page_path, write_page
-from weft.report.page import Chapter, Page, Part, Table, render, write_html
-from weft.report.plan import plan_chapter
-from weft.report.record import read_run
-from weft.report.run import run_chapter
-from weft.report.study import study_chapter
+from __future__ import annotations
 
-__all__ = [
-    "Chapter",
-    "Page",
-    "Part",
-    "Table",
-    "comparison",
-    "page_of",
-    "page_path",
-    "plan_chapter",
-    "read_run",
-    "render",
-    "run_chapter",
-    "study_chapter",
-    "write_html",
-    "write_page",
-]
+from typing import TYPE_CHECKING
+
+from weft.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from weft.report.compare import comparison as comparison
+    from weft.report.items import page_of as page_of
+    from weft.report.items import page_path as page_path
+    from weft.report.items import write_page as write_page
+    from weft.report.page import Chapter as Chapter
+    from weft.report.page import Page as Page
+    from weft.report.page import Part as Part
+    from weft.report.page import Table as Table
+    from weft.report.page import render as render
+    from weft.report.page import write_html as write_html
+    from weft.report.plan import plan_chapter as plan_chapter
+    from weft.report.record import read_run as read_run
+    from weft.report.run import run_chapter as run_chapter
+    from weft.report.study import study_chapter as study_chapter
+else:
+    __all__ = lazy_names(__name__)

@@ -1,82 +1,54 @@
 """Smaller models: masks on weights, sparse training, pruning."""
 
-from weft.sparsify.accelerate import Acceleration, accelerate
-from weft.sparsify.admm import ADMM
-from weft.sparsify.compaction import CompactedLayer, compact
-from weft.sparsify.densities import erk, layer_nnz, nnz_of, uniform
-from weft.sparsify.drop_and_grow import DropAndGrow
-from weft.sparsify.export import export_program, load_csr, save_csr, save_onnx
-from weft.sparsify.flop_counter import FlopCount, WeightFlops, count_flops
-from weft.sparsify.gradual import GradualPruning
-from weft.sparsify.layers import SparseLinear, to_dense
-from weft.sparsify.lottery import Ticket, lottery_ticket
-from weft.sparsify.masks import Masks
-from weft.sparsify.paper_formulas import (
-    TableIIRow,
-    first_layer_share,
-    inference_flops,
-    input_share,
-    propagated_share,
-    rigl_step_flops,
-    slr_training_share,
-    sparse_training_share,
-    table_ii,
-    training_flops,
-)
-from weft.sparsify.schedules import CubicSchedule, DropSchedule
-from weft.sparsify.scores import (
-    grasp_masks,
-    keep_top,
-    magnitude_masks,
-    random_masks,
-    snip_masks,
-    synflow_masks,
-)
-from weft.sparsify.slr import SLR
-from weft.sparsify.ugs import UGS
+from __future__ import annotations
 
-__all__ = [
-    "ADMM",
-    "SLR",
-    "UGS",
-    "Acceleration",
-    "CompactedLayer",
-    "CubicSchedule",
-    "DropAndGrow",
-    "DropSchedule",
-    "FlopCount",
-    "GradualPruning",
-    "Masks",
-    "SparseLinear",
-    "TableIIRow",
-    "Ticket",
-    "WeightFlops",
-    "accelerate",
-    "compact",
-    "count_flops",
-    "erk",
-    "export_program",
-    "first_layer_share",
-    "grasp_masks",
-    "inference_flops",
-    "input_share",
-    "keep_top",
-    "layer_nnz",
-    "load_csr",
-    "lottery_ticket",
-    "magnitude_masks",
-    "nnz_of",
-    "propagated_share",
-    "random_masks",
-    "rigl_step_flops",
-    "save_csr",
-    "save_onnx",
-    "slr_training_share",
-    "snip_masks",
-    "sparse_training_share",
-    "synflow_masks",
-    "table_ii",
-    "to_dense",
-    "training_flops",
-    "uniform",
-]
+from typing import TYPE_CHECKING
+
+from weft.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from weft.sparsify.accelerate import Acceleration as Acceleration
+    from weft.sparsify.accelerate import accelerate as accelerate
+    from weft.sparsify.admm import ADMM as ADMM
+    from weft.sparsify.compaction import CompactedLayer as CompactedLayer
+    from weft.sparsify.compaction import compact as compact
+    from weft.sparsify.densities import erk as erk
+    from weft.sparsify.densities import layer_nnz as layer_nnz
+    from weft.sparsify.densities import nnz_of as nnz_of
+    from weft.sparsify.densities import uniform as uniform
+    from weft.sparsify.drop_and_grow import DropAndGrow as DropAndGrow
+    from weft.sparsify.export import export_program as export_program
+    from weft.sparsify.export import load_csr as load_csr
+    from weft.sparsify.export import save_csr as save_csr
+    from weft.sparsify.export import save_onnx as save_onnx
+    from weft.sparsify.flop_counter import FlopCount as FlopCount
+    from weft.sparsify.flop_counter import WeightFlops as WeightFlops
+    from weft.sparsify.flop_counter import count_flops as count_flops
+    from weft.sparsify.gradual import GradualPruning as GradualPruning
+    from weft.sparsify.layers import SparseLinear as SparseLinear
+    from weft.sparsify.layers import to_dense as to_dense
+    from weft.sparsify.lottery import Ticket as Ticket
+    from weft.sparsify.lottery import lottery_ticket as lottery_ticket
+    from weft.sparsify.masks import Masks as Masks
+    from weft.sparsify.paper_formulas import TableIIRow as TableIIRow
+    from weft.sparsify.paper_formulas import first_layer_share as first_layer_share
+    from weft.sparsify.paper_formulas import inference_flops as inference_flops
+    from weft.sparsify.paper_formulas import input_share as input_share
+    from weft.sparsify.paper_formulas import propagated_share as propagated_share
+    from weft.sparsify.paper_formulas import rigl_step_flops as rigl_step_flops
+    from weft.sparsify.paper_formulas import slr_training_share as slr_training_share
+    from weft.sparsify.paper_formulas import sparse_training_share as sparse_training_share
+    from weft.sparsify.paper_formulas import table_ii as table_ii
+    from weft.sparsify.paper_formulas import training_flops as training_flops
+    from weft.sparsify.schedules import CubicSchedule as CubicSchedule
+    from weft.sparsify.schedules import DropSchedule as DropSchedule
+    from weft.sparsify.scores import grasp_masks as grasp_masks
+    from weft.sparsify.scores import keep_top as keep_top
+    from weft.sparsify.scores import magnitude_masks as magnitude_masks
+    from weft.sparsify.scores import random_masks as random_masks
+    from weft.sparsify.scores import snip_masks as snip_masks
+    from weft.sparsify.scores import synflow_masks as synflow_masks
+    from weft.sparsify.slr import SLR as SLR
+    from weft.sparsify.ugs import UGS as UGS
+else:
+    __all__ = lazy_names(__name__)

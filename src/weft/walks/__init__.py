@@ -1,13 +1,16 @@
 """Walks over graphs, in order of time or not, and the embeddings that skip-gram makes of them."""
 
-from weft.walks.biased import node2vec_walks, uniform_walks
-from weft.walks.embeddings import skip_gram, sparse_embedding
-from weft.walks.temporal import temporal_walks
+from __future__ import annotations
 
-__all__ = [
-    "node2vec_walks",
-    "skip_gram",
-    "sparse_embedding",
-    "temporal_walks",
-    "uniform_walks",
-]
+from typing import TYPE_CHECKING
+
+from weft.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from weft.walks.biased import node2vec_walks as node2vec_walks
+    from weft.walks.biased import uniform_walks as uniform_walks
+    from weft.walks.embeddings import skip_gram as skip_gram
+    from weft.walks.embeddings import sparse_embedding as sparse_embedding
+    from weft.walks.temporal import temporal_walks as temporal_walks
+else:
+    __all__ = lazy_names(__name__)
