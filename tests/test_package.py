@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -20,14 +21,47 @@ MODULES = sorted([*PACKAGE.rglob("*.py"), *LAB.rglob("*.py")])
 MAX_LINES = 600
 
 
-def test_import_is_light() -> None:
-    script = (
-        "import sys, weft\nprint(sorted({'torch', 'numpy', 'numba', 'rich'} & set(sys.modules)))"
-    )
+CONFIGS = sorted(
+    path.relative_to(PACKAGE.parent).with_suffix("").as_posix().replace("/", ".")
+    for path in PACKAGE.glob("*/**/config.py")
+)
+
+
+def heavy_imports(module: str) -> list[str]:
+    """Which of the libraries that take long to import a fresh process has after this module."""
+    heavy = ["ase", "matplotlib", "numba", "rich", "scipy", "torch"]
+    script = f"import sys, {module}\nprint(*(name for name in {heavy} if name in sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=True
     )
-    assert done.stdout.strip() == "[]"
+    return done.stdout.split()
+
+
+def test_import_is_light() -> None:
+    assert heavy_imports("weft") == []
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    sorted(
+        path.name for path in (PACKAGE / "recipes").iterdir() if (path / "__init__.py").exists()
+    ),
+)
+def test_every_recipe_has_a_config(recipe: str) -> None:
+    assert f"weft.recipes.{recipe}.config" in CONFIGS
+
+
+@pytest.mark.parametrize("module", CONFIGS)
+def test_configs_are_light(module: str) -> None:
+    """`weft train molecules --help` prints options without waiting for torch."""
+    assert heavy_imports(module) == []
+
+
+def test_every_room_lists_its_names() -> None:
+    for room in PACKAGE.glob("*/__init__.py"):
+        door = importlib.import_module(f"weft.{room.parent.name}")
+        for name in getattr(door, "__all__", ()):
+            assert getattr(door, name) is not None, f"{room.parent.name}.{name}"
 
 
 def test_the_version_is_written_once() -> None:

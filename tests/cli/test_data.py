@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from weft.graphs import Column, Graph, write_table
-from weft.recipes.structures.data import NeighbourConfig
+from weft.recipes.structures.config import NeighbourConfig
 from weft.sources import CATALOGUE
 
 

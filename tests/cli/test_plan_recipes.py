@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from weft.planning import Measured, Plan
-from weft.recipes.nodes.citations import CitationsConfig
+from weft.recipes.nodes.config import CitationsConfig
 from weft.recipes.planned_runs import key_of, read_recipe
-from weft.recipes.structures.training import StructuresConfig
+from weft.recipes.structures.config import StructuresConfig
 
 SHORT = ("--hidden", 4, "--layers", 1, "--batching.batch-size", 4)
 

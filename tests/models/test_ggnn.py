@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_leaves
 from weft.graphs import Budget, Graph, assemble, table_from_graphs
 from weft.layout import BandedAdjacency, TypedEdges
 from weft.layout.csr import edges_of
+from weft.models.config import GGNNConfig
 from weft.models.ggnn import (
     GGNN,
     GatedGraph,
-    GGNNConfig,
     candidate_log_probabilities,
     candidate_loss,
     right_choices,

@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from weft.graphs import Budget, Graph, GraphBatch, GraphTable, assemble, table_from_graphs
 from weft.models.atoms import energy_and_forces
-from weft.models.painn import PaiNN, PaiNNConfig, painn_from_schnetpack
+from weft.models.config import PaiNNConfig
+from weft.models.painn import PaiNN, painn_from_schnetpack
 
 DATA = Path(__file__).parent / "data"
 CUTOFF = 3.0

@@ -13,8 +13,8 @@ from ase.io import write
 
 from weft.batching import BatchingConfig
 from weft.graphs import Column, GraphTable, table_from_columns
+from weft.recipes.structures.config import StructuresConfig
 from weft.recipes.structures.data import neighbour_table
-from weft.recipes.structures.training import StructuresConfig
 from weft.sources import atoms_table
 
 ENERGY = {1: -13.0, 6: -1030.0, 8: -2040.0}

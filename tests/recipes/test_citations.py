@@ -19,7 +19,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from weft.errors import DataError
 from weft.graphs import Graph, GraphBatch, table_from_graphs
 from weft.models import GCN, GCNConfig
-from weft.recipes.nodes.citations import CitationsConfig, citation_batch, train_citations
+from weft.recipes.nodes.citations import citation_batch, train_citations
+from weft.recipes.nodes.config import CitationsConfig
 from weft.sources import planetoid, planted_partition
 from weft.training import Run, ScheduleConfig, read_metrics
 

@@ -20,7 +20,7 @@ from weft.cli.train import crystals_config
 from weft.graphs import Column, GraphTable, assemble, table_from_columns
 from weft.models.scaling import Standardised, TargetScale
 from weft.recipes.recipe_data import read_structures
-from weft.recipes.structures.data import NeighbourConfig
+from weft.recipes.structures.config import BEFORE, NeighbourConfig, StructuresConfig
 from weft.recipes.structures.prediction import (
     Predictions,
     TrainedStructures,
@@ -28,8 +28,6 @@ from weft.recipes.structures.prediction import (
     predict_table,
 )
 from weft.recipes.structures.training import (
-    BEFORE,
-    StructuresConfig,
     make_network,
     prepare_structures,
     train_prepared,

@@ -17,15 +17,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from weft.models import FNN
-from weft.recipes.links.training import (
-    LinksConfig,
-    PreparedLinks,
-    TrainedLinks,
-    prepare_links,
-    train_links,
-)
+from weft.recipes.links.config import LinksConfig
+from weft.recipes.links.training import PreparedLinks, TrainedLinks, prepare_links, train_links
 from weft.training import Run, read_metrics
-from weft.training.sparsifiers import SparsifierName
+from weft.training.config import SparsifierName
 
 SMALL: dict[str, Any] = {"dim": 6, "hidden": (20,), "batch_size": 64, "rounds": 2}
 WEIGHTS = 12 * 20 + 20

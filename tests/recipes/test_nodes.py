@@ -14,13 +14,8 @@ from temporal_graphs import grouped
 from weft.errors import DataError
 from weft.graphs import Graph, GraphBatch
 from weft.models import FNN, GCN
-from weft.recipes.nodes.training import (
-    NodesConfig,
-    TrainedNodes,
-    node_split,
-    prepare_nodes,
-    train_nodes,
-)
+from weft.recipes.nodes.config import NodesConfig
+from weft.recipes.nodes.training import TrainedNodes, node_split, prepare_nodes, train_nodes
 from weft.sources import planetoid, planted_partition
 from weft.training import Run
 

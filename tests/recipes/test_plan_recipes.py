@@ -15,17 +15,18 @@ from weft.batching import POLICIES, BatchingConfig
 from weft.graphs import write_table
 from weft.planning import Plan, applied
 from weft.planning.task import Recipe, best_of, content_of, thread_counts
-from weft.recipes.links.training import LinksConfig, prepare_links
+from weft.recipes.links.config import LinksConfig
+from weft.recipes.links.training import prepare_links
 from weft.recipes.nodes.citation_candidates import CitationsRecipe
-from weft.recipes.nodes.citations import CitationsConfig
-from weft.recipes.nodes.training import NodesConfig, prepare_nodes
+from weft.recipes.nodes.config import CitationsConfig, NodesConfig
+from weft.recipes.nodes.training import prepare_nodes
 from weft.recipes.planned_runs import key_of, made_for, read_recipe
 from weft.recipes.programs.candidates import ProgramsRecipe
 from weft.recipes.programs.config import ProgramsConfig
 from weft.recipes.programs.data import read_programs
 from weft.recipes.sparse_candidates import LinksRecipe, NodesRecipe
 from weft.recipes.structures.candidates import StructuresRecipe
-from weft.recipes.structures.training import StructuresConfig
+from weft.recipes.structures.config import StructuresConfig
 
 MANY = [4, 2, 1]
 THREADS = ("4 threads", "2 threads", "1 thread")

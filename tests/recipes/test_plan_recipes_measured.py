@@ -7,7 +7,7 @@ from recipe_cases import papers
 
 from weft.graphs import write_table
 from weft.planning import Plan
-from weft.recipes.nodes.citations import CitationsConfig
+from weft.recipes.nodes.config import CitationsConfig
 from weft.recipes.planned_runs import find_plan, make_plan, plan_recipe, read_recipe
 
 

@@ -18,7 +18,7 @@ from small_structures import config, molecules, plain_table, table_of
 from weft.batching import BatchingConfig, GraphLoader, evaluation_sampler
 from weft.errors import DataError
 from weft.graphs import Budget
-from weft.recipes.structures.data import NeighbourConfig
+from weft.recipes.structures.config import NeighbourConfig, StructuresConfig
 from weft.recipes.structures.prediction import (
     TrainedStructures,
     from_json,
@@ -27,7 +27,7 @@ from weft.recipes.structures.prediction import (
     predict_table,
     write_predictions,
 )
-from weft.recipes.structures.training import StructuresConfig, Trained, train_structures
+from weft.recipes.structures.training import Trained, train_structures
 from weft.training import Run
 
 

@@ -12,7 +12,7 @@ from small_programs import config, small_program, small_programs, table_of
 
 from weft.errors import DataError
 from weft.graphs import Graph, table_from_graphs
-from weft.layout.choice import LayoutConfig
+from weft.layout.config import LayoutConfig
 from weft.models.ggnn import candidate_loss
 from weft.recipes.programs import training as programs
 from weft.recipes.programs.data import baselines, check_programs, split_programs, step_budget

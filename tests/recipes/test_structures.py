@@ -28,8 +28,8 @@ from weft.batching import BatchingConfig
 from weft.errors import DataError
 from weft.graphs import Budget
 from weft.models.scaling import TargetScale
+from weft.recipes.structures.config import NeighbourConfig, StructuresConfig
 from weft.recipes.structures.data import (
-    NeighbourConfig,
     file_name_of,
     labelled,
     neighbour_table,
@@ -37,12 +37,7 @@ from weft.recipes.structures.data import (
     split_structures,
     structure_table,
 )
-from weft.recipes.structures.training import (
-    StructuresConfig,
-    Trained,
-    prepare_structures,
-    train_structures,
-)
+from weft.recipes.structures.training import Trained, prepare_structures, train_structures
 from weft.sources import atoms_table
 from weft.training import Run, read_metrics
 from weft.training.compilation import Compilation

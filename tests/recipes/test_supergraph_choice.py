@@ -10,7 +10,7 @@ import torch
 from small_programs import config, small_programs
 
 from weft.errors import DataError
-from weft.layout.choice import LayoutConfig
+from weft.layout.config import LayoutConfig
 from weft.recipes.programs.supergraph_choice import measured_supergraphs, settled
 from weft.recipes.programs.training import prepare_programs
 from weft.training.ranks import Ranks

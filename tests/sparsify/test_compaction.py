@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from weft.models.fnn import FNN, FNNConfig
+from weft.models.config import FNNConfig
+from weft.models.fnn import FNN
 from weft.sparsify import Masks
 from weft.sparsify.compaction import compact
 from weft.sparsify.layers import FusedReLU, SparseLinear

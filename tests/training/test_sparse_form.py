@@ -20,14 +20,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from weft.errors import DataError
 from weft.models import FNN, FNNConfig
-from weft.recipes.links.training import (
-    LinksConfig,
-    PreparedLinks,
-    make_fnn,
-    prepare_links,
-    train_links,
-)
-from weft.recipes.nodes.training import NodesConfig, prepare_nodes, train_nodes
+from weft.recipes.links.config import LinksConfig
+from weft.recipes.links.training import PreparedLinks, make_fnn, prepare_links, train_links
+from weft.recipes.nodes.config import NodesConfig
+from weft.recipes.nodes.training import prepare_nodes, train_nodes
 from weft.sparsify import Masks, random_masks
 from weft.sparsify.layers import SparseLinear
 from weft.training import Run, read_metrics

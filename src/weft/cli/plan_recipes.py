@@ -15,12 +15,11 @@ from weft.errors import DataError
 from weft.files import read_object
 from weft.planning.plan import SCHEMA, Target
 from weft.planning.show import show_plan
-from weft.recipes.links.training import LinksConfig
-from weft.recipes.nodes.citations import CitationsConfig
-from weft.recipes.nodes.training import NodesConfig
+from weft.recipes.links.config import LinksConfig
+from weft.recipes.nodes.config import CitationsConfig, NodesConfig
 from weft.recipes.planned_runs import RecipeName, plan_recipe
 from weft.recipes.programs.config import ProgramsConfig
-from weft.recipes.structures.training import StructuresConfig
+from weft.recipes.structures.config import StructuresConfig
 from weft.training import prepare_process
 
 Config = TypeVar("Config")

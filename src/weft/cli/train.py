@@ -19,17 +19,13 @@ from weft.cli.train_programs import Programs
 from weft.errors import DataError
 from weft.graphs.checksums import table_checksums
 from weft.recipes.nodes.citation_candidates import CitationsRecipe
-from weft.recipes.nodes.citations import CitationsConfig, citation_batch, train_citations
+from weft.recipes.nodes.citations import citation_batch, train_citations
+from weft.recipes.nodes.config import CitationsConfig
 from weft.recipes.recipe_data import read_structures
 from weft.recipes.structures.candidates import StructuresRecipe
-from weft.recipes.structures.data import NeighbourConfig, file_name_of
-from weft.recipes.structures.training import (
-    BEFORE,
-    StructuresConfig,
-    Trained,
-    prepare_structures,
-    train_prepared,
-)
+from weft.recipes.structures.config import BEFORE, NeighbourConfig, StructuresConfig
+from weft.recipes.structures.data import file_name_of
+from weft.recipes.structures.training import Trained, prepare_structures, train_prepared
 from weft.sources import load
 from weft.training import Run, prepare_process
 from weft.training.run import recorded_config

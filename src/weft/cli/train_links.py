@@ -15,12 +15,13 @@ from weft.cli.plan_option import PlanOption
 from weft.cli.show import interrupted, print_config
 from weft.errors import DataError
 from weft.graphs.checksums import checksum
+from weft.recipes.links.config import LinksConfig
 from weft.recipes.links.data import temporal_edges
-from weft.recipes.links.training import LinksConfig, TrainedLinks, prepare_links, train_links
+from weft.recipes.links.training import TrainedLinks, prepare_links, train_links
 from weft.recipes.sparse_candidates import LinksRecipe
 from weft.recipes.structures.data import file_name_of
 from weft.training import Run, prepare_process
-from weft.training.sparsifiers import SparsityConfig
+from weft.training.config import SparsityConfig
 from weft.training.step_costs import StepCosts
 
 # A sparse step must be slower by this much for advice against it.

@@ -15,7 +15,8 @@ from weft.cli.show import interrupted, print_config
 from weft.cli.train_links import costs_sentences, weights_sentence
 from weft.errors import DataError
 from weft.graphs.checksums import graph_checksums
-from weft.recipes.nodes.training import NodesConfig, TrainedNodes, prepare_nodes, train_nodes
+from weft.recipes.nodes.config import NodesConfig
+from weft.recipes.nodes.training import TrainedNodes, prepare_nodes, train_nodes
 from weft.recipes.recipe_data import read_labelled_graph
 from weft.recipes.sparse_candidates import NodesRecipe
 from weft.recipes.structures.data import file_name_of

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from weft.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from weft.graphs.batch import Budget as Budget
     from weft.graphs.batch import GraphBatch as GraphBatch
     from weft.graphs.batch import assemble as assemble
     from weft.graphs.build import table_from_columns as table_from_columns
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from weft.graphs.convert import graph_to_pyg as graph_to_pyg
     from weft.graphs.convert import graph_to_scipy as graph_to_scipy
     from weft.graphs.graph import Array as Array
+    from weft.graphs.graph import Budget as Budget
     from weft.graphs.graph import Graph as Graph
     from weft.graphs.normalise import gcn_weights as gcn_weights
     from weft.graphs.normalise import row_weights as row_weights

@@ -12,24 +12,9 @@ from torch import Tensor
 
 from weft.checked_indices import is_known, right_pairs, right_range, right_segments, trust
 from weft.errors import DataError
-from weft.graphs.graph import Array, Graph
+from weft.graphs.graph import Array, Budget, Graph
 from weft.graphs.loops import pair_up, shift_ranges
 from weft.graphs.table import GraphTable, check_ids, gather_rows, offsets_of
-
-
-@dataclass(frozen=True, kw_only=True)
-class Budget:
-    """The padded size of a batch. One node and one graph are kept for the padding.
-
-    Attributes:
-        nodes: N, room for N - 1 real nodes.
-        edges: E, room for E real edges.
-        graphs: G, room for G - 1 real graphs.
-    """
-
-    nodes: int
-    edges: int
-    graphs: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -94,3 +94,18 @@ class Graph:
                         f"{name}: {level} column '{column}' has shape {list(values.shape)}; "
                         f"its first dimension must be {rows}, the number of {level}s"
                     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """The padded size of a batch. One node and one graph are kept for the padding.
+
+    Attributes:
+        nodes: N, room for N - 1 real nodes.
+        edges: E, room for E real edges.
+        graphs: G, room for G - 1 real graphs.
+    """
+
+    nodes: int
+    edges: int
+    graphs: int

@@ -3,5 +3,3 @@
 `torch_geometric` gives its loader weft's batches, `lightning` its trainer sparse training. Each
 module needs its library; nothing here is imported before it is asked for.
 """
-
-__all__ = ["lightning", "torch_geometric"]

@@ -8,13 +8,13 @@ from weft.lazy import lazy_names
 
 if TYPE_CHECKING:
     from weft.layout.banded import BandedAdjacency as BandedAdjacency
-    from weft.layout.banded import Outside as Outside
     from weft.layout.choice import AnyAdjacency as AnyAdjacency
     from weft.layout.choice import Choice as Choice
     from weft.layout.choice import Figure as Figure
-    from weft.layout.choice import LayoutConfig as LayoutConfig
     from weft.layout.choice import adjacency_of as adjacency_of
     from weft.layout.choice import measured_choice as measured_choice
+    from weft.layout.config import LayoutConfig as LayoutConfig
+    from weft.layout.config import Outside as Outside
     from weft.layout.cost import choose_block as choose_block
     from weft.layout.cost import machine_rates as machine_rates
     from weft.layout.csr import TypedEdges as TypedEdges

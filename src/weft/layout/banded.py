@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -20,11 +20,9 @@ from torch.utils import _pytree as pytree
 from weft.errors import DataError
 from weft.graphs import Array, GraphBatch
 from weft.layout.blocks import Blocks, multiplied
+from weft.layout.config import Outside
 from weft.layout.csr import TypedEdges, distinct_edges, edges_of
 from weft.layout.orders import ORDERS
-
-Outside = Literal["raise", "drop", "spill"]
-"""What becomes of edges outside the blocks: an error, nothing, or a sparse product beside."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
 
 import numpy as np
 import torch
 
 from weft.errors import DataError
 from weft.graphs import Array, GraphBatch
-from weft.layout.banded import BandedAdjacency, Outside, block_distance
+from weft.layout.banded import BandedAdjacency, block_distance
+from weft.layout.config import Form, LayoutConfig
 from weft.layout.cost import (
     Rates,
     banded_cells,
@@ -25,49 +25,11 @@ from weft.layout.cost import (
 from weft.layout.csr import TypedEdges, distinct_edges, edges_of, rows_by_type
 from weft.layout.dense import DenseAdjacency
 
-Form = Literal["auto", "csr", "banded", "dense"]
 AnyAdjacency = TypedEdges | BandedAdjacency | DenseAdjacency
 
 # Estimates are within about a factor of two; what is this much worse than the best is not timed.
 _RULED_OUT = 3.0
 _BANDED_TIMED = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayoutConfig:
-    """How the adjacency of a batch is stored and multiplied.
-
-    Attributes:
-        form: `csr` for any graph, `banded` for edges close to the diagonal, `dense` for small
-            graphs with many edges; `auto` measures which is the fastest.
-        block: S of a banded or dense form; None takes what the cost model prefers for a batch, or
-            its largest graph if dense, so that shapes may change between batches.
-        outside: what becomes of edges outside the blocks of a banded form.
-        hidden: H, features of a node, for costs.
-        memory_gb: a banded or dense form that takes more than this in float32 is refused.
-    """
-
-    form: Form = "auto"
-    block: int | None = None
-    outside: Outside = "raise"
-    hidden: int = 128
-    memory_gb: float = 2.0
-
-    def __post_init__(self) -> None:
-        for name, options in (("form", Form), ("outside", Outside)):
-            if getattr(self, name) not in get_args(options):
-                raise ValueError(
-                    f"{name} is {getattr(self, name)!r}; choose from {', '.join(get_args(options))}"
-                )
-        if self.block is not None and (self.block < 1 or self.form == "csr"):
-            raise ValueError(
-                f"block is {self.block} with form '{self.form}'; it must be at least 1, and 'csr' "
-                "has none"
-            )
-        if self.hidden < 1 or not self.memory_gb > 0:
-            raise ValueError(
-                f"hidden is {self.hidden} and memory_gb {self.memory_gb}; both must be above 0"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,31 +8,31 @@ from weft.lazy import lazy_names
 
 if TYPE_CHECKING:
     from weft.models.atoms import energy_and_forces as energy_and_forces
+    from weft.models.config import FNNConfig as FNNConfig
+    from weft.models.config import GCNConfig as GCNConfig
+    from weft.models.config import GGNNConfig as GGNNConfig
+    from weft.models.config import MPEUConfig as MPEUConfig
+    from weft.models.config import PaiNNConfig as PaiNNConfig
+    from weft.models.config import SAGEConfig as SAGEConfig
+    from weft.models.config import SchNetConfig as SchNetConfig
     from weft.models.fnn import FNN as FNN
-    from weft.models.fnn import FNNConfig as FNNConfig
     from weft.models.gcn import GCN as GCN
-    from weft.models.gcn import GCNConfig as GCNConfig
     from weft.models.gcn import GCNLayer as GCNLayer
     from weft.models.gcn import with_first_product as with_first_product
     from weft.models.ggnn import GGNN as GGNN
     from weft.models.ggnn import GatedGraph as GatedGraph
-    from weft.models.ggnn import GGNNConfig as GGNNConfig
     from weft.models.ggnn import candidate_log_probabilities as candidate_log_probabilities
     from weft.models.ggnn import candidate_loss as candidate_loss
     from weft.models.ggnn import right_choices as right_choices
     from weft.models.mpeu import MPEU as MPEU
-    from weft.models.mpeu import MPEUConfig as MPEUConfig
     from weft.models.painn import PaiNN as PaiNN
-    from weft.models.painn import PaiNNConfig as PaiNNConfig
     from weft.models.painn import painn_from_schnetpack as painn_from_schnetpack
     from weft.models.sage import GraphSAGE as GraphSAGE
-    from weft.models.sage import SAGEConfig as SAGEConfig
     from weft.models.sage import SAGELayer as SAGELayer
     from weft.models.scaling import Standardised as Standardised
     from weft.models.scaling import TargetScale as TargetScale
     from weft.models.scaling import learn_scale as learn_scale
     from weft.models.schnet import SchNet as SchNet
-    from weft.models.schnet import SchNetConfig as SchNetConfig
     from weft.models.schnet import schnet_from_torch_geometric as schnet_from_torch_geometric
 else:
     __all__ = lazy_names(__name__)

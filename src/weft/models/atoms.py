@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,35 +15,11 @@ from weft.checked_indices import right_pairs, trust
 from weft.graphs import GraphBatch
 from weft.kernels import gather_receivers, gather_senders, segment_mean, segment_sum
 from weft.kernels.pairs import EdgePairs, pair_spmm, sorted_pairs
-
-Pooling = Literal["sum", "mean"]
+from weft.models.config import Pooling
 
 # Å². Padding edges have no length, and the root of 0 no slope.
 _TINY = 1e-12
 _HEAVIEST = 118
-
-
-def check_settings(
-    config: Any, *, least: Mapping[str, int], positive: Mapping[str, str], pooling: Sequence[str]
-) -> None:
-    """Raise ValueError for a setting that makes no model.
-
-    Args:
-        config: the settings.
-        least: the smallest value of whole numbers, by name.
-        positive: the units of numbers above 0, by name; None is none of them.
-        pooling: names of ways to pool.
-    """
-    for name, smallest in least.items():
-        if (value := getattr(config, name)) < smallest:
-            raise ValueError(f"{name} is {value}; it must be at least {smallest}")
-    for name, unit in positive.items():
-        value = getattr(config, name)
-        if value is not None and not 0 < value < math.inf:
-            raise ValueError(f"{name} is {value} {unit}; it must be above 0 and finite")
-    for name in pooling:
-        if (value := getattr(config, name)) not in get_args(Pooling):
-            raise ValueError(f"{name} is {value!r}; it must be 'sum' or 'mean'")
 
 
 class Elements(nn.Module):

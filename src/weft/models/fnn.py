@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-Activation = Literal["relu", "gelu", "tanh", "sigmoid"]
+from weft.models.config import Activation, FNNConfig
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
@@ -17,27 +15,6 @@ _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "tanh": functional.tanh,
     "sigmoid": functional.sigmoid,
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class FNNConfig:
-    """What lies between the layers of an FNN.
-
-    Attributes:
-        dropout: probability of dropping a hidden activation in training.
-        activation: of every hidden layer.
-    """
-
-    dropout: float = 0.0
-    activation: Activation = "relu"
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout is {self.dropout}; it must be in [0, 1)")
-        if self.activation not in get_args(Activation):
-            raise ValueError(
-                f"activation is {self.activation!r}; choose from {', '.join(get_args(Activation))}"
-            )
 
 
 class FNN(nn.Module):

@@ -3,38 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from weft.graphs import GraphBatch
 from weft.kernels import dropout, relu_dropout, spmm
+from weft.models.config import GCNConfig
 
 FIRST_PRODUCT = "ax"
 """Node column that holds the first layer's A x where it was computed ahead of training."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GCNConfig:
-    """Shape of a GCN.
-
-    Attributes:
-        hidden: widths of the hidden layers.
-        dropout: probability of dropping a hidden activation.
-        input_dropout: the same for input features; 0 allows the first product to be kept.
-    """
-
-    hidden: tuple[int, ...] = (16,)
-    dropout: float = 0.5
-    input_dropout: float = 0.5
-
-    def __post_init__(self) -> None:
-        for name in ("dropout", "input_dropout"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
-        if not all(width > 0 for width in self.hidden):
-            raise ValueError(f"hidden widths are {self.hidden}; each must be at least 1")
 
 
 class GCNLayer(nn.Module):

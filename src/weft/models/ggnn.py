@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +15,8 @@ from weft.kernels import dropout, gru, segment_max, segment_sum
 from weft.kernels.custom_op import require
 from weft.kernels.segment_ops import gather
 from weft.layout import TypedEdges
-from weft.sources.program_graph import CANDIDATE, NUM_TYPES, SLOT, VOCABULARY
-
-Start = Literal["subtokens", "bits"]
+from weft.models.config import GGNNConfig
+from weft.sources.program_graph import CANDIDATE, SLOT
 
 
 class Adjacency(Protocol):
@@ -98,37 +96,6 @@ class GatedGraph(nn.Module):
         messages = dropout(messages, self.dropout, self.training)
         cell = self.cell
         return gru(messages, h, cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GGNNConfig:
-    """A gated graph network that scores nodes.
-
-    Attributes:
-        hidden: H, features of a node.
-        steps: T, rounds of messages.
-        num_types: P, edge types; those of programs and their reverses by default.
-        vocabulary: rows of the embedding of subtokens.
-        start: a node begins as the mean of its `subtokens` and its role, or as `bits`: its role
-            alone, without any name.
-        dropout: of the messages.
-        recompute: less memory for more time, see `GatedGraph`.
-    """
-
-    hidden: int = 128
-    steps: int = 8
-    num_types: int = NUM_TYPES
-    vocabulary: int = VOCABULARY
-    start: Start = "subtokens"
-    dropout: float = 0.0
-    recompute: bool = False
-
-    def __post_init__(self) -> None:
-        if self.start not in get_args(Start):
-            raise ValueError(f"start is {self.start!r}; choose from {', '.join(get_args(Start))}")
-        for name, low in (("hidden", 2), ("vocabulary", 2)):
-            if getattr(self, name) < low:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {low}")
 
 
 class GGNN(nn.Module):

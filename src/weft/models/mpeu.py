@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor, nn
 
 from weft.graphs import GraphBatch
@@ -11,53 +9,16 @@ from weft.kernels import edge_softplus, gaussian_product, shifted_softplus, spmm
 from weft.models.atoms import (
     Elements,
     Neighbours,
-    Pooling,
     aggregation_scale,
-    check_settings,
     envelope,
     glorot,
     neighbours_of,
     pool,
 )
+from weft.models.config import MPEUConfig
 
 # Å. See `neighbours_of`.
 _STEP = 0.1
-
-
-@dataclass(frozen=True, kw_only=True)
-class MPEUConfig:
-    """The defaults are those of Speckhard et al. (2025): 173,152 weights.
-
-    Attributes:
-        hidden: features of an atom and of an edge.
-        layers: interactions.
-        centres: an edge begins as Gaussians of its length, at 0, spacing, 2 spacing, ...
-        spacing: between centres, Å.
-        sharpness: a Gaussian is exp(-sharpness · (d - centre)²), in 1 / Å².
-        cutoff: messages fall to 0 at this distance, by a cosine, Å; None: they do not.
-        aggregation: of messages; `sum` for forces: the number that a mean divides by jumps where
-            a neighbour crosses the cutoff.
-        readout: of the atoms' values; `sum` for a model whose energy grows with the molecule.
-        elements: atomic numbers that the model knows.
-    """
-
-    hidden: int = 64
-    layers: int = 3
-    centres: int = 150
-    spacing: float = 0.1
-    sharpness: float = 10.0
-    cutoff: float | None = None
-    aggregation: Pooling = "mean"
-    readout: Pooling = "mean"
-    elements: tuple[int, ...] = (1, 6, 7, 8, 9)
-
-    def __post_init__(self) -> None:
-        check_settings(
-            self,
-            least={"hidden": 2, "layers": 1, "centres": 1},
-            positive={"spacing": "Å", "sharpness": "1/Å²", "cutoff": "Å"},
-            pooling=("aggregation", "readout"),
-        )
 
 
 class EdgeInteraction(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,48 +13,11 @@ from weft.graphs import GraphBatch
 from weft.kernels import gaussian_basis
 from weft.kernels.painn_message import painn_message
 from weft.kernels.painn_mixing import invariants, update
-from weft.models.atoms import (
-    Elements,
-    Pooling,
-    check_settings,
-    edge_vectors,
-    envelope,
-    glorot,
-    lengths,
-    pool,
-)
+from weft.models.atoms import Elements, edge_vectors, envelope, glorot, lengths, pool
+from weft.models.config import PaiNNConfig, Pooling
 
 # Added to the square of a vector feature's length: the root of 0 has no slope.
 _EPSILON = 1e-8
-
-
-@dataclass(frozen=True, kw_only=True)
-class PaiNNConfig:
-    """Shape of a PaiNN.
-
-    Attributes:
-        hidden: F, scalar and vector features of an atom.
-        layers: rounds of messages.
-        radial: Gaussians from 0 to the cutoff, evenly spaced, that describe a distance.
-        cutoff: messages fall to 0 at this distance, by a cosine, Å.
-        elements: atomic numbers that the model knows.
-        readout: of the atoms' values; `sum` for an energy that grows with the molecule.
-    """
-
-    hidden: int = 128
-    layers: int = 3
-    radial: int = 20
-    cutoff: float = 5.0
-    elements: tuple[int, ...] = (1, 6, 7, 8, 9)
-    readout: Pooling = "sum"
-
-    def __post_init__(self) -> None:
-        check_settings(
-            self,
-            least={"hidden": 2, "layers": 1, "radial": 2},
-            positive={"cutoff": "Å"},
-            pooling=("readout",),
-        )
 
 
 class Mixing(nn.Module):

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
 from weft.graphs import GraphBatch
 from weft.kernels import dropout, relu_dropout, spmm
-from weft.models.gcn import GCNConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class SAGEConfig(GCNConfig):
-    """Shape of a GraphSAGE network, as that of a GCN; by default no features are dropped."""
-
-    input_dropout: float = 0.0
+from weft.models.config import SAGEConfig
 
 
 class SAGELayer(nn.Module):

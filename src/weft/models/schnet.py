@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,9 +15,7 @@ from weft.kernels.readout import readout
 from weft.models.atoms import (
     Elements,
     Neighbours,
-    Pooling,
     aggregation_scale,
-    check_settings,
     envelope,
     glorot,
     is_only_linear,
@@ -26,48 +23,7 @@ from weft.models.atoms import (
     neighbours_of,
     pool,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SchNetConfig:
-    """The defaults are those of Speckhard et al. (2025): 80,352 weights.
-
-    Attributes:
-        hidden: features of an atom.
-        filters: features of a filter.
-        layers: interactions.
-        centres: Gaussians at 0, spacing, 2 spacing, ...
-        spacing: between centres, Å.
-        sharpness: a Gaussian is exp(-sharpness · (d - centre)²), in 1 / Å².
-        cutoff: filters fall to 0 at this distance, by a cosine, Å; None: they do not.
-        activate_filter: the last layer of the filter network has an activation too.
-        bias: layers have biases (the one that makes a sender's message never has).
-        aggregation: of messages; `sum` for forces: the number that a mean divides by jumps where
-            a neighbour crosses the cutoff.
-        readout: of the atoms' values; `sum` for a model whose energy grows with the molecule.
-        elements: atomic numbers that the model knows.
-    """
-
-    hidden: int = 64
-    filters: int = 64
-    layers: int = 3
-    centres: int = 150
-    spacing: float = 0.1
-    sharpness: float = 10.0
-    cutoff: float | None = None
-    activate_filter: bool = True
-    bias: bool = False
-    aggregation: Pooling = "mean"
-    readout: Pooling = "mean"
-    elements: tuple[int, ...] = (1, 6, 7, 8, 9)
-
-    def __post_init__(self) -> None:
-        check_settings(
-            self,
-            least={"hidden": 2, "filters": 1, "layers": 1, "centres": 1},
-            positive={"spacing": "Å", "sharpness": "1/Å²", "cutoff": "Å"},
-            pooling=("aggregation", "readout"),
-        )
+from weft.models.config import Pooling, SchNetConfig
 
 
 class Interaction(nn.Module):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 import torch.distributed as dist
 
-DeviceName = Literal["auto", "cpu", "cuda"]
+from weft.parallel.method import DeviceName
 
 
 def own_device(name: DeviceName = "auto", *, ranks: int | None = None) -> torch.device:

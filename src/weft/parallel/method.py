@@ -8,6 +8,7 @@ from typing import Literal, get_args
 Exchange = Literal["rows", "blocks"]
 Panels = Literal["kept", "sent"]
 Precision = Literal["full", "bfloat16"]
+DeviceName = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True, kw_only=True)

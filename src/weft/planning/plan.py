@@ -14,7 +14,7 @@ from weft.batching import BatchingConfig
 from weft.errors import DataError
 from weft.files import json_text, parse_json, write_atomically
 from weft.planning.candidate import Candidate
-from weft.training.compilation import CompileMode
+from weft.training.config import CompileMode
 
 SCHEMA = "weft plan 2"
 CHOSEN = "chosen"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from weft.errors import DataError
 from weft.graphs import Graph, GraphTable
+from weft.recipes.structures.config import StructuresConfig
 from weft.recipes.structures.data import neighbour_table, some_of, structure_table
-from weft.recipes.structures.training import StructuresConfig
 from weft.sources import CATALOGUE, labelled_graph, load
 
 

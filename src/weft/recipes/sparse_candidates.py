@@ -14,7 +14,7 @@ from weft.planning.task import ENDLESS, Recipe, content_of_arrays, thread_counts
 from weft.recipes.links.data import Pairs
 from weft.recipes.links.training import PreparedLinks, train_links
 from weft.recipes.nodes.training import PreparedNodes, train_nodes
-from weft.training.sparsifiers import SparsityConfig
+from weft.training.config import SparsityConfig
 
 _IDLE = (
     *("data", "walks", "length", "learning_rate", "schedule", "epochs", "checkpoint_every"),

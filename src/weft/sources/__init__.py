@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from weft.sources.citations import random_split as random_split
     from weft.sources.citations import row_normalise as row_normalise
     from weft.sources.citations import shchur as shchur
+    from weft.sources.config import Cutoff as Cutoff
+    from weft.sources.config import FullyConnected as FullyConnected
+    from weft.sources.config import Nearest as Nearest
+    from weft.sources.config import Neighbours as Neighbours
     from weft.sources.crystals import crystals_table as crystals_table
     from weft.sources.download import fetch as fetch
     from weft.sources.edge_lists import EdgeList as EdgeList
@@ -33,10 +37,6 @@ if TYPE_CHECKING:
     from weft.sources.labelled_graphs import pubmed_temporal as pubmed_temporal
     from weft.sources.labelled_graphs import read_node_labels as read_node_labels
     from weft.sources.matrix_market import read_matrix_market as read_matrix_market
-    from weft.sources.neighbours import Cutoff as Cutoff
-    from weft.sources.neighbours import FullyConnected as FullyConnected
-    from weft.sources.neighbours import Nearest as Nearest
-    from weft.sources.neighbours import Neighbours as Neighbours
     from weft.sources.neighbours import with_neighbours as with_neighbours
     from weft.sources.programs import program_table as program_table
     from weft.sources.programs import split_by_file as split_by_file

@@ -27,9 +27,10 @@ from weft.sources.citations import (
     planetoid,
     shchur,
 )
+from weft.sources.config import EdgeColumn
 from weft.sources.crystals import crystals_table
 from weft.sources.download import fetch
-from weft.sources.edge_lists import EdgeColumn, edge_list_graph, read_edge_list
+from weft.sources.edge_lists import edge_list_graph, read_edge_list
 from weft.sources.great_files import read_great
 from weft.sources.labelled_graphs import labelled_graph, pubmed_temporal
 from weft.sources.matrix_market import read_matrix_market

@@ -15,9 +15,7 @@ import numpy as np
 from weft.errors import DataError
 from weft.graphs import Array, Graph
 from weft.sources import edge_list_parser as loops
-
-EdgeColumn = Literal["src", "dst", "time", "weight"]
-"""What a token of a line may be."""
+from weft.sources.config import EdgeColumn
 
 IdKind = Literal["auto", "integer", "text"]
 

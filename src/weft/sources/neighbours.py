@@ -17,6 +17,7 @@ from weft.errors import DataError
 from weft.graphs import Array, Column, GraphTable, open_table, table_from_columns, write_table
 from weft.graphs.table import offsets_of
 from weft.sources.cache import full_disk_named
+from weft.sources.config import Cutoff, FullyConnected, Nearest, Neighbours
 from weft.sources.neighbour_loops import closest, count_within, nearest_within, pairs_within
 from weft.sources.periodic_images import Pairs, nearest_images, pairs_of_images
 from weft.sources.progress import progress_bar
@@ -29,47 +30,6 @@ _CHUNK_EDGES = 2**20
 # Building a graph needs some 100 bytes an edge, a table in memory 12 or 24.
 _MOST_EDGES = 2**25
 _MOST_EDGES_IN_MEMORY = 2**27
-
-
-@dataclass(frozen=True, kw_only=True)
-class FullyConnected:
-    """Every ordered pair of a molecule's atoms is an edge; not for periodic structures."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cutoff:
-    """Every pair of atoms, or of their periodic images, nearer than `radius` is an edge.
-
-    Attributes:
-        radius: in Å.
-    """
-
-    radius: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.radius < math.inf:
-            raise ValueError(f"radius is {self.radius} Å; a cutoff is above 0 and finite")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Nearest:
-    """The `k` nearest atoms of each atom, periodic images among them, send an edge to it.
-
-    A molecule of k atoms or fewer has every pair. Ties (to 1e-5 Å) go to the lower sender, then
-    to the lower image.
-
-    Attributes:
-        k: edges that enter an atom.
-    """
-
-    k: int
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ValueError(f"k is {self.k}; an atom needs at least 1 neighbour")
-
-
-Neighbours = FullyConnected | Cutoff | Nearest
 
 
 def with_neighbours(

@@ -11,7 +11,6 @@ import numpy as np
 
 from weft.errors import DataError
 from weft.graphs import Array, Column, Graph
-from weft.layout.orders import ORDERS
 
 EDGE_TYPES = (
     "Child",
@@ -149,6 +148,9 @@ def program_graph(
         DataError: an edge to a node that is not there, fewer than two candidates, or a slot,
             right or recent candidate that is none.
     """
+    # The constants above are read where options are printed, without waiting for scipy.
+    from weft.layout.orders import ORDERS
+
     n = len(subtokens)
     _check(n, edges, slot, candidates, correct, recent)
     keys = np.unique((edges[:, 0] * n + edges[:, 1]) * n + edges[:, 2])

@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     from weft.training.batches import graphs_in as graphs_in
     from weft.training.checkpoint import load_weights as load_weights
     from weft.training.compilation import Compilation as Compilation
-    from weft.training.compilation import CompileMode as CompileMode
     from weft.training.compilation import worth_compiling as worth_compiling
+    from weft.training.config import CompileMode as CompileMode
     from weft.training.config import FitConfig as FitConfig
     from weft.training.config import FitResult as FitResult
     from weft.training.config import NonFiniteLoss as NonFiniteLoss
+    from weft.training.config import ScheduleConfig as ScheduleConfig
     from weft.training.loop import fit as fit
     from weft.training.metrics import MetricsLog as MetricsLog
     from weft.training.metrics import read_metrics as read_metrics
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from weft.training.numerics import prepare_process as prepare_process
     from weft.training.randomness import seed_everything as seed_everything
     from weft.training.run import Run as Run
-    from weft.training.schedules import ScheduleConfig as ScheduleConfig
     from weft.training.schedules import make_scheduler as make_scheduler
 else:
     __all__ = lazy_names(__name__)

@@ -14,15 +14,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
 from weft.graphs import GraphBatch
+from weft.training.config import CompileMode
 from weft.training.step_hooks import note_compilation
 
-CompileMode = Literal["eager", "static", "dynamic"]
 Backend = Callable[[torch.fx.GraphModule, list[Tensor]], Callable[..., Any]]
 
 _SETTINGS = {

@@ -2,8 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+CompileMode = Literal["eager", "static", "dynamic"]
+Form = Literal["dense", "sparse"]
+Shape = Literal["constant", "linear", "cosine", "exponential"]
+SparsifierName = Literal[
+    "none",
+    "rigl",
+    "set",
+    "snfs",
+    "random",
+    "magnitude",
+    "snip",
+    "grasp",
+    "synflow",
+    "gmp",
+    "slr",
+    "admm",
+    "oneshot",
+    "lottery",
+]
+# Those with as many weights from the first step to the last.
+_CONSTANT = ("rigl", "set", "snfs", "random", "magnitude", "snip", "grasp", "synflow")
 
 
 class NonFiniteLoss(ValueError):
@@ -100,3 +123,103 @@ class FitResult:
     best_epoch: int | None
     seconds: float
     graphs_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparsityConfig:
+    """How a recipe's weights become sparse.
+
+    Attributes:
+        sparsify: rigl, set, snfs: drop and grow while training; random, magnitude, snip, grasp,
+            synflow: masks chosen once, before training; gmp: pruned by and by; slr, admm: dense
+            for half of the epochs, re-weighted for a quarter, pruned and retrained; oneshot: the
+            same without re-weighting; lottery: found by `rounds` trainings before the last; none:
+            dense.
+        sparsity: share of the weights that is 0, biases left alone.
+        form: of the layers in training, for a method with as many weights from the first step to
+            the last (rigl, set, snfs, random, magnitude, snip, grasp, synflow). dense: masks on
+            all weights, which saves no time; sparse: only the weights that are there are kept,
+            multiplied and updated, which is faster in wide layers that are sparse enough.
+        update_every: rigl, set, snfs, gmp: steps from one change of the masks to the next; 0 for a
+            twentieth of the training.
+        death: rigl, set, snfs: share of the weights dropped at the first change.
+        rho: slr, admm: ρ, how strongly weights are drawn to their sparse copy; slr's first step
+            too.
+        rounds: lottery: trainings before the last.
+    """
+
+    sparsify: SparsifierName = "none"
+    sparsity: float = 0.906
+    form: Form = "dense"
+    update_every: int = 0
+    death: float = 0.5
+    rho: float = 0.01
+    rounds: int = 5
+
+    def __post_init__(self) -> None:
+        if self.sparsify not in get_args(SparsifierName):
+            raise ValueError(
+                f"sparsify is {self.sparsify!r}; choose from {', '.join(get_args(SparsifierName))}"
+            )
+        if not 0 <= self.sparsity < 1:
+            raise ValueError(f"sparsity is {self.sparsity}; it is from 0 (dense) to below 1")
+        if self.form not in get_args(Form):
+            raise ValueError(f"form is {self.form!r}; choose from {', '.join(get_args(Form))}")
+        if self.form == "sparse" and not self.may_be_sparse:
+            why = (
+                "there is nothing to leave out without a method"
+                if self.sparsify == "none"
+                else f"{self.sparsify} needs all weights for a part of the training"
+            )
+            raise ValueError(
+                f"form is sparse, but {why}: choose sparsify from {', '.join(_CONSTANT)}, or leave "
+                "the form dense"
+            )
+        for name, low in (("update_every", 0), ("rounds", 1)):
+            if getattr(self, name) < low:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {low}")
+        if not 0 < self.death <= 1:
+            raise ValueError(f"death is {self.death}; it must be above 0 and at most 1")
+        if not self.rho > 0:
+            raise ValueError(f"rho is {self.rho}; it must be above 0")
+
+    @property
+    def may_be_sparse(self) -> bool:
+        """Whether the method can train with form = sparse."""
+        return self.sparsify in _CONSTANT
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """How the learning rate moves from step to step.
+
+    Attributes:
+        shape: after the warm-up: constant; a straight line or a half cosine down to `floor` at
+            the last step; or exponential.
+        warmup: steps over which the rate rises in a straight line from 0.
+        scale: factor on the optimizer's rate, for the linear scaling rule: k times the graphs in
+            a batch (or k ranks), k times the rate.
+        floor: where linear and cosine end, as a fraction of the rate.
+        factor: exponential: what the rate is multiplied by in `every` steps.
+        every: exponential: steps in which the rate falls, continuously, by `factor`.
+    """
+
+    shape: Shape = "constant"
+    warmup: int = 0
+    scale: float = 1.0
+    floor: float = 0.0
+    factor: float = 0.96
+    every: int = 100_000
+
+    def __post_init__(self) -> None:
+        if self.shape not in get_args(Shape):
+            raise ValueError(f"shape {self.shape!r} is not one of {', '.join(get_args(Shape))}")
+        for name, low, high in (
+            ("warmup", 0, math.inf),
+            ("scale", 0, math.inf),
+            ("floor", 0, 1),
+            ("factor", 0, math.inf),
+            ("every", 1, math.inf),
+        ):
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name} is {getattr(self, name)}; it is from {low} to {high}")

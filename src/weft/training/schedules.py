@@ -4,49 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, get_args
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-Shape = Literal["constant", "linear", "cosine", "exponential"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScheduleConfig:
-    """How the learning rate moves from step to step.
-
-    Attributes:
-        shape: after the warm-up: constant; a straight line or a half cosine down to `floor` at
-            the last step; or exponential.
-        warmup: steps over which the rate rises in a straight line from 0.
-        scale: factor on the optimizer's rate, for the linear scaling rule: k times the graphs in
-            a batch (or k ranks), k times the rate.
-        floor: where linear and cosine end, as a fraction of the rate.
-        factor: exponential: what the rate is multiplied by in `every` steps.
-        every: exponential: steps in which the rate falls, continuously, by `factor`.
-    """
-
-    shape: Shape = "constant"
-    warmup: int = 0
-    scale: float = 1.0
-    floor: float = 0.0
-    factor: float = 0.96
-    every: int = 100_000
-
-    def __post_init__(self) -> None:
-        if self.shape not in get_args(Shape):
-            raise ValueError(f"shape {self.shape!r} is not one of {', '.join(get_args(Shape))}")
-        for name, low, high in (
-            ("warmup", 0, math.inf),
-            ("scale", 0, math.inf),
-            ("floor", 0, 1),
-            ("factor", 0, math.inf),
-            ("every", 1, math.inf),
-        ):
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(f"{name} is {getattr(self, name)}; it is from {low} to {high}")
+from weft.training.config import ScheduleConfig
 
 
 def make_scheduler(optimizer: Optimizer, config: ScheduleConfig, total_steps: int) -> LambdaLR:

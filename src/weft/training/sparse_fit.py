@@ -15,11 +15,11 @@ from weft.sparsify import Masks
 from weft.sparsify.densities import EmptyLayer
 from weft.sparsify.layers import SparseLinear
 from weft.training.checkpoint import load_checkpoint
-from weft.training.config import FitConfig, FitResult
+from weft.training.config import FitConfig, FitResult, SparsityConfig
 from weft.training.loop import fit
 from weft.training.run import Run
 from weft.training.sparse_form import sparse_layers, to_sparse_form, to_sparse_form_of
-from weft.training.sparsifiers import Sparsifier, SparsityConfig, sparsifier_for
+from weft.training.sparsifiers import Sparsifier, sparsifier_for
 from weft.training.step_costs import StepCosts, step_costs
 
 SELECTION = "selection"

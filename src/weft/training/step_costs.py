@@ -16,9 +16,9 @@ from weft.sparsify.accelerate import fastest
 from weft.sparsify.flop_counter import count_flops
 from weft.sparsify.layers import to_dense
 from weft.sparsify.schedules import DropSchedule
+from weft.training.config import SparsityConfig
 from weft.training.numerics import denormals_flushed
 from weft.training.sparse_form import sparse_layers
-from weft.training.sparsifiers import SparsityConfig
 
 # Steps between two changes of masks that a timing never comes to.
 _NEVER = 10**9

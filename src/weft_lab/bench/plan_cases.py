@@ -13,15 +13,16 @@ from weft.planning.candidate import Candidate
 from weft.planning.task import Recipe, thread_counts
 from weft.recipes.full_graph.candidates import FullGraphRecipe
 from weft.recipes.full_graph.config import FullGraphConfig
-from weft.recipes.links.training import LinksConfig, prepare_links
+from weft.recipes.links.config import LinksConfig
+from weft.recipes.links.training import prepare_links
 from weft.recipes.programs.candidates import ProgramsRecipe
 from weft.recipes.programs.config import ProgramsConfig
 from weft.recipes.programs.data import read_programs
 from weft.recipes.recipe_data import read_structures
 from weft.recipes.sparse_candidates import LinksRecipe
 from weft.recipes.structures.candidates import StructuresRecipe
-from weft.recipes.structures.data import NeighbourConfig, some_of
-from weft.recipes.structures.training import StructuresConfig
+from weft.recipes.structures.config import NeighbourConfig, StructuresConfig
+from weft.recipes.structures.data import some_of
 from weft.sources.synthetic import planted_partition, temporal
 from weft.training.compilation import why_not_inductor
 

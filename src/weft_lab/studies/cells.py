@@ -16,9 +16,10 @@ from torch import nn
 
 from weft.batching import BatchingConfig, GraphSampler, PolicyName, graph_sizes
 from weft.graphs import GraphTable, assemble
+from weft.recipes.structures.config import ModelName
 from weft.recipes.structures.data import LABEL
-from weft.recipes.structures.training import ModelName
-from weft.training.compilation import Compilation, CompileMode
+from weft.training.compilation import Compilation
+from weft.training.config import CompileMode
 
 # Steps before anything is timed: kernels are loaded, memory is taken, caches fill.
 _WARM_UP = 3

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from weft.batching import BatchingConfig, PolicyName
 from weft.graphs import GraphTable
-from weft.recipes.structures.data import NeighbourConfig
-from weft.recipes.structures.training import ModelName, StructuresConfig, train_structures
+from weft.recipes.structures.config import ModelName, NeighbourConfig, StructuresConfig
+from weft.recipes.structures.training import train_structures
 
 Errors = dict[str, list[float]]
 """Test RMSE of each seed in order, by policy, in the target's unit."""

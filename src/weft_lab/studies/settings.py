@@ -11,9 +11,9 @@ import numpy as np
 from weft.batching import POLICIES, BatchingConfig, PolicyName
 from weft.errors import DataError
 from weft.graphs import GraphTable
-from weft.recipes.structures.data import NeighbourConfig, usable_structures
-from weft.recipes.structures.training import ModelName, StructuresConfig
-from weft.training.compilation import CompileMode
+from weft.recipes.structures.config import ModelName, NeighbourConfig, StructuresConfig
+from weft.recipes.structures.data import usable_structures
+from weft.training.config import CompileMode
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

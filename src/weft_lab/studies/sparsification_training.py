@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from weft.graphs import Array, Graph
-from weft.recipes.links.training import LinksConfig, PreparedLinks, prepare_links, train_links
-from weft.recipes.nodes.training import NodesConfig, PreparedNodes, prepare_nodes, train_nodes
+from weft.recipes.links.config import LinksConfig
+from weft.recipes.links.training import PreparedLinks, prepare_links, train_links
+from weft.recipes.nodes.config import NodesConfig
+from weft.recipes.nodes.training import PreparedNodes, prepare_nodes, train_nodes
 from weft.sources import EdgeList
 from weft.sparsify import FlopCount, count_flops, rigl_step_flops
 from weft.training.metrics import read_metrics

@@ -9,7 +9,8 @@ from rich.progress import Progress
 
 from weft.errors import DataError
 from weft.graphs import open_table, write_table
-from weft.recipes.nodes.citations import CitationsConfig, citation_batch, train_citations
+from weft.recipes.nodes.citations import citation_batch, train_citations
+from weft.recipes.nodes.config import CitationsConfig
 from weft.sources import planted_partition
 from weft_lab.bench import CitationsBench, bench_citations
 from weft_lab.bench.runner import Entry, run_case

@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import torch
-
-from weft.models import GCN, GCNConfig, GraphSAGE, SAGEConfig
+from weft.models.config import GCNConfig, SAGEConfig
 from weft.parallel.cost import Estimate, Problem, choose, estimate
-from weft.parallel.device import DeviceName
 from weft.parallel.grid import Grid, grid_of, grids_for
 from weft.parallel.machine import NETWORKS, Machine
-from weft.parallel.method import Method
-from weft.sources.edge_lists import EdgeColumn
+from weft.parallel.method import DeviceName, Method
+from weft.sources.config import EdgeColumn
 from weft.training.config import FitConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from weft.models import GCN, GraphSAGE
 
 Normalisation = Literal["auto", "symmetric", "row", "none"]
 PartitionName = Literal["contiguous", "random", "metis", "rcm"]
@@ -168,6 +170,8 @@ class FullGraphConfig:
 
     def make_model(self, features: int, classes: int) -> GCN | GraphSAGE:
         """The network, its weights drawn from the global random numbers."""
+        from weft.models import GCN, GraphSAGE
+
         layers = self.layers()
         model: GCN | GraphSAGE
         if isinstance(layers, SAGEConfig):
@@ -179,6 +183,8 @@ class FullGraphConfig:
     @property
     def torch_dtype(self) -> torch.dtype:
         """The same for torch."""
+        import torch
+
         return torch.float32 if self.dtype == "float32" else torch.float64
 
     @property

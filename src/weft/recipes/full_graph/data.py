@@ -28,7 +28,8 @@ from weft.sources import (
     row_normalise,
     shchur,
 )
-from weft.sources.edge_lists import EdgeColumn, both_directions
+from weft.sources.config import EdgeColumn
+from weft.sources.edge_lists import both_directions
 
 # In the key of cached tables: another one when what is made of the same data changes.
 _VERSION = 3

@@ -11,7 +11,8 @@ import torch
 from weft.errors import DataError
 from weft.graphs import Array
 from weft.models import FNN
-from weft.recipes.links.training import KIND, LinksConfig, link_logits, make_fnn
+from weft.recipes.links.config import LinksConfig
+from weft.recipes.links.training import KIND, link_logits, make_fnn
 from weft.recipes.structures.prediction import from_json
 from weft.training.saved_inputs import KeptInputs, kept_inputs, kind_of
 from weft.training.sparse_form import load_dense

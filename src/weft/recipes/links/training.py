@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from weft.graphs import Array
-from weft.models import FNN, FNNConfig
+from weft.models import FNN
+from weft.recipes.links.config import LinksConfig
 from weft.recipes.links.data import LinkSplit, split_links, walk_embedding
 from weft.sources import EdgeList
 from weft.sparsify import Masks
@@ -22,11 +23,10 @@ from weft.training.config import FitResult
 from weft.training.randomness import seed_everything
 from weft.training.run import Run
 from weft.training.saved_inputs import keep_inputs
-from weft.training.schedules import ScheduleConfig, make_scheduler
+from weft.training.schedules import make_scheduler
 from weft.training.scores import Score, average_precision, bootstrap, roc_auc
 from weft.training.sparse_fit import fit_sparse
 from weft.training.sparse_form import load_dense
-from weft.training.sparsifiers import SparsityConfig
 from weft.training.step_costs import StepCosts
 from weft.training.tensor_batches import RowBatches
 
@@ -34,76 +34,6 @@ KIND = "links"
 
 # Pairs at a time where no gradient is needed, and at most where a fixed sample is.
 _ROWS = 2**16
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinksConfig(SparsityConfig):
-    """An FNN that tells from the embeddings of two nodes whether an edge joins them.
-
-    Attributes:
-        data: a temporal data set of `weft data list`, or an edge list of your own: src dst time.
-        walks: temporal walks from each node.
-        length: nodes of a walk.
-        dim: width of an embedding; the network reads two.
-        keep: fraction of the embeddings' values that stay, the largest; 1 for dense embeddings.
-        hidden: widths of the hidden layers.
-        model: what lies between the layers.
-        test: fraction of the edges, the latest, to test on.
-        validation: fraction of the edges, those before them, to choose the best weights by.
-        compat: the paper's split: validation edges are learned from, and embeddings see the test's
-            edges. Scores are then too good.
-        batch_size: pairs in a step.
-        learning_rate: of SGD.
-        momentum: of SGD.
-        schedule: how the learning rate moves.
-        epochs: passes over the training pairs.
-        checkpoint_every: steps from one checkpoint to the next; 0 for every 30 seconds.
-        seed: of walks, embeddings, pairs, weights and batches.
-    """
-
-    data: str = "CollegeMsg"
-    walks: int = 10
-    length: int = 5
-    dim: int = 8
-    keep: float = 1.0
-    hidden: tuple[int, ...] = (128,)
-    model: FNNConfig = field(default_factory=FNNConfig)
-    test: float = 0.2
-    validation: float = 0.1
-    compat: bool = False
-    batch_size: int = 128
-    learning_rate: float = 0.1
-    momentum: float = 0.0
-    schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(shape="cosine"))
-    epochs: int = 40
-    checkpoint_every: int = 0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, low in (
-            ("walks", 1),
-            ("length", 2),
-            ("dim", 1),
-            ("batch_size", 1),
-            ("learning_rate", 0),
-            ("epochs", 1),
-            ("checkpoint_every", 0),
-            ("seed", 0),
-        ):
-            if not getattr(self, name) >= low:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {low}")
-        if not all(width > 0 for width in self.hidden):
-            raise ValueError(f"hidden widths are {self.hidden}; each must be at least 1")
-        if not 0 < self.keep <= 1:
-            raise ValueError(f"keep is {self.keep}; it is a fraction above 0, up to 1")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum is {self.momentum}; it must be in [0, 1)")
-        if not (self.test > 0 and self.validation > 0 and self.test + self.validation < 1):
-            raise ValueError(
-                f"test is {self.test} and validation {self.validation}; fractions above 0 that "
-                "leave some edges for training are wanted"
-            )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

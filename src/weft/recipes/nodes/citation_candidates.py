@@ -10,7 +10,8 @@ from typing import Any
 from weft.graphs import GraphTable
 from weft.planning.candidate import Candidate, applied
 from weft.planning.task import ENDLESS, Recipe, content_of, thread_counts
-from weft.recipes.nodes.citations import CitationsConfig, citation_batch, train_citations
+from weft.recipes.nodes.citations import citation_batch, train_citations
+from weft.recipes.nodes.config import CitationsConfig
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,66 +13,15 @@ from torch.nn import functional
 
 from weft.errors import DataError
 from weft.graphs import GraphBatch, GraphTable, assemble, gcn_weights, table_from_graphs
-from weft.models import GCN, GCNConfig
+from weft.models import GCN
+from weft.recipes.nodes.config import CitationsConfig
 from weft.sources import row_normalise
 from weft.training.checkpoint import load_weights
-from weft.training.config import FitConfig, FitResult
+from weft.training.config import FitResult
 from weft.training.loop import fit
 from weft.training.randomness import seed_everything
 from weft.training.run import Run
-from weft.training.schedules import ScheduleConfig, make_scheduler
-
-CitationSet = Literal["cora", "citeseer", "pubmed", "cora-package"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CitationsConfig:
-    """Two-layer GCN on a citation graph, with the settings of Kipf and Welling (2017).
-
-    Attributes:
-        data: the citation graph; cora, citeseer and pubmed have the public split, cora-package
-            comes with the extra `data` and has a random one like it.
-        model: shape of the network.
-        learning_rate: of Adam.
-        schedule: how the learning rate moves; a step is an epoch here.
-        weight_decay: on the first layer's weights.
-        epochs: full-batch steps.
-        patience: stop after this many epochs without a better validation accuracy.
-        checkpoint_every: steps from one checkpoint to the next; 0 for every 30 seconds.
-        seed: of the weights and of dropout.
-    """
-
-    data: CitationSet = "cora"
-    model: GCNConfig = field(default_factory=GCNConfig)
-    learning_rate: float = 0.01
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    weight_decay: float = 5e-4
-    epochs: int = 200
-    patience: int | None = None
-    checkpoint_every: int = 0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        self.fit_config(quiet=True)
-        for name in ("learning_rate", "weight_decay", "seed"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
-        if self.schedule.warmup > self.epochs:
-            raise ValueError(
-                f"schedule.warmup is {self.schedule.warmup}; it must be at most epochs, "
-                f"{self.epochs}"
-            )
-
-    def fit_config(self, *, quiet: bool) -> FitConfig:
-        """What the training loop is asked to do."""
-        return FitConfig(
-            epochs=self.epochs,
-            monitor="validation_accuracy",
-            mode="max",
-            patience=self.patience,
-            checkpoint_every=self.checkpoint_every,
-            quiet=quiet,
-        )
+from weft.training.schedules import make_scheduler
 
 
 def citation_batch(table: GraphTable) -> GraphBatch:

@@ -12,7 +12,8 @@ from torch import Tensor
 from weft.errors import DataError
 from weft.graphs import Array, Graph, GraphBatch, assemble, table_from_graphs
 from weft.models import FNN, GCN
-from weft.recipes.nodes.training import KIND, NodesConfig, make_network
+from weft.recipes.nodes.config import NodesConfig
+from weft.recipes.nodes.training import KIND, make_network
 from weft.recipes.structures.prediction import from_json
 from weft.training.saved_inputs import KeptInputs, kept_inputs, kind_of
 from weft.training.sparse_form import load_dense

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,117 +20,24 @@ from weft.graphs import Array, Graph, GraphBatch, symmetrised, table_from_graphs
 from weft.models import FNN, GCN, FNNConfig, GCNConfig
 from weft.recipes.links.data import node_names, scaled, text_column
 from weft.recipes.nodes.citations import citation_batch
+from weft.recipes.nodes.config import NodesConfig
 from weft.sparsify import Masks
 from weft.training.config import FitResult
 from weft.training.randomness import seed_everything
 from weft.training.run import Run
 from weft.training.saved_inputs import keep_inputs
-from weft.training.schedules import ScheduleConfig, make_scheduler
+from weft.training.schedules import make_scheduler
 from weft.training.scores import Score, accuracy_score
 from weft.training.sparse_fit import fit_sparse
 from weft.training.sparse_form import load_dense
-from weft.training.sparsifiers import SparsityConfig
 from weft.training.step_costs import StepCosts
 from weft.training.tensor_batches import RowBatches
 from weft.walks import skip_gram, sparse_embedding, temporal_walks, uniform_walks
 
 KIND = "nodes"
 
-ModelName = Literal["fnn", "gcn"]
-SplitName = Literal["random", "public"]
 _PARTS = ("train", "validation", "test")
 _SPLIT = 60_20_20
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodesConfig(SparsityConfig):
-    """A network that tells the class of a node.
-
-    Attributes:
-        data: a data set of `weft data list` whose nodes have classes, or an edge list of your own
-            with a file of labels; every edge has a time: src dst time.
-        model: fnn: a network on embeddings of walks, in order of time where edges have times;
-            gcn: a graph convolutional network on features `x`.
-        split: random: 60% of the nodes with a class to learn from, 20% to choose the best weights
-            by, 20% to test on; public: that of the data set.
-        walks: fnn: walks from each node.
-        length: fnn: nodes of a walk.
-        dim: fnn: width of an embedding.
-        keep: fnn: fraction of the embeddings' values that stay, the largest; 1 for dense ones.
-        hidden: widths of the hidden layers; by default 256 and 128 (fnn), 16 (gcn).
-        dropout: of hidden activations; by default 0 (fnn), 0.5, of features too (gcn).
-        batch_size: fnn: nodes in a step; a gcn takes all of them.
-        learning_rate: of SGD (fnn) or Adam (gcn).
-        schedule: how the learning rate moves.
-        weight_decay: gcn: on the first layer's weights; by default 5e-5 for the random split,
-            5e-4 for the public one.
-        epochs: passes over the training nodes; by default 40 (fnn), 200 (gcn).
-        checkpoint_every: steps from one checkpoint to the next; 0 for every 30 seconds.
-        seed: of the split, walks, embeddings, weights, batches and dropout.
-    """
-
-    data: str = "cora"
-    model: ModelName = "gcn"
-    split: SplitName = "random"
-    walks: int = 10
-    length: int = 5
-    dim: int = 64
-    keep: float = 1.0
-    hidden: tuple[int, ...] | None = None
-    dropout: float | None = None
-    batch_size: int = 512
-    learning_rate: float = 0.1
-    schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(shape="cosine"))
-    weight_decay: float | None = None
-    epochs: int | None = None
-    checkpoint_every: int = 0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, known in (("model", ModelName), ("split", SplitName)):
-            if getattr(self, name) not in get_args(known):
-                raise ValueError(
-                    f"{name} is {getattr(self, name)!r}; choose from {', '.join(get_args(known))}"
-                )
-        for name, low in (
-            ("walks", 1),
-            ("length", 2),
-            ("dim", 1),
-            ("batch_size", 1),
-            ("learning_rate", 0),
-            ("weight_decay", 0),
-            ("epochs", 1),
-            ("checkpoint_every", 0),
-            ("seed", 0),
-        ):
-            value = getattr(self, name)
-            if value is not None and not value >= low:
-                raise ValueError(f"{name} is {value}; it must be at least {low}")
-        if self.hidden is not None and not all(width > 0 for width in self.hidden):
-            raise ValueError(f"hidden widths are {self.hidden}; each must be at least 1")
-        if self.dropout is not None and not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout is {self.dropout}; it must be in [0, 1)")
-        if not 0 < self.keep <= 1:
-            raise ValueError(f"keep is {self.keep}; it is a fraction above 0, up to 1")
-        if self.keep < 1 and self.model == "gcn":
-            raise ValueError("keep is for the embeddings of model = fnn; a gcn reads features")
-        if self.form == "sparse" and self.model == "gcn":
-            raise ValueError(
-                "form is sparse, but a gcn's layers have no sparse form: choose model = fnn, or "
-                "leave the form dense"
-            )
-
-    def settled(self) -> NodesConfig:
-        """The same with the model's own defaults where nothing is given."""
-        fnn = self.model == "fnn"
-        own: dict[str, Any] = {
-            "hidden": (256, 128) if fnn else (16,),
-            "dropout": 0.0 if fnn else 0.5,
-            "weight_decay": 5e-4 if self.split == "public" else 5e-5,
-            "epochs": 40 if fnn else 200,
-        }
-        return replace(self, **{k: v for k, v in own.items() if getattr(self, k) is None})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

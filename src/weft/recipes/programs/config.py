@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from weft.layout.choice import LayoutConfig
-from weft.models.ggnn import GGNNConfig
-from weft.recipes.structures.data import check_split
-from weft.training.compilation import CompileMode
-from weft.training.config import FitConfig
-from weft.training.schedules import ScheduleConfig
+from weft.layout import LayoutConfig
+from weft.models import GGNNConfig
+from weft.recipes.structures.config import check_split
+from weft.training.config import CompileMode, FitConfig, ScheduleConfig
 
 
 @dataclass(frozen=True, kw_only=True)

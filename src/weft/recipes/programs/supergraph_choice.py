@@ -14,7 +14,8 @@ from weft.errors import DataError
 from weft.files import read_object
 from weft.graphs import Array, GraphBatch, GraphTable, assemble
 from weft.layout import band_statistics
-from weft.layout.choice import LayoutConfig, adjacency_of, measured_choice
+from weft.layout.choice import adjacency_of, measured_choice
+from weft.layout.config import LayoutConfig
 from weft.layout.cost import timed_by_turns
 from weft.models.ggnn import GatedGraph
 from weft.recipes.programs.config import ProgramsConfig

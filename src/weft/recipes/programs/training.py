@@ -18,7 +18,8 @@ from weft.batching import GraphSampler, evaluation_sampler
 from weft.files import json_text, write_atomically
 from weft.graphs import Array, GraphBatch, GraphTable
 from weft.layout import BandedAdjacency, TypedEdges
-from weft.layout.choice import LayoutConfig, adjacency_of
+from weft.layout.choice import adjacency_of
+from weft.layout.config import LayoutConfig
 from weft.models.ggnn import GGNN, Adjacency, candidate_loss, right_choices
 from weft.recipes.programs.config import ProgramsConfig
 from weft.recipes.programs.data import (
@@ -33,12 +34,12 @@ from weft.recipes.programs.supergraph_choice import packed_sampler, settled
 from weft.recipes.programs.supergraphs import Step, StepLoader
 from weft.training.checkpoint import load_weights
 from weft.training.compilation import Compilation
-from weft.training.config import FitResult
+from weft.training.config import FitResult, ScheduleConfig
 from weft.training.loop import fit
 from weft.training.randomness import seed_everything
 from weft.training.ranks import Ranks, StopTogether
 from weft.training.run import Run
-from weft.training.schedules import ScheduleConfig, make_scheduler
+from weft.training.schedules import make_scheduler
 
 ABOUT = "model.json"
 """File of a run with what the network was made for, beside its config."""

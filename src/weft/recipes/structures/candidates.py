@@ -15,8 +15,9 @@ from weft.graphs import Array, GraphTable
 from weft.planning.candidate import Candidate, applied
 from weft.planning.plan import Measured, Plan
 from weft.planning.task import ENDLESS, Recipe, best_of, content_of, thread_counts
+from weft.recipes.structures.config import StructuresConfig
 from weft.recipes.structures.data import split_structures
-from weft.recipes.structures.training import StructuresConfig, prepare_structures, train_prepared
+from weft.recipes.structures.training import prepare_structures, train_prepared
 from weft.training.compilation import Compilation, why_not_inductor
 
 _POLICY = "batching.policy"

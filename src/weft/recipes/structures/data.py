@@ -7,19 +7,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
 
 import numpy as np
 
 from weft.errors import DataError
 from weft.graphs import Array, Column, GraphTable
 from weft.models.scaling import TargetScale
+from weft.recipes.structures.config import NeighbourConfig, check_split
 from weft.sources import (
     CATALOGUE,
-    Cutoff,
-    FullyConnected,
-    Nearest,
-    Neighbours,
     data_folder,
     load,
     with_neighbours,
@@ -30,45 +26,6 @@ LABEL = "(label)"
 """Graph column with what the network is to give, see `labelled`."""
 FORCES = "(forces)"
 """Node column with the forces to learn from."""
-
-Kind = Literal["complete", "cutoff", "nearest"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class NeighbourConfig:
-    """Which atoms are neighbours.
-
-    Attributes:
-        kind: every pair of a molecule's atoms (`complete`), all within a distance (`cutoff`), or
-            the nearest ones over periodic images (`nearest`); by default `cutoff` where the
-            readout is a sum, else `complete` for molecules and `nearest` for crystals. Forces
-            refuse `nearest`.
-        cutoff: Å; for `cutoff`, and where messages end, whatever the kind, in PaiNN and with an
-            envelope.
-        nearest: neighbours an atom; for `nearest`.
-    """
-
-    kind: Kind | None = None
-    cutoff: float = 5.0
-    nearest: int = 24
-
-    def __post_init__(self) -> None:
-        if self.kind is not None:
-            self.rule()
-
-    def rule(self) -> Neighbours:
-        """The same as with_neighbours takes it; a recipe decides which where kind is None."""
-        if self.kind not in get_args(Kind):
-            raise ValueError(f"kind is {self.kind!r}; choose from {', '.join(get_args(Kind))}")
-        if self.kind == "complete":
-            return FullyConnected()
-        return Cutoff(radius=self.cutoff) if self.kind == "cutoff" else Nearest(k=self.nearest)
-
-    @property
-    def name(self) -> str:
-        """Part of a file name."""
-        numbers = {"complete": "", "cutoff": f"-{self.cutoff!r}", "nearest": f"-{self.nearest}"}
-        return f"{self.kind}{numbers[str(self.kind)]}"
 
 
 def structure_table(
@@ -174,15 +131,6 @@ class Split:
     validation: Array
     test: Array
     dropped: int
-
-
-def check_split(parts: tuple[float, float, float]) -> None:
-    """Raise ValueError if these are no fractions for training, validation and test."""
-    if not (min(parts) >= 0 and min(parts[:2]) > 0 and sum(parts) <= 1 + 1e-9):
-        raise ValueError(
-            f"split is {parts}; three fractions that add up to at most 1, those for training and "
-            "validation above 0"
-        )
 
 
 def split_structures(

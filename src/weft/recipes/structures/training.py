@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from weft.batching import BatchingConfig, GraphLoader, GraphSampler, evaluation_sampler
+from weft.batching import GraphLoader, GraphSampler, evaluation_sampler
 from weft.errors import DataError
 from weft.files import json_text, write_atomically
 from weft.graphs import GraphBatch, GraphTable
@@ -25,223 +25,26 @@ from weft.models import (
     SchNetConfig,
     energy_and_forces,
 )
-from weft.models.atoms import Pooling
 from weft.models.scaling import Standardised, TargetScale, element_counts, learn_scale
+from weft.recipes.structures.config import StructuresConfig
 from weft.recipes.structures.data import (
     FORCES,
     LABEL,
-    Kind,
-    NeighbourConfig,
     Split,
     check_energy,
-    check_split,
     labelled,
     split_structures,
 )
 from weft.training.checkpoint import load_checkpoint, load_weights, put_weights
-from weft.training.compilation import Compilation, CompileMode
-from weft.training.config import FitConfig, FitResult
+from weft.training.compilation import Compilation
+from weft.training.config import FitResult
 from weft.training.loop import fit
 from weft.training.randomness import seed_everything
 from weft.training.run import Run
-from weft.training.schedules import ScheduleConfig, make_scheduler
+from weft.training.schedules import make_scheduler
 
 ABOUT = "model.json"
 """File of a run with what the network was made for, beside its config."""
-
-BEFORE: Mapping[str, Any] = {"envelope": False, "monitor": "validation_mae"}
-"""Settings that the config.json of older runs lacks, as they were trained."""
-
-_OPEN = ("readout", "envelope", "monitor")
-"""Settings that are decided by others where they are None, beside neighbours.kind."""
-
-ModelName = Literal["schnet", "mpeu", "painn"]
-Monitor = Literal[
-    "validation_loss",
-    "validation_mae",
-    "validation_rmse",
-    "validation_force_mae",
-    "validation_force_rmse",
-]
-_MONITORS_WITHOUT_FORCES = ("validation_mae", "validation_rmse")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StructuresConfig:
-    """A network that predicts one value a structure.
-
-    Attributes:
-        data: a data set of `weft data list`, or a file or folder of your own: extxyz, an ASE
-            database, crystals as JSON lines, CIF files with their values in id_prop.csv.
-        target: the value to learn, a column of the data.
-        forces: the column with forces, to learn from them too; the target is then an energy in eV
-            and forces are in eV/Å.
-        force_weight: what a squared error of the forces counts beside one of the energy.
-        model: schnet, mpeu (edges learn too) or painn (atoms have vectors too).
-        hidden: features of an atom.
-        layers: rounds of messages.
-        readout: a structure's value is the sum over its atoms, for what grows with them, or the
-            mean; by default the sum with forces or references. Forces need the sum.
-        neighbours: which atoms exchange messages.
-        envelope: messages of SchNet and MPEU fade to 0 at neighbours.cutoff and are summed, not
-            averaged, so that what is far away has no effect and the energy does not jump there; by
-            default where the readout is a sum. PaiNN's always do.
-        references: learn a value for each element first, by least squares; for what grows with the
-            number of atoms, such as an energy.
-        split: fractions for training, validation and test.
-        split_seed: of that split, and of what `limit` draws.
-        limit: use only this many structures, drawn at random.
-        batching: how structures become batches.
-        compile: eager; static: torch.compile for each shape; dynamic: once for all shapes.
-        learning_rate: of Adam.
-        schedule: how the learning rate moves.
-        epochs: passes over the training structures, at most.
-        max_steps: optimizer steps, at most.
-        monitor: the metric whose best epoch is kept; by default the loss on the validation
-            structures with forces (energy and forces, weighted as in training), else the mean
-            absolute error.
-        patience: stop after this many epochs without a better value of it.
-        checkpoint_every: steps from one checkpoint to the next; 0 for every 30 seconds.
-        seed: of the weights and, unless batching has its own, the batches.
-    """
-
-    data: str = "qm9"
-    target: str = "u0"
-    forces: str | None = None
-    force_weight: float = 1.0
-    model: ModelName = "schnet"
-    hidden: int = 64
-    layers: int = 3
-    readout: Pooling | None = None
-    neighbours: NeighbourConfig = field(default_factory=NeighbourConfig)
-    envelope: bool | None = None
-    references: bool = True
-    split: tuple[float, float, float] = (0.8, 0.1, 0.1)
-    split_seed: int = 0
-    limit: int | None = None
-    batching: BatchingConfig = field(
-        default_factory=lambda: BatchingConfig(policy="dynamic", batch_size=32)
-    )
-    compile: CompileMode = "eager"
-    learning_rate: float = 5e-4
-    schedule: ScheduleConfig = field(
-        default_factory=lambda: ScheduleConfig(shape="exponential", factor=0.96, every=10_000)
-    )
-    epochs: int = 30
-    max_steps: int | None = None
-    monitor: Monitor | None = None
-    patience: int | None = None
-    checkpoint_every: int = 0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        self.fit_config(quiet=True)
-        check_split(self.split)
-        if self.model not in get_args(ModelName):
-            raise ValueError(
-                f"model is {self.model!r}; choose from {', '.join(get_args(ModelName))}"
-            )
-        known = get_args(Monitor) if self.forces is not None else _MONITORS_WITHOUT_FORCES
-        if self.watched not in known:
-            raise ValueError(
-                f"monitor is {self.monitor!r}; choose from {', '.join(known)}"
-                + (", or the others with --forces" if self.forces is None else "")
-            )
-        if self.forces is not None and self.compile != "eager":
-            raise ValueError(
-                f"compile is {self.compile!r}; torch cannot compile a model whose forces are "
-                "learned from outside, so forces need compile = eager"
-            )
-        for name in ("learning_rate", "force_weight", "split_seed", "seed"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
-        for name, low in (("hidden", 2), ("layers", 1), ("limit", 2)):
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise ValueError(f"{name} is {value}; it must be at least {low}")
-
-    def settled(
-        self, recipe: str = "molecules", earlier: Mapping[str, Any] | None = None
-    ) -> StructuresConfig:
-        """The same with all that was left open (None) decided.
-
-        Args:
-            recipe: `molecules` or `crystals`.
-            earlier: the config of a run to go on with, whose choices are taken.
-        """
-        known: dict[str, Any] = {} if earlier is None else {**BEFORE, **earlier}
-        given = {name: getattr(self, name) for name in _OPEN}
-        given |= {name: known.get(name) for name in _OPEN if given[name] is None}
-        extensive = self.forces is not None or self.references
-        readout: Pooling = given["readout"] or ("sum" if extensive else "mean")
-        kind = self.neighbours.kind or dict(known.get("neighbours") or {}).get("kind")
-        if kind is None:
-            alone: Kind = "nearest" if recipe == "crystals" else "complete"
-            kind = "cutoff" if readout == "sum" else alone
-        if given["envelope"] is None:
-            # The nearest neighbours are as many everywhere: a mean of theirs is no less local.
-            given["envelope"] = readout == "sum" and kind != "nearest"
-        return dataclasses.replace(
-            self,
-            readout=readout,
-            envelope=given["envelope"],
-            monitor=given["monitor"] or self.watched,
-            neighbours=dataclasses.replace(self.neighbours, kind=kind),
-        )
-
-    def check_forces(self) -> None:
-        """Raise ValueError where forces are to be learned by a model that has no sound ones."""
-        if self.forces is not None and (reason := self.why_no_forces()):
-            raise ValueError(f"forces is {self.forces!r} and {reason}")
-
-    def why_no_forces(self) -> str:
-        """Why such a model has no sound forces, and what to do about it; empty where it has."""
-        config = self.settled()
-        if config.readout == "mean":
-            return (
-                "readout is 'mean', so the energy does not grow with the structure and two "
-                "molecules far apart get half the forces of one: train with --readout sum"
-            )
-        if config.neighbours.kind == "nearest":
-            return (
-                "neighbours.kind is 'nearest', so the energy jumps where one neighbour takes the "
-                "place of another, and forces are not its gradient: train with --neighbours.kind "
-                "cutoff"
-            )
-        if config.envelope or config.model == "painn":
-            return ""
-        if config.neighbours.kind == "complete":
-            return (
-                "envelope is False, so a message is a mean over all atoms of the structure and two "
-                "molecules far apart get about half the forces of one: train with --envelope True"
-            )
-        return (
-            f"envelope is False, so the energy jumps where an atom crosses the cutoff of "
-            f"{config.neighbours.cutoff:g} Å, and forces are not its gradient: train with "
-            "--envelope True"
-        )
-
-    @property
-    def watched(self) -> Monitor:
-        """The metric that decides which weights are kept."""
-        return self.monitor or ("validation_mae" if self.forces is None else "validation_loss")
-
-    @property
-    def targets(self) -> list[str]:
-        """Columns that are learned from."""
-        return [self.target, *([self.forces] if self.forces else [])]
-
-    def fit_config(self, *, quiet: bool) -> FitConfig:
-        """What the training loop is asked to do."""
-        return FitConfig(
-            epochs=self.epochs,
-            max_steps=self.max_steps,
-            monitor=self.watched,
-            patience=self.patience,
-            checkpoint_every=self.checkpoint_every,
-            log_every=50,
-            quiet=quiet,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

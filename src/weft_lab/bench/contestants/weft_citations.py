@@ -10,7 +10,8 @@ import torch
 
 import weft
 from weft.graphs import open_table
-from weft.recipes.nodes.citations import CitationsConfig, citation_batch, train_citations
+from weft.recipes.nodes.citations import citation_batch, train_citations
+from weft.recipes.nodes.config import CitationsConfig
 from weft.training import prepare_process
 
 

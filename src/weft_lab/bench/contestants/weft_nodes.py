@@ -10,7 +10,8 @@ import torch
 
 import weft
 from weft.graphs import open_table
-from weft.recipes.nodes.training import NodesConfig, prepare_nodes, train_nodes
+from weft.recipes.nodes.config import NodesConfig
+from weft.recipes.nodes.training import prepare_nodes, train_nodes
 from weft.training import prepare_process
 
 

@@ -1,0 +1,225 @@
+"""Shapes of the networks: their options, readable without torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from weft.sources.program_graph import NUM_TYPES, VOCABULARY
+
+Pooling = Literal["sum", "mean"]
+Activation = Literal["relu", "gelu", "tanh", "sigmoid"]
+Start = Literal["subtokens", "bits"]
+
+
+def check_settings(
+    config: Any, *, least: Mapping[str, int], positive: Mapping[str, str], pooling: Sequence[str]
+) -> None:
+    """Raise ValueError for a setting that makes no model.
+
+    Args:
+        config: the settings.
+        least: the smallest value of whole numbers, by name.
+        positive: the units of numbers above 0, by name; None is none of them.
+        pooling: names of ways to pool.
+    """
+    for name, smallest in least.items():
+        if (value := getattr(config, name)) < smallest:
+            raise ValueError(f"{name} is {value}; it must be at least {smallest}")
+    for name, unit in positive.items():
+        value = getattr(config, name)
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{name} is {value} {unit}; it must be above 0 and finite")
+    for name in pooling:
+        if (value := getattr(config, name)) not in get_args(Pooling):
+            raise ValueError(f"{name} is {value!r}; it must be 'sum' or 'mean'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FNNConfig:
+    """What lies between the layers of an FNN.
+
+    Attributes:
+        dropout: probability of dropping a hidden activation in training.
+        activation: of every hidden layer.
+    """
+
+    dropout: float = 0.0
+    activation: Activation = "relu"
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout is {self.dropout}; it must be in [0, 1)")
+        if self.activation not in get_args(Activation):
+            raise ValueError(
+                f"activation is {self.activation!r}; choose from {', '.join(get_args(Activation))}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GCNConfig:
+    """Shape of a GCN.
+
+    Attributes:
+        hidden: widths of the hidden layers.
+        dropout: probability of dropping a hidden activation.
+        input_dropout: the same for input features; 0 allows the first product to be kept.
+    """
+
+    hidden: tuple[int, ...] = (16,)
+    dropout: float = 0.5
+    input_dropout: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name in ("dropout", "input_dropout"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
+        if not all(width > 0 for width in self.hidden):
+            raise ValueError(f"hidden widths are {self.hidden}; each must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SAGEConfig(GCNConfig):
+    """Shape of a GraphSAGE network, as that of a GCN; by default no features are dropped."""
+
+    input_dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GGNNConfig:
+    """A gated graph network that scores nodes.
+
+    Attributes:
+        hidden: H, features of a node.
+        steps: T, rounds of messages.
+        num_types: P, edge types; those of programs and their reverses by default.
+        vocabulary: rows of the embedding of subtokens.
+        start: a node begins as the mean of its `subtokens` and its role, or as `bits`: its role
+            alone, without any name.
+        dropout: of the messages.
+        recompute: less memory for more time, see `GatedGraph`.
+    """
+
+    hidden: int = 128
+    steps: int = 8
+    num_types: int = NUM_TYPES
+    vocabulary: int = VOCABULARY
+    start: Start = "subtokens"
+    dropout: float = 0.0
+    recompute: bool = False
+
+    def __post_init__(self) -> None:
+        if self.start not in get_args(Start):
+            raise ValueError(f"start is {self.start!r}; choose from {', '.join(get_args(Start))}")
+        for name, low in (("hidden", 2), ("vocabulary", 2)):
+            if getattr(self, name) < low:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {low}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchNetConfig:
+    """The defaults are those of Speckhard et al. (2025): 80,352 weights.
+
+    Attributes:
+        hidden: features of an atom.
+        filters: features of a filter.
+        layers: interactions.
+        centres: Gaussians at 0, spacing, 2 spacing, ...
+        spacing: between centres, Å.
+        sharpness: a Gaussian is exp(-sharpness · (d - centre)²), in 1 / Å².
+        cutoff: filters fall to 0 at this distance, by a cosine, Å; None: they do not.
+        activate_filter: the last layer of the filter network has an activation too.
+        bias: layers have biases (the one that makes a sender's message never has).
+        aggregation: of messages; `sum` for forces: the number that a mean divides by jumps where
+            a neighbour crosses the cutoff.
+        readout: of the atoms' values; `sum` for a model whose energy grows with the molecule.
+        elements: atomic numbers that the model knows.
+    """
+
+    hidden: int = 64
+    filters: int = 64
+    layers: int = 3
+    centres: int = 150
+    spacing: float = 0.1
+    sharpness: float = 10.0
+    cutoff: float | None = None
+    activate_filter: bool = True
+    bias: bool = False
+    aggregation: Pooling = "mean"
+    readout: Pooling = "mean"
+    elements: tuple[int, ...] = (1, 6, 7, 8, 9)
+
+    def __post_init__(self) -> None:
+        check_settings(
+            self,
+            least={"hidden": 2, "filters": 1, "layers": 1, "centres": 1},
+            positive={"spacing": "Å", "sharpness": "1/Å²", "cutoff": "Å"},
+            pooling=("aggregation", "readout"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MPEUConfig:
+    """The defaults are those of Speckhard et al. (2025): 173,152 weights.
+
+    Attributes:
+        hidden: features of an atom and of an edge.
+        layers: interactions.
+        centres: an edge begins as Gaussians of its length, at 0, spacing, 2 spacing, ...
+        spacing: between centres, Å.
+        sharpness: a Gaussian is exp(-sharpness · (d - centre)²), in 1 / Å².
+        cutoff: messages fall to 0 at this distance, by a cosine, Å; None: they do not.
+        aggregation: of messages; `sum` for forces: the number that a mean divides by jumps where
+            a neighbour crosses the cutoff.
+        readout: of the atoms' values; `sum` for a model whose energy grows with the molecule.
+        elements: atomic numbers that the model knows.
+    """
+
+    hidden: int = 64
+    layers: int = 3
+    centres: int = 150
+    spacing: float = 0.1
+    sharpness: float = 10.0
+    cutoff: float | None = None
+    aggregation: Pooling = "mean"
+    readout: Pooling = "mean"
+    elements: tuple[int, ...] = (1, 6, 7, 8, 9)
+
+    def __post_init__(self) -> None:
+        check_settings(
+            self,
+            least={"hidden": 2, "layers": 1, "centres": 1},
+            positive={"spacing": "Å", "sharpness": "1/Å²", "cutoff": "Å"},
+            pooling=("aggregation", "readout"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaiNNConfig:
+    """Shape of a PaiNN.
+
+    Attributes:
+        hidden: F, scalar and vector features of an atom.
+        layers: rounds of messages.
+        radial: Gaussians from 0 to the cutoff, evenly spaced, that describe a distance.
+        cutoff: messages fall to 0 at this distance, by a cosine, Å.
+        elements: atomic numbers that the model knows.
+        readout: of the atoms' values; `sum` for an energy that grows with the molecule.
+    """
+
+    hidden: int = 128
+    layers: int = 3
+    radial: int = 20
+    cutoff: float = 5.0
+    elements: tuple[int, ...] = (1, 6, 7, 8, 9)
+    readout: Pooling = "sum"
+
+    def __post_init__(self) -> None:
+        check_settings(
+            self,
+            least={"hidden": 2, "layers": 1, "radial": 2},
+            positive={"cutoff": "Å"},
+            pooling=("readout",),
+        )

@@ -1,0 +1,154 @@
+"""What training on the nodes of one graph is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
+
+from weft.models.config import GCNConfig
+from weft.training.config import FitConfig, ScheduleConfig, SparsityConfig
+
+ModelName = Literal["fnn", "gcn"]
+SplitName = Literal["random", "public"]
+CitationSet = Literal["cora", "citeseer", "pubmed", "cora-package"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodesConfig(SparsityConfig):
+    """A network that tells the class of a node.
+
+    Attributes:
+        data: a data set of `weft data list` whose nodes have classes, or an edge list of your own
+            with a file of labels; every edge has a time: src dst time.
+        model: fnn: a network on embeddings of walks, in order of time where edges have times;
+            gcn: a graph convolutional network on features `x`.
+        split: random: 60% of the nodes with a class to learn from, 20% to choose the best weights
+            by, 20% to test on; public: that of the data set.
+        walks: fnn: walks from each node.
+        length: fnn: nodes of a walk.
+        dim: fnn: width of an embedding.
+        keep: fnn: fraction of the embeddings' values that stay, the largest; 1 for dense ones.
+        hidden: widths of the hidden layers; by default 256 and 128 (fnn), 16 (gcn).
+        dropout: of hidden activations; by default 0 (fnn), 0.5, of features too (gcn).
+        batch_size: fnn: nodes in a step; a gcn takes all of them.
+        learning_rate: of SGD (fnn) or Adam (gcn).
+        schedule: how the learning rate moves.
+        weight_decay: gcn: on the first layer's weights; by default 5e-5 for the random split,
+            5e-4 for the public one.
+        epochs: passes over the training nodes; by default 40 (fnn), 200 (gcn).
+        checkpoint_every: steps from one checkpoint to the next; 0 for every 30 seconds.
+        seed: of the split, walks, embeddings, weights, batches and dropout.
+    """
+
+    data: str = "cora"
+    model: ModelName = "gcn"
+    split: SplitName = "random"
+    walks: int = 10
+    length: int = 5
+    dim: int = 64
+    keep: float = 1.0
+    hidden: tuple[int, ...] | None = None
+    dropout: float | None = None
+    batch_size: int = 512
+    learning_rate: float = 0.1
+    schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(shape="cosine"))
+    weight_decay: float | None = None
+    epochs: int | None = None
+    checkpoint_every: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, known in (("model", ModelName), ("split", SplitName)):
+            if getattr(self, name) not in get_args(known):
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}; choose from {', '.join(get_args(known))}"
+                )
+        for name, low in (
+            ("walks", 1),
+            ("length", 2),
+            ("dim", 1),
+            ("batch_size", 1),
+            ("learning_rate", 0),
+            ("weight_decay", 0),
+            ("epochs", 1),
+            ("checkpoint_every", 0),
+            ("seed", 0),
+        ):
+            value = getattr(self, name)
+            if value is not None and not value >= low:
+                raise ValueError(f"{name} is {value}; it must be at least {low}")
+        if self.hidden is not None and not all(width > 0 for width in self.hidden):
+            raise ValueError(f"hidden widths are {self.hidden}; each must be at least 1")
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is {self.dropout}; it must be in [0, 1)")
+        if not 0 < self.keep <= 1:
+            raise ValueError(f"keep is {self.keep}; it is a fraction above 0, up to 1")
+        if self.keep < 1 and self.model == "gcn":
+            raise ValueError("keep is for the embeddings of model = fnn; a gcn reads features")
+        if self.form == "sparse" and self.model == "gcn":
+            raise ValueError(
+                "form is sparse, but a gcn's layers have no sparse form: choose model = fnn, or "
+                "leave the form dense"
+            )
+
+    def settled(self) -> NodesConfig:
+        """The same with the model's own defaults where nothing is given."""
+        fnn = self.model == "fnn"
+        own: dict[str, Any] = {
+            "hidden": (256, 128) if fnn else (16,),
+            "dropout": 0.0 if fnn else 0.5,
+            "weight_decay": 5e-4 if self.split == "public" else 5e-5,
+            "epochs": 40 if fnn else 200,
+        }
+        return replace(self, **{k: v for k, v in own.items() if getattr(self, k) is None})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CitationsConfig:
+    """Two-layer GCN on a citation graph, with the settings of Kipf and Welling (2017).
+
+    Attributes:
+        data: the citation graph; cora, citeseer and pubmed have the public split, cora-package
+            comes with the extra `data` and has a random one like it.
+        model: shape of the network.
+        learning_rate: of Adam.
+        schedule: how the learning rate moves; a step is an epoch here.
+        weight_decay: on the first layer's weights.
+        epochs: full-batch steps.
+        patience: stop after this many epochs without a better validation accuracy.
+        checkpoint_every: steps from one checkpoint to the next; 0 for every 30 seconds.
+        seed: of the weights and of dropout.
+    """
+
+    data: CitationSet = "cora"
+    model: GCNConfig = field(default_factory=GCNConfig)
+    learning_rate: float = 0.01
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    weight_decay: float = 5e-4
+    epochs: int = 200
+    patience: int | None = None
+    checkpoint_every: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.fit_config(quiet=True)
+        for name in ("learning_rate", "weight_decay", "seed"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        if self.schedule.warmup > self.epochs:
+            raise ValueError(
+                f"schedule.warmup is {self.schedule.warmup}; it must be at most epochs, "
+                f"{self.epochs}"
+            )
+
+    def fit_config(self, *, quiet: bool) -> FitConfig:
+        """What the training loop is asked to do."""
+        return FitConfig(
+            epochs=self.epochs,
+            monitor="validation_accuracy",
+            mode="max",
+            patience=self.patience,
+            checkpoint_every=self.checkpoint_every,
+            quiet=quiet,
+        )
