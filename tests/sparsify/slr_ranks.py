@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from weft.sparsify.slr import SLR
+from weft.sparsify.train_and_prune import SLR
 
 
 def run():

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from weft.sparsify import DropAndGrow
-from weft.sparsify.layers import SparseLinear
+from weft.sparsify.sparse_layers import SparseLinear
 
 ROWS, STEPS = 16, 14
 

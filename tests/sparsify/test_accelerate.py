@@ -17,7 +17,7 @@ from torch.nn.utils import prune
 from weft.models.fnn import FNN
 from weft.sparsify import Masks, random_masks
 from weft.sparsify.accelerate import accelerate
-from weft.sparsify.layers import FusedReLU, SparseLinear, to_dense
+from weft.sparsify.sparse_layers import FusedReLU, SparseLinear, to_dense
 
 
 def masked(model: nn.Module, sparsity: float) -> nn.Module:

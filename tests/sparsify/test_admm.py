@@ -4,8 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from weft.sparsify.admm import ADMM
-from weft.sparsify.slr import SLR
+from weft.sparsify.train_and_prune import ADMM, SLR
 
 
 def network():

@@ -12,7 +12,7 @@ from weft.models.config import FNNConfig
 from weft.models.fnn import FNN
 from weft.sparsify import Masks
 from weft.sparsify.compaction import compact
-from weft.sparsify.layers import FusedReLU, SparseLinear
+from weft.sparsify.sparse_layers import FusedReLU, SparseLinear
 
 
 @settings(deadline=None, max_examples=25)

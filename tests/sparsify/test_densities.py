@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.sparsify import erk, layer_nnz, nnz_of, uniform
-from weft.sparsify.densities import kept_shares
+from weft.sparsify.densities import _kept_shares
 
 
 def layers(*widths):
@@ -95,6 +95,6 @@ def test_a_layer_that_would_be_empty_is_refused_by_name_or_keeps_one_weight():
 @pytest.mark.parametrize("sparsity", [-0.1, 1.5, math.nan])
 def test_a_sparsity_out_of_range_is_refused(sparsity):
     with pytest.raises(ValueError, match=f"sparsity is {sparsity}"):
-        kept_shares(sparsity, None)
+        _kept_shares(sparsity, None)
     with pytest.raises(ValueError, match=f"the sparsity of lin is {sparsity}"):
-        kept_shares(0.5, {"lin": sparsity})
+        _kept_shares(0.5, {"lin": sparsity})

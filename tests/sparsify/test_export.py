@@ -14,7 +14,7 @@ from torch import nn
 from weft.errors import DataError
 from weft.sparsify import Masks, magnitude_masks
 from weft.sparsify.export import export_program, load_csr, save_csr, save_onnx
-from weft.sparsify.layers import FusedReLU, SparseLinear, to_dense
+from weft.sparsify.sparse_layers import FusedReLU, SparseLinear, to_dense
 
 
 def small_model() -> nn.Sequential:

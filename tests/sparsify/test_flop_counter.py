@@ -10,9 +10,9 @@ from torch import nn
 from weft.kernels import gru
 from weft.layout import TypedEdges
 from weft.sparsify.flop_counter import count_flops
-from weft.sparsify.layers import SparseLinear
 from weft.sparsify.masks import Masks
-from weft.sparsify.scores import random_masks
+from weft.sparsify.one_shot import random_masks
+from weft.sparsify.sparse_layers import SparseLinear
 
 
 def given(loss):

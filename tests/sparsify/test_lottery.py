@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from weft.sparsify.lottery import lottery_ticket
+from weft.sparsify.magnitude_pruning import lottery_ticket
 
 
 def network():

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from weft.sparsify.masks import Masks
+from weft.sparsify.one_shot import random_masks
 from weft.sparsify.paper_formulas import (
     first_layer_share,
     inference_flops,
@@ -14,7 +15,6 @@ from weft.sparsify.paper_formulas import (
     table_ii,
     training_flops,
 )
-from weft.sparsify.scores import random_masks
 
 LINKS, NODES = (16, 128, 1), (64, 256, 128, 10)
 

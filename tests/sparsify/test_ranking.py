@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.sparsify.ranking import mask_of, random_order, top
+from weft.sparsify.masks import mask_of, random_order, top
 
 # Few values, so that there are many ties.
 few = st.sampled_from([0.0, -0.0, 1.0, -2.0, 3.5, math.inf, -math.inf, math.nan])

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from weft.sparsify.densities import erk
-from weft.sparsify.slr import SLR, step_factor
+from weft.sparsify.train_and_prune import SLR, step_factor
 
 
 def network(seed=0):

@@ -1,128 +1,221 @@
-"""Drop-and-grow on layers that hold only their weights: as on masked ones."""
+"""SparseLinear: the layer around the sparse product."""
+
+from __future__ import annotations
 
 import copy
 
 import pytest
 import torch
-from small_models import OPTIMIZERS, batches, fnn, train
 from torch import nn
+from torch.nn.utils import prune
 
-from weft.sparsify import DropAndGrow, Masks
-from weft.sparsify.layers import SparseLinear
-
-PLAN = {"total_steps": 40, "every": 4, "sparsity": 0.7}
+from weft.sparsify.sparse_layers import FusedReLU, SparseLinear, to_dense
 
 
-def converted(model, masks, layers=(0, 2, 4)):
-    """The model with sparse layers in place of masked ones."""
-    parts = list(copy.deepcopy(model))
-    for i in layers:
-        parts[i] = SparseLinear.from_dense(model[i], masks[f"{i}.weight"])
-    return nn.Sequential(*parts)
+def masked_linear(seed: int = 0) -> tuple[nn.Linear, torch.Tensor]:
+    torch.manual_seed(seed)
+    linear = nn.Linear(12, 8)
+    mask = torch.rand(8, 12) < 0.3
+    with torch.no_grad():
+        linear.weight.mul_(mask)
+    return linear, mask
 
 
-def losses(model):
-    """As of `batches`, whatever the layers are."""
-    like = fnn()
-    given = batches(like)
-    like.forward = model.forward
-    return given
+def test_from_dense_and_back() -> None:
+    linear, mask = masked_linear()
+    layer = SparseLinear.from_dense(linear, mask)
+    assert layer.values.shape == (int(mask.sum()),)
+    assert torch.equal(layer.active_mask(), mask)
+    assert torch.equal(layer.weight, linear.weight)
+    assert torch.equal(layer.to_dense().weight, linear.weight)
+    assert torch.equal(layer.to_dense().bias, linear.bias)
+    assert torch.equal(SparseLinear.from_dense(linear).active_mask(), mask)
 
 
-@pytest.mark.parametrize("growth", ["rigl", "set", "snfs"])
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "amsgrad", "adamw"])
-@pytest.mark.parametrize("micro_batches", [1, 3])
-def test_sparse_layers_take_the_course_of_masked_ones(growth, optimizer, micro_batches):
-    model = fnn()
-    first = OPTIMIZERS[optimizer](model.parameters())
-    masked = DropAndGrow(model, first, **PLAN, growth=growth)
-    other = converted(model, masked.masks)
-    second = OPTIMIZERS[optimizer](other.parameters())
-    sparse = DropAndGrow(other, second, **PLAN, growth=growth)
-    assert sparse.masks.names == []
-    start = masked.masks.state_dict()
-
-    expected = train(first, batches(model), 40, micro_batches=micro_batches)
-    found = train(second, losses(other), 40, micro_batches=micro_batches)
-    assert found == pytest.approx(expected, rel=1e-9)
-    for i in (0, 2, 4):
-        mask = masked.masks[f"{i}.weight"]
-        assert torch.equal(other[i].active_mask(), mask)
-        assert not torch.equal(start[f"{i}.weight"], mask)
-        torch.testing.assert_close(other[i].weight, model[i].weight, rtol=1e-9, atol=1e-12)
-        assert not other[i].want_dense_gradient
-    assert sparse.itop == masked.itop
-    assert repr(sparse).splitlines()[1:] == repr(masked).splitlines()[1:]
+@pytest.mark.parametrize("shape", [(12,), (5, 12), (2, 3, 12), (0, 12)])
+def test_batch_shapes(shape: tuple[int, ...]) -> None:
+    linear, mask = masked_linear()
+    layer = SparseLinear.from_dense(linear, mask)
+    x = torch.randn(shape)
+    torch.testing.assert_close(layer(x), linear(x))
+    with torch.inference_mode():
+        torch.testing.assert_close(layer(x), linear(x))
 
 
-def test_a_batch_whose_gradients_are_thrown_away_counts_for_nothing():
-    model = fnn()
-    first = OPTIMIZERS["sgd"](model.parameters())
-    masked = DropAndGrow(model, first, **PLAN)
-    other = converted(model, masked.masks)
-    second = OPTIMIZERS["sgd"](other.parameters())
-    DropAndGrow(other, second, **PLAN)
-    for optimizer, loss in ((first, batches(model)), (second, losses(other))):
-        for _ in range(8):
-            # As a loop does that leaves out a batch of infinite loss.
-            (float("inf") * loss()).backward()
-            train(optimizer, loss, 1)
-    for i in (0, 2, 4):
-        assert torch.equal(other[i].active_mask(), masked.masks[f"{i}.weight"])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("relu", [False, True])
+def test_sparse_input(relu: bool) -> None:
+    linear, mask = masked_linear()
+    layer = SparseLinear.from_dense(linear, mask, relu=relu)
+    x = torch.randn(20, 12) * (torch.rand(20, 12) < 0.2)
+    torch.testing.assert_close(layer(x.to_sparse_csr()), layer(x))
 
 
-def test_masked_and_sparse_layers_in_one_model():
-    model = fnn()
-    other = converted(model, Masks(model), layers=(2,))
-    other[2] = SparseLinear.from_dense(model[2], torch.rand(9, 12) < 0.3)
-    optimizer = OPTIMIZERS["adam"](other.parameters())
-    sparsifier = DropAndGrow(other, optimizer, **PLAN)
-    before = other[2].active_mask()
-    assert sparsifier.masks.names == ["0.weight", "4.weight"]
-    train(optimizer, losses(other), 40)
-    assert other[2].values.numel() == int(before.sum())
-    assert not torch.equal(other[2].active_mask(), before)
-    names = [line.split()[0] for line in repr(sparsifier).splitlines()[3:]]
-    assert names == ["0.weight", "4.weight", "2.weight"]
+def test_trains_as_the_masked_dense_layer() -> None:
+    linear, mask = masked_linear()
+    layer = SparseLinear.from_dense(linear, mask)
+    x = torch.randn(30, 12)
+    optimizers = [torch.optim.Adam(m.parameters(), lr=0.01) for m in (linear, layer)]
+    for _ in range(5):
+        for module, optimizer in zip((linear, layer), optimizers, strict=True):
+            optimizer.zero_grad()
+            module(x).square().mean().backward()
+            if module is linear:
+                assert linear.weight.grad is not None
+                linear.weight.grad.mul_(mask)
+            optimizer.step()
+    torch.testing.assert_close(layer.weight, linear.weight)
+    # The optimizer holds as many numbers as there are weights.
+    assert optimizers[1].state[layer.values]["exp_avg"].shape == layer.values.shape
 
 
-def test_a_run_of_sparse_layers_goes_on_from_its_states_to_the_bit():
-    model = fnn()
-    generator = torch.Generator().manual_seed(0)
-    masks = {
-        f"{i}.weight": torch.rand(model[i].weight.shape, generator=generator) < 0.3
-        for i in (0, 2, 4)
-    }
-    runs = []
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        one = converted(model, masks)
-        optimizer = OPTIMIZERS["adam"](one.parameters())
-        runs.append((one, optimizer, DropAndGrow(one, optimizer, **PLAN, growth="snfs")))
-    (one, optimizer, sparsifier), (other, theirs, again) = runs
-    loss = losses(one)
-    train(optimizer, loss, 18)
-    other.load_state_dict(one.state_dict())
-    theirs.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    again.load_state_dict(sparsifier.state_dict())
-    train(optimizer, loss, 22)
-    loss = losses(other)
-    for _ in range(18):
-        loss()
-    train(theirs, loss, 22)
-    for name, value in one.state_dict().items():
-        assert torch.equal(value, other.state_dict()[name])
-    assert again.itop == sparsifier.itop
+@pytest.mark.parametrize("relu", [False, True])
+def test_dense_gradient_only_when_wanted(relu: bool) -> None:
+    linear, mask = masked_linear()
+    layer = SparseLinear.from_dense(linear, mask, relu=relu)
+    x = torch.randn(30, 12)
+    layer(x).square().sum().backward()
+    with pytest.raises(RuntimeError, match="want_dense_gradient"):
+        layer.dense_gradient()
+    layer.want_dense_gradient = True
+    # Two passes, as in gradient accumulation.
+    for part in (x[:10], x[10:]):
+        layer(part).square().sum().backward()
+    out = linear(x)
+    (out.relu() if relu else out).square().sum().backward()
+    torch.testing.assert_close(layer.dense_gradient(), linear.weight.grad)
+    with pytest.raises(RuntimeError, match="want_dense_gradient"):
+        layer.dense_gradient()
 
 
-def test_excluded_frozen_and_missing_sparse_layers():
-    model = fnn()
-    other = converted(model, Masks(model), layers=(0, 2))
-    other[2].values.requires_grad_(False)
-    optimizer = OPTIMIZERS["adam"](other.parameters())
-    sparsifier = DropAndGrow(other, optimizer, **PLAN, exclude=["0.weight"])
-    assert [line.split()[0] for line in repr(sparsifier).splitlines()[3:]] == ["4.weight"]
-    with pytest.raises(ValueError, match=r"the optimizer does not have 0\.values"):
-        DropAndGrow(other, OPTIMIZERS["adam"](other[4].parameters()), **PLAN)
-    with pytest.raises(ValueError, match=r"override '0\.weight' matches no weight"):
-        DropAndGrow(other, optimizer, **PLAN, overrides={"0.weight": 0.5})
+def test_replace_moves_weights_and_slots_in_place() -> None:
+    linear, mask = masked_linear()
+    layer = SparseLinear.from_dense(linear, mask)
+    addresses = [t.data_ptr() for t in (layer.values, layer.pattern)]
+    moments = torch.arange(1.0, layer.values.numel() + 1)
+    dense_moments = torch.zeros(96)
+    dense_moments[layer.index] = moments
+    drop = layer.index[[0, 3, 7]]
+    grow = (~mask).flatten().nonzero()[:, 0][[1, 5, 20]]
+    layer.replace(drop, grow, [moments])
+    expected, expected_moments = linear.weight.detach().clone().flatten(), dense_moments.clone()
+    expected[drop] = 0
+    expected_moments[drop] = 0
+    assert torch.equal(layer.weight.flatten(), expected)
+    wanted = mask.flatten().clone()
+    wanted[drop], wanted[grow] = False, True
+    assert torch.equal(layer.active_mask().flatten(), wanted)
+    assert torch.equal(moments, expected_moments[layer.index])
+    assert [t.data_ptr() for t in (layer.values, layer.pattern)] == addresses
+    x = torch.randn(9, 12)
+    torch.testing.assert_close(layer(x), x @ expected.view(8, 12).T + linear.bias)
+
+
+def test_replace_refuses_what_changes_the_number() -> None:
+    linear, mask = masked_linear()
+    layer = SparseLinear.from_dense(linear, mask)
+    active, free = layer.index, (~mask).flatten().nonzero()[:, 0]
+    for drop, grow in (
+        (active[:2], free[:1]),
+        (free[:1], free[1:2]),
+        (active[:1], active[1:2]),
+        (active[:2], free[[0, 0]]),
+    ):
+        with pytest.raises(ValueError, match="to drop"):
+            layer.replace(drop, grow)
+    assert torch.equal(layer.active_mask(), mask)
+
+
+def test_topology() -> None:
+    linear, mask = masked_linear()
+    layer = SparseLinear.from_dense(linear, mask)
+    new = mask.flip(1)
+    layer.topology(new)
+    assert torch.equal(layer.active_mask(), new)
+    assert torch.equal(layer.weight, linear.weight * new)
+    with pytest.raises(ValueError, match=r"has 96 active weights, the layer \d+"):
+        layer.topology(torch.ones(8, 12, dtype=torch.bool))
+
+
+def test_state_dict_and_deepcopy() -> None:
+    linear, mask = masked_linear()
+    layer = SparseLinear.from_dense(linear, mask)
+    other = SparseLinear(12, 8, int(mask.sum()))
+    other.load_state_dict(layer.state_dict())
+    x = torch.randn(70, 12, requires_grad=True)
+    assert torch.equal(other(x), layer(x))
+    first, second = (torch.autograd.grad(m(x).sum(), x)[0] for m in (layer, other))
+    assert torch.equal(first, second)
+    twin = copy.deepcopy(layer)
+    twin.topology(mask.flip(1))
+    assert torch.equal(layer.active_mask(), mask)
+
+
+def test_damaged_state_is_refused() -> None:
+    linear, mask = masked_linear()
+    layer = SparseLinear.from_dense(linear, mask)
+    for place in (0, layer.values.numel() + 2, -1):
+        state = copy.deepcopy(layer.state_dict())
+        state["pattern"][place] = 1000
+        with pytest.raises(ValueError, match="pattern is not that of a matrix 8 x 12"):
+            layer.load_state_dict(state)
+
+
+def test_number_of_weights_at_random() -> None:
+    layer = SparseLinear(10, 20, 15, bias=False, dtype=torch.float64)
+    assert int(layer.active_mask().sum()) == 15
+    assert layer.bias is None
+    assert layer.values.dtype == torch.float64
+    assert layer.sparsity == pytest.approx(0.925)
+    with pytest.raises(ValueError, match="give 0 to 200"):
+        SparseLinear(10, 20, 201)
+
+
+def test_wrong_shapes() -> None:
+    with pytest.raises(ValueError, match=r"bool \[20, 10\] needed"):
+        SparseLinear(10, 20, torch.ones(10, 20, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"x \[..., 10\] needed"):
+        SparseLinear(10, 20, 5)(torch.randn(3, 11))
+
+
+def test_repr_tells_the_sparsity() -> None:
+    shown = repr(SparseLinear(10, 20, 20, relu=True))
+    assert "in_features=10, out_features=20, nnz=20, sparsity=90.0%, bias=True, relu=True" in shown
+
+
+def test_compiles_and_exports() -> None:
+    linear, mask = masked_linear()
+    layer = SparseLinear.from_dense(linear, mask)
+    x = torch.randn(6, 12)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), linear(x))
+    compiled(x).sum().backward()
+    assert layer.values.grad is not None
+    program = torch.export.export(layer, (x,))
+    torch.testing.assert_close(program.module()(x), linear(x))
+    assert not any("weft" in str(node.target) for node in program.graph.nodes)
+
+
+def test_to_dense_gives_relus_back() -> None:
+    linear, mask = masked_linear()
+    layer = SparseLinear.from_dense(linear, mask, relu=True)
+    model = nn.Sequential(layer, FusedReLU(), nn.Linear(8, 2))
+    dense = to_dense(model)
+    assert [type(m) for m in dense] == [nn.Linear, nn.ReLU, nn.Linear]
+    x = torch.randn(5, 12)
+    torch.testing.assert_close(dense(x), model(x))
+    torch.testing.assert_close(to_dense(layer)(x), layer(x))
+    alone = nn.Sequential(layer, nn.Linear(8, 2))
+    torch.testing.assert_close(to_dense(alone)(x), alone(x))
+
+
+def test_a_layer_made_from_one_that_torch_has_pruned_can_be_reset() -> None:
+    linear = nn.Linear(30, 20)
+    prune.random_unstructured(linear, "weight", 0.5)
+    before = linear.weight.clone()
+    layer = SparseLinear.from_dense(linear, linear.weight_mask.bool())
+    old = layer.values.detach().clone()
+    layer.reset_parameters()
+    assert not torch.equal(layer.values, old)
+    assert layer.values.abs().max() <= 30**-0.5
+    assert torch.equal(linear.weight, before)

@@ -25,7 +25,7 @@ from weft.recipes.links.training import PreparedLinks, make_fnn, prepare_links, 
 from weft.recipes.nodes.config import NodesConfig
 from weft.recipes.nodes.training import prepare_nodes, train_nodes
 from weft.sparsify import Masks, random_masks
-from weft.sparsify.layers import SparseLinear
+from weft.sparsify.sparse_layers import SparseLinear
 from weft.training import Run, read_metrics
 from weft.training.sparse_form import load_dense, to_sparse_form
 

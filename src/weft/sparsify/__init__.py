@@ -9,7 +9,6 @@ from weft.lazy import lazy_names
 if TYPE_CHECKING:
     from weft.sparsify.accelerate import Acceleration as Acceleration
     from weft.sparsify.accelerate import accelerate as accelerate
-    from weft.sparsify.admm import ADMM as ADMM
     from weft.sparsify.compaction import CompactedLayer as CompactedLayer
     from weft.sparsify.compaction import compact as compact
     from weft.sparsify.densities import erk as erk
@@ -24,12 +23,18 @@ if TYPE_CHECKING:
     from weft.sparsify.flop_counter import FlopCount as FlopCount
     from weft.sparsify.flop_counter import WeightFlops as WeightFlops
     from weft.sparsify.flop_counter import count_flops as count_flops
-    from weft.sparsify.gradual import GradualPruning as GradualPruning
-    from weft.sparsify.layers import SparseLinear as SparseLinear
-    from weft.sparsify.layers import to_dense as to_dense
-    from weft.sparsify.lottery import Ticket as Ticket
-    from weft.sparsify.lottery import lottery_ticket as lottery_ticket
+    from weft.sparsify.magnitude_pruning import GradualPruning as GradualPruning
+    from weft.sparsify.magnitude_pruning import Ticket as Ticket
+    from weft.sparsify.magnitude_pruning import lottery_ticket as lottery_ticket
+    from weft.sparsify.mask_schedules import CubicSchedule as CubicSchedule
+    from weft.sparsify.mask_schedules import DropSchedule as DropSchedule
     from weft.sparsify.masks import Masks as Masks
+    from weft.sparsify.one_shot import grasp_masks as grasp_masks
+    from weft.sparsify.one_shot import keep_top as keep_top
+    from weft.sparsify.one_shot import magnitude_masks as magnitude_masks
+    from weft.sparsify.one_shot import random_masks as random_masks
+    from weft.sparsify.one_shot import snip_masks as snip_masks
+    from weft.sparsify.one_shot import synflow_masks as synflow_masks
     from weft.sparsify.paper_formulas import TableIIRow as TableIIRow
     from weft.sparsify.paper_formulas import first_layer_share as first_layer_share
     from weft.sparsify.paper_formulas import inference_flops as inference_flops
@@ -40,15 +45,10 @@ if TYPE_CHECKING:
     from weft.sparsify.paper_formulas import sparse_training_share as sparse_training_share
     from weft.sparsify.paper_formulas import table_ii as table_ii
     from weft.sparsify.paper_formulas import training_flops as training_flops
-    from weft.sparsify.schedules import CubicSchedule as CubicSchedule
-    from weft.sparsify.schedules import DropSchedule as DropSchedule
-    from weft.sparsify.scores import grasp_masks as grasp_masks
-    from weft.sparsify.scores import keep_top as keep_top
-    from weft.sparsify.scores import magnitude_masks as magnitude_masks
-    from weft.sparsify.scores import random_masks as random_masks
-    from weft.sparsify.scores import snip_masks as snip_masks
-    from weft.sparsify.scores import synflow_masks as synflow_masks
-    from weft.sparsify.slr import SLR as SLR
+    from weft.sparsify.sparse_layers import SparseLinear as SparseLinear
+    from weft.sparsify.sparse_layers import to_dense as to_dense
+    from weft.sparsify.train_and_prune import ADMM as ADMM
+    from weft.sparsify.train_and_prune import SLR as SLR
     from weft.sparsify.ugs import UGS as UGS
 else:
     __all__ = lazy_names(__name__)

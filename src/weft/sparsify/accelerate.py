@@ -11,8 +11,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from weft.sparsify.layers import FusedReLU, SparseLinear
 from weft.sparsify.masks import Masks
+from weft.sparsify.sparse_layers import FusedReLU, SparseLinear
 
 # A form must win by this much, so that noise never makes a model slower than it was.
 _MARGIN = 0.05

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from weft.sparsify.layers import to_dense
 from weft.sparsify.masks import Masks
+from weft.sparsify.sparse_layers import to_dense
 
 _MODULES = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh,

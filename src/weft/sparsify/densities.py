@@ -1,16 +1,125 @@
-"""How many weights each layer keeps: the same share everywhere, or Erdős-Rényi-kernel."""
+"""Which weights a method makes sparse, and how many each layer keeps: one description for all."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any, Literal, TypedDict
 
-from weft.sparsify.matrices import matching
+import torch.distributed as dist
+from rich.console import Console
+from torch import nn
+from typing_extensions import Unpack
+
+from weft.sparsify.masks import Masks
+from weft.sparsify.matrices import Selection, matching
 
 Shapes = Mapping[str, Sequence[int]]
 Densities = Literal["uniform", "erk"]
+
+
+class Choice(TypedDict, total=False):
+    """Which weights a method masks; see `Masks` for what is a weight matrix.
+
+    Attributes:
+        include: names or patterns of weights to make sparse; None: all weight matrices.
+        exclude: names or patterns of weights to leave dense.
+        example: a batch as the model takes it, which shows what multiplies features in layers
+            that are not known.
+        quiet: do not print which weights were chosen and which are left dense.
+    """
+
+    include: Sequence[str] | None
+    exclude: Sequence[str]
+    example: Any
+    quiet: bool
+
+
+class LayerChoice(Choice, total=False):
+    """Which weights a method masks, and how sparse single layers become.
+
+    Attributes:
+        overrides: sparsities of single layers, by name or pattern; `sparsity` is that of the
+            others.
+        keep_one: keep one weight of a layer that would have none, rather than refuse.
+    """
+
+    overrides: Mapping[str, float] | None
+    keep_one: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Target:
+    """Which weights a method makes sparse, and how sparse they shall be at the end.
+
+    Attributes:
+        masks: of the chosen weights, all active and not attached.
+        shares: of its weights that each layer keeps, by name.
+        counts: weights that each layer keeps, by name.
+    """
+
+    masks: Masks
+    shares: dict[str, float]
+    counts: dict[str, int]
+
+
+def choose_weights(
+    model: nn.Module,
+    *,
+    include: Sequence[str] | None = None,
+    exclude: Sequence[str] = (),
+    example: Any = None,
+    quiet: bool = False,
+    required: bool = True,
+) -> Masks:
+    """Masks of the weights of a `Choice`, which are printed; errors as of `Masks`."""
+    masks = Masks(model, include=include, exclude=exclude, example=example, required=required)
+    print_selection(masks.selection, quiet=quiet)
+    return masks
+
+
+def choose_target(
+    model: nn.Module,
+    sparsity: float,
+    densities: Densities = "uniform",
+    *,
+    overrides: Mapping[str, float] | None = None,
+    keep_one: bool = False,
+    required: bool = True,
+    **choice: Unpack[Choice],
+) -> Target:
+    """The weights of a `LayerChoice` and how many of them each layer keeps.
+
+    Args:
+        model: any module.
+        sparsity: share of the weights that is not kept, of all layers together.
+        densities: how the weights that are kept are spread over the layers.
+        overrides: see `LayerChoice`.
+        keep_one: see `LayerChoice`.
+        required: refuse a model with nothing to mask.
+        **choice: see `Choice`.
+
+    Raises:
+        ValueError: a setting is out of its range, a layer would be empty, or a name or pattern
+            matches nothing.
+    """
+    masks = choose_weights(model, required=required, **choice)
+    known = {"uniform": uniform, "erk": erk}
+    if densities not in known:
+        raise ValueError(f"densities {densities!r} is not one of {', '.join(known)}")
+    shares = known[densities](masks.shapes, *_kept_shares(sparsity, overrides))
+    counts = layer_nnz(masks.shapes, shares, keep_one=keep_one)
+    return Target(masks=masks, shares=shares, counts=counts)
+
+
+def print_selection(selection: Selection, *, quiet: bool) -> None:
+    """Print on stderr, from rank 0 alone, which weights are masked and which are left dense."""
+    first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+    if first and not quiet and selection.chosen:
+        # Names may hold brackets, which are no markup.
+        Console(stderr=True).print(str(selection), highlight=False, markup=False, soft_wrap=True)
 
 
 def nnz_of(density: float, size: int) -> int:
@@ -61,10 +170,10 @@ def erk(
     return {name: fixed[name] if name in fixed else found[name] for name in shapes}
 
 
-def kept_shares(
+def _kept_shares(
     sparsity: float, overrides: Mapping[str, float] | None
 ) -> tuple[float, dict[str, float]]:
-    """Densities of sparsities.
+    """The densities that belong to sparsities.
 
     Raises:
         ValueError: one is not from 0 to 1.
@@ -74,22 +183,6 @@ def kept_shares(
             what = "sparsity" if whose == "sparsity" else f"the sparsity of {whose}"
             raise ValueError(f"{what} is {value}; it must be from 0 (dense) to below 1")
     return 1 - sparsity, {name: 1 - value for name, value in (overrides or {}).items()}
-
-
-def kept_counts(
-    shapes: Shapes,
-    densities: Densities,
-    sparsity: float,
-    overrides: Mapping[str, float] | None,
-    *,
-    keep_one: bool,
-) -> dict[str, int]:
-    """Weights that each layer keeps at a sparsity of all together; errors as of what it calls."""
-    known = {"uniform": uniform, "erk": erk}
-    if densities not in known:
-        raise ValueError(f"densities {densities!r} is not one of {', '.join(known)}")
-    shares = known[densities](shapes, *kept_shares(sparsity, overrides))
-    return layer_nnz(shapes, shares, keep_one=keep_one)
 
 
 class EmptyLayer(ValueError):

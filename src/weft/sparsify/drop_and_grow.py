@@ -1,20 +1,19 @@
-"""Sparse training: every so often the smallest weights are dropped and as many others grown."""
+"""Sparse training: now and then the smallest weights are dropped and as many others are grown."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from typing_extensions import Unpack
 
-from weft.sparsify.densities import Densities, kept_counts
-from weft.sparsify.masks import Masks, table
-from weft.sparsify.matrices import tell
-from weft.sparsify.ranking import mask_of, random_order, top
-from weft.sparsify.schedules import DropSchedule, Shape
+from weft.sparsify.densities import Densities, LayerChoice, choose_target
+from weft.sparsify.mask_schedules import DropSchedule, Shape
+from weft.sparsify.masks import Masks, mask_of, random_order, table, top
 from weft.sparsify.sparse_layers import SparseLayers
 
 Growth = Literal["rigl", "set", "snfs"]
@@ -38,7 +37,7 @@ class DropAndGrow:
     and under torch.distributed their dense gradients are averaged over all ranks.
 
     Args:
-        model: any module; see `Masks` for which of its weights are masked.
+        model: any module.
         optimizer: of the model.
         total_steps: optimizer steps of the whole training.
         sparsity: share of the weights that is 0, from 0 to below 1.
@@ -51,16 +50,9 @@ class DropAndGrow:
         death: share of active weights dropped at the first updates, d.
         schedule: how d falls.
         stop: share of the training after which masks stay as they are.
-        overrides: sparsities of single layers, by name or pattern; `sparsity` is that of the
-            others.
-        include: names or patterns of weights to make sparse; None: all weight matrices.
-        exclude: names or patterns of weights to leave dense.
-        example: a batch as the model takes it, which shows what multiplies features in layers
-            that are not known; see `Masks`.
-        keep_one: keep one weight of a layer that would have none, rather than refuse.
         momentum: of SNFS's averages.
         seed: of the first masks and of random growth.
-        quiet: do not print which weights were chosen and which are left dense.
+        **choice: which weights, and how sparse single layers become; see `LayerChoice`.
 
     Raises:
         ValueError: a setting is out of its range, a layer would be empty, a name or pattern
@@ -80,14 +72,9 @@ class DropAndGrow:
         death: float = 0.5,
         schedule: Shape = "cosine",
         stop: float = 0.75,
-        overrides: Mapping[str, float] | None = None,
-        include: Sequence[str] | None = None,
-        exclude: Sequence[str] = (),
-        example: Any = None,
-        keep_one: bool = False,
         momentum: float = 0.9,
         seed: int = 0,
-        quiet: bool = False,
+        **choice: Unpack[LayerChoice],
     ) -> None:
         if growth not in get_args(Growth):
             raise ValueError(f"growth {growth!r} is not one of {', '.join(get_args(Growth))}")
@@ -97,17 +84,11 @@ class DropAndGrow:
             total_steps=total_steps, every=every, death=death, shape=schedule, stop=stop
         )
         self.growth, self.momentum, self.seed, self.step = growth, momentum, seed, 0
-        self._layers = SparseLayers(model, optimizer, exclude)
-        self.masks = Masks(
-            model,
-            include=include,
-            exclude=exclude,
-            example=example,
-            required=not self._layers,
-        )
-        counts = kept_counts(self.masks.shapes, densities, sparsity, overrides, keep_one=keep_one)
+        self._layers = SparseLayers(model, optimizer, choice.get("exclude", ()))
+        target = choose_target(model, sparsity, densities, required=not self._layers, **choice)
+        self.masks = target.masks
         self.schedule.warn_if_idle()
-        for number, (name, count) in enumerate(counts.items()):
+        for number, (name, count) in enumerate(target.counts.items()):
             chosen = random_order(self.masks.size(name), seed, 0, number)[:count]
             self.masks.set(name, mask_of(chosen, self.masks[name]))
         self._explored = {name: part[name].clone() for part, name in self._weights()}
@@ -115,7 +96,6 @@ class DropAndGrow:
         # Should a state be loaded now, weights that these random masks zero may be active in it.
         self._untouched = {name: self.masks.weight(name).detach().clone() for name in self.masks}
         self.masks.attach(optimizer, before=self._before, after=self._after)
-        tell(self.masks.selection, quiet=quiet)
         self._expect()
 
     @property

@@ -18,8 +18,8 @@ from torch.export import Dim, ExportedProgram
 from weft.errors import DataError
 from weft.files import parse_json, write_atomically
 from weft.sparsify.compaction import compact
-from weft.sparsify.layers import to_dense
 from weft.sparsify.masks import Masks
+from weft.sparsify.sparse_layers import to_dense
 
 # Entries of the file's header: the shapes of the weights stored as CSR, and the names of shared
 # weights, each with the name that it is stored by.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -320,6 +322,41 @@ def check_same_model(model: nn.Module, masks: Masks) -> None:
             "the masks are of another model's weights; make them with Masks(model) or "
             "masks.to_model(model)"
         )
+
+
+def top(scores: Tensor, count: int) -> Tensor:
+    """Ascending int64 indices of the `count` largest scores [n]; the first index wins among equals.
+
+    NaN is smaller than anything.
+    """
+    assert 0 <= count <= len(scores), (count, len(scores))
+    if count in (0, len(scores)):
+        return torch.arange(count, device=scores.device)
+    scores = torch.where(scores.isnan(), -math.inf, scores.detach().to(_comparable(scores.dtype)))
+    least = torch.topk(scores, count, sorted=False).values.min()
+    above = scores > least
+    equal = (scores == least).nonzero().flatten()
+    above[equal[: count - int(above.sum())]] = True
+    return above.nonzero().flatten()
+
+
+def random_order(size: int, *key: int) -> Tensor:
+    """The numbers below `size` in an order that depends on the key alone, int64 [size]."""
+    seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    return torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+
+
+def mask_of(indices: Tensor, like: Tensor) -> Tensor:
+    """Bool in the shape of `like`, True at these flat indices."""
+    mask = torch.zeros(like.numel(), dtype=torch.bool, device=like.device)
+    mask[indices.to(like.device)] = True
+    return mask.view(like.shape)
+
+
+def _comparable(dtype: torch.dtype) -> torch.dtype:
+    # float32 has no room for large whole numbers.
+    exact = dtype.is_floating_point and dtype != torch.float64
+    return torch.float32 if exact else torch.float64
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-import torch.distributed as dist
-from rich.console import Console
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from weft.sparsify.layers import SparseLinear
 from weft.sparsify.products import watch_products
+from weft.sparsify.sparse_layers import SparseLinear
 
 # Layers of torch, of which each parameter called weight multiplies, whatever its shape.
 _TORCH = (
@@ -228,14 +226,6 @@ def _refuse_computed(names: set[str]) -> None:
             "torch.nn.utils.parametrize, or remove_weight_norm and remove_spectral_norm for the "
             "older ones), or leave the weight dense with exclude"
         )
-
-
-def tell(selection: Selection, *, quiet: bool) -> None:
-    """Print which weights are masked and which are left, on stderr, from rank 0 alone."""
-    first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
-    if first and not quiet and selection.chosen:
-        # Names may hold brackets, which are no markup.
-        Console(stderr=True).print(str(selection), highlight=False, markup=False, soft_wrap=True)
 
 
 def _listed(names: Sequence[str]) -> str:

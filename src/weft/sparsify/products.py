@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.flop_counter import flop_registry
 
-from weft.sparsify.layers import SparseLinear
 from weft.sparsify.snapshots import in_evaluation
+from weft.sparsify.sparse_layers import SparseLinear
 
 aten = torch.ops.aten
 

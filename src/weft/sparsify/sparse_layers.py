@@ -1,15 +1,349 @@
-"""A model's sparse layers, as drop-and-grow sees them: like masks, but nothing is masked."""
+"""Linear layers that hold only their active weights, and all such layers of a model.
+
+Weights, gradients and the optimizer's state all have one number for each active weight, and only
+these are multiplied. Drop-and-grow moves the weights of `SparseLayers` as it moves masks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from weft.sparsify.layers import SparseLinear
+from weft.kernels.sparse_inputs import sparse_input_linear
+from weft.kernels.sparse_linear import Pattern, dense_weight, parts_of, pattern_of, sparse_linear
+
+
+class SparseLinear(nn.Module):
+    """y = x Wᵀ + bias for a weight [out_features, in_features] that is mostly zeros.
+
+    Outputs are stored feature by feature (strides (1, batch)), as the next such layer reads them
+    fastest.
+
+    Attributes:
+        values: [K], the weights, by rows of W and by columns within each.
+        bias: [out_features], or None.
+        pattern: int32, where the weights are, see `pattern_of`.
+        want_dense_gradient: while True, each backward pass adds the gradient of all
+            out_features x in_features weights to what `dense_gradient` gives; it costs as much as a
+            dense layer's.
+    """
+
+    values: nn.Parameter
+    bias: nn.Parameter | None
+    pattern: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        active: Tensor | int,
+        *,
+        bias: bool = True,
+        relu: bool = False,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        """Weights as in a fresh `nn.Linear` of that size, where they are active.
+
+        Args:
+            in_features: I.
+            out_features: O.
+            active: bool [O, I], True where there is a weight; or how many, at random places.
+            bias: whether there is one.
+            relu: whether the layer gives relu(y): faster than a module after it.
+            dtype: of the weights; torch's default if None.
+            device: where they are.
+        """
+        super().__init__()
+        self.in_features = in_features
+        self.out_features = out_features
+        self.relu = relu
+        self.want_dense_gradient = False
+        self._dense_gradient: Tensor | None = None
+        size = in_features * out_features
+        if isinstance(active, int):
+            if not 0 <= active <= size:
+                raise ValueError(
+                    f"{active} weights asked of a layer of {out_features} x {in_features}: give 0 "
+                    f"to {size}"
+                )
+            index = torch.randperm(size, device=device)[:active].sort().values
+        else:
+            index = self._index_of(active).to(device)
+        self.register_buffer("pattern", pattern_of(index, out_features, in_features))
+        kind: dict[str, Any] = {"dtype": dtype, "device": device}
+        self.values = nn.Parameter(torch.empty(index.shape[0], **kind))
+        self.bias = nn.Parameter(torch.empty(out_features, **kind)) if bias else None
+        # In a tuple: as a module it would be a part of this one.
+        self._dense: tuple[nn.Module, ...] = ()
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw new weights, as in a fresh layer of the kind that this one was made from.
+
+        The dense layer is drawn whole, so that the same seed gives the weights that it would have.
+        """
+        if not self._dense:
+            bound = 1 / math.sqrt(self.in_features) if self.in_features else 0.0
+            for parameter in self.parameters():
+                nn.init.uniform_(parameter, -bound, bound)
+            return
+        fresh: Any = _with_parameters(self._dense[0], self.values.dtype, self.values.device)
+        fresh.reset_parameters()
+        self.values.copy_(fresh.weight.flatten()[self.index])
+        if self.bias is not None:
+            self.bias.copy_(fresh.bias)
+
+    @classmethod
+    def from_dense(
+        cls, linear: nn.Linear, mask: Tensor | None = None, *, relu: bool = False
+    ) -> SparseLinear:
+        """The same layer with only the weights where mask [O, I] is True; None: those not 0."""
+        weight = linear.weight.detach()
+        active = weight != 0 if mask is None else mask
+        # A fresh layer draws numbers, on which nothing after it shall depend.
+        with torch.random.fork_rng(devices=[]):
+            layer = cls(
+                weight.shape[1],
+                weight.shape[0],
+                active.to(weight.device),
+                bias=linear.bias is not None,
+                relu=relu,
+                dtype=weight.dtype,
+                device=weight.device,
+            )
+        with torch.no_grad():
+            layer.values.copy_(weight.flatten()[layer.index])
+            if layer.bias is not None:
+                layer.bias.copy_(linear.bias)
+        # A weight that is no parameter is computed from others, which a reset would not reach.
+        if "weight" in linear._parameters:
+            layer._dense = (_with_parameters(linear, weight.dtype, torch.device("meta")),)
+        # torch_geometric's layers are asked for in_channels, for instance.
+        for name, value in vars(linear).items():
+            if not name.startswith("_") and not hasattr(layer, name):
+                setattr(layer, name, value)
+        layer.values.requires_grad_(linear.weight.requires_grad)
+        if layer.bias is not None:
+            layer.bias.requires_grad_(linear.bias.requires_grad)
+        return layer.train(linear.training)
+
+    def to_dense(self) -> nn.Linear:
+        """The same layer as an `nn.Linear` with zeros; without the relu."""
+        weight = self.weight.detach()
+        # On meta nothing is initialised, and no random number is drawn.
+        linear = nn.Linear(
+            self.in_features, self.out_features, bias=self.bias is not None, device="meta"
+        )
+        linear.weight = nn.Parameter(weight, requires_grad=self.values.requires_grad)
+        if self.bias is not None:
+            linear.bias = nn.Parameter(
+                self.bias.detach().clone(), requires_grad=self.bias.requires_grad
+            )
+        return linear.train(self.training)
+
+    @property
+    def index(self) -> Tensor:
+        """int64 [K], the position of each weight in the flattened [O, I], ascending."""
+        return self.parts.positions
+
+    @property
+    def parts(self) -> Pattern:
+        """Rows and columns of the weights; views of `pattern`."""
+        return parts_of(self.pattern, self.out_features, self.in_features)
+
+    @property
+    def weight(self) -> Tensor:
+        """[O, I], the dense weight, made at each call; gradients go to `values`."""
+        return dense_weight(self.values, self.pattern, self.out_features, self.in_features)
+
+    @property
+    def sparsity(self) -> float:
+        """Share of the weights that are not there."""
+        size = self.in_features * self.out_features
+        return 1 - self.values.shape[0] / size if size else 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., O] for x [..., I]; or [B, O] for x [B, I] of torch's sparse CSR layout."""
+        parameters = (self.values, self.bias, self.pattern, self.out_features)
+        if x.layout == torch.sparse_csr:
+            out = sparse_input_linear(x, *parameters)
+            out = out.relu() if self.relu else out
+        elif x.ndim == 0 or x.shape[-1] != self.in_features:
+            raise ValueError(f"x [..., {self.in_features}] needed, this one is {list(x.shape)}")
+        else:
+            rows = x if x.ndim == 2 else x.reshape(-1, self.in_features)
+            out = sparse_linear(rows, *parameters, self.relu)
+        if self.want_dense_gradient and out.requires_grad:
+            if self.values.grad is None:
+                # zero_grad() has thrown away what a step would have taken: so is this.
+                self._dense_gradient = None
+            below = out.detach() <= 0 if self.relu else None
+            out.register_hook(  # type: ignore[no-untyped-call]
+                lambda grad: self._add_dense_gradient(grad, x.detach(), below)
+            )
+        return out if x.ndim == 2 else out.reshape(*x.shape[:-1], self.out_features)
+
+    def _add_dense_gradient(self, grad: Tensor, x: Tensor, below: Tensor | None) -> None:
+        grad = grad.detach()
+        if below is not None:
+            grad = grad.masked_fill(below, 0)
+        if x.layout == torch.sparse_csr:
+            made = torch.mm(x.t().to_sparse_csr(), grad).t()
+        else:
+            made = grad.t() @ x.reshape(-1, self.in_features)
+        self._dense_gradient = made if self._dense_gradient is None else self._dense_gradient + made
+
+    def active_mask(self) -> Tensor:
+        """Bool [O, I], True where there is a weight."""
+        mask = torch.zeros(
+            self.out_features * self.in_features, dtype=torch.bool, device=self.pattern.device
+        )
+        mask[self.index] = True
+        return mask.view(self.out_features, self.in_features)
+
+    def dense_gradient(self) -> Tensor:
+        """[O, I], the gradient summed since this was last asked, or that of `values` was dropped.
+
+        Raises:
+            RuntimeError: no backward pass has computed it.
+        """
+        if self._dense_gradient is None:
+            raise RuntimeError(
+                "no dense gradient was computed: set want_dense_gradient = True before the forward "
+                "pass of the update step"
+            )
+        gradient, self._dense_gradient = self._dense_gradient, None
+        return gradient
+
+    @torch.no_grad()
+    def replace(self, drop: Tensor, grow: Tensor, slots: Iterable[Tensor] = ()) -> None:
+        """Drop some weights and grow as many others, which start at 0; nothing is reallocated.
+
+        Args:
+            drop: int64, positions in the flattened [O, I] that have a weight.
+            grow: int64, as many that have none, or that are dropped.
+            slots: tensors [K] that go with the weights (momentum, Adam's moments, the gradient):
+                changed alike, 0 for the new ones.
+        """
+        index = self.index
+        drop, grow = (t.to(index.device).flatten() for t in (drop, grow))
+        kept = index[~torch.isin(index, drop)]
+        right = drop.numel() == grow.numel() and kept.numel() + drop.numel() == index.numel()
+        new = torch.cat([kept, grow]).sort().values
+        if not right or not bool((new.diff() > 0).all()):
+            raise ValueError(
+                f"{drop.numel()} places to drop and {grow.numel()} to grow: as many of both are "
+                "needed, each once, those to drop among the active and those to grow not"
+            )
+        self._move(new, kept, slots)
+
+    @torch.no_grad()
+    def topology(self, mask: Tensor, slots: Iterable[Tensor] = ()) -> None:
+        """Have the weights where mask bool [O, I] is True, as many as now; see `replace`."""
+        index = self.index
+        new = self._index_of(mask).to(index.device)
+        if new.shape != index.shape:
+            raise ValueError(
+                f"the mask has {new.numel()} active weights, the layer {index.numel()}: as many "
+                "are needed, or make another layer"
+            )
+        self._move(new, index[torch.isin(index, new)], slots)
+
+    def _move(self, new: Tensor, kept: Tensor, slots: Iterable[Tensor]) -> None:
+        old = self.index
+        source, target = torch.searchsorted(old, kept), torch.searchsorted(new, kept)
+        for tensor in (self.values.data, *slots):
+            saved = tensor[source]
+            tensor.zero_()
+            tensor[target] = saved
+        self.pattern.copy_(pattern_of(new, self.out_features, self.in_features))
+
+    def _index_of(self, mask: Tensor) -> Tensor:
+        shape = (self.out_features, self.in_features)
+        if mask.dtype != torch.bool or mask.shape != shape:
+            raise ValueError(
+                f"a mask of bool {list(shape)} needed, this one is {mask.dtype} {list(mask.shape)}"
+            )
+        return mask.flatten().nonzero()[:, 0]
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *others: Any) -> None:
+        pattern = state.get(f"{prefix}pattern")
+        if pattern is not None and pattern.shape == self.pattern.shape:
+            self._require_pattern(pattern, f"{prefix}pattern")
+        super()._load_from_state_dict(state, prefix, *others)
+
+    def _require_pattern(self, pattern: Tensor, name: str) -> None:
+        # A file may say anything, and the loops trust what it says.
+        parts = parts_of(pattern.long(), self.out_features, self.in_features)
+        steps = parts.offsets.diff()
+        right = bool((steps >= 0).all()) and int(steps.sum()) == parts.columns.numel()
+        if right:
+            index = parts.positions
+            right = bool((index.diff() > 0).all())
+            size = self.out_features * self.in_features
+            right = right and bool(((index >= 0) & (index < size)).all())
+            right = right and torch.equal(
+                pattern_of(index, self.out_features, self.in_features), pattern.int()
+            )
+        if not right:
+            raise ValueError(
+                f"{name} is not that of a matrix {self.out_features} x {self.in_features}: the "
+                "file is damaged"
+            )
+
+    def extra_repr(self) -> str:
+        """What the layer's line of a printed model says."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"nnz={self.values.shape[0]}, sparsity={self.sparsity:.1%}, "
+            f"bias={self.bias is not None}" + (", relu=True" if self.relu else "")
+        )
+
+
+def _with_parameters(layer: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """The same layer with parameters that are not initialised; on meta they take no memory."""
+    other = copy.copy(layer)
+    other._parameters = {
+        name: None if p is None else nn.Parameter(torch.empty_like(p, dtype=dtype, device=device))
+        for name, p in layer._parameters.items()
+    }
+    return other
+
+
+class FusedReLU(nn.Identity):
+    """Stands where a ReLU was that the `SparseLinear` before it computes now."""
+
+
+def to_dense(model: nn.Module) -> nn.Module:
+    """A copy of the model with an `nn.Linear` with zeros for each `SparseLinear`."""
+    if isinstance(model, SparseLinear):
+        layer = model.to_dense()
+        return nn.Sequential(layer, nn.ReLU()) if model.relu else layer
+    model = copy.deepcopy(model)
+    for parent in list(model.modules()):
+        fused = False
+        for name, child in list(parent.named_children()):
+            if isinstance(child, SparseLinear):
+                after = list(parent._modules.values())[list(parent._modules).index(name) + 1 :]
+                fused = child.relu and bool(after) and isinstance(after[0], FusedReLU)
+                dense: nn.Module = child.to_dense()
+                if child.relu and not fused:
+                    dense = nn.Sequential(dense, nn.ReLU())
+                setattr(parent, name, dense)
+            elif isinstance(child, FusedReLU) and fused:
+                setattr(parent, name, nn.ReLU())
+                fused = False
+    return model
 
 
 class SparseLayers:

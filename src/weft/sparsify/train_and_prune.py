@@ -1,19 +1,20 @@
-"""Train, re-weight, prune, retrain: the schedule that SLR and ADMM share."""
+"""Train, re-weight, prune, retrain: by surrogate Lagrangian relaxation (SLR) or by ADMM."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
+from typing_extensions import Unpack
 
-from weft.sparsify.densities import Densities, kept_counts
-from weft.sparsify.masks import Masks
-from weft.sparsify.matrices import tell
-from weft.sparsify.ranking import mask_of, top
+from weft.sparsify.densities import Densities, LayerChoice, choose_target
+from weft.sparsify.masks import mask_of, top
+from weft.sparsify.snapshots import in_evaluation, restore, snapshot
 
 Phase = Literal["dense", "reweight", "retrain", "done"]
 Objective = Callable[[], "Tensor | float"]
@@ -24,15 +25,29 @@ class TrainAndPrune:
 
     Dense training; re-weighting, in which `penalty()` draws each layer's W to its Z, which has
     exactly as many nonzeros as the layer is to keep; then all but the largest weights of each
-    layer are pruned, and the others are retrained under masks. What `penalty()` is made of is
-    Λ · (W - Z) + ρ/2 ‖W - Z‖²; how Z and the multipliers Λ move after each epoch is the method's
-    own (`SLR`, `ADMM`).
+    layer are pruned, and the others are retrained under masks. `penalty()` is
+    Λ · (W - Z) + ρ/2 ‖W - Z‖²; how Z and the multipliers Λ move after each epoch depends on the
+    method (`SLR`, `ADMM`).
 
     Attributes:
         masks: all active until weights are pruned, then attached to the optimizer.
         epoch: epochs that have ended.
         targets: Z by name, while weights are re-weighted.
         multipliers: Λ by name, while weights are re-weighted.
+
+    Args:
+        model: any module.
+        optimizer: of the model.
+        sparsity: share of the weights to prune.
+        phases: epochs of dense training, re-weighting and retraining.
+        rho: ρ.
+        densities: of the layers: the same for all, as in the papers, or Erdős-Rényi-kernel, which
+            spares narrow ones.
+        **choice: which weights, and how sparse single layers become; see `LayerChoice`.
+
+    Raises:
+        ValueError: a setting is out of its range, a layer would be empty, a name or pattern
+            matches nothing, or the optimizer does not have one of the weights.
     """
 
     def __init__(
@@ -41,15 +56,10 @@ class TrainAndPrune:
         optimizer: Optimizer,
         *,
         sparsity: float,
-        phases: Sequence[int],
-        rho: float,
-        densities: Densities,
-        overrides: Mapping[str, float] | None,
-        include: Sequence[str] | None,
-        exclude: Sequence[str],
-        example: Any,
-        keep_one: bool,
-        quiet: bool,
+        phases: Sequence[int] = (20, 10, 10),
+        rho: float = 0.01,
+        densities: Densities = "uniform",
+        **choice: Unpack[LayerChoice],
     ) -> None:
         if len(phases) != 3 or any(int(epochs) != epochs or epochs < 0 for epochs in phases):
             raise ValueError(
@@ -61,14 +71,11 @@ class TrainAndPrune:
         self.model, self.optimizer = model, optimizer
         self.phases = (int(phases[0]), int(phases[1]), int(phases[2]))
         self.rho, self.epoch = float(rho), 0
-        self.masks = Masks(model, include=include, exclude=exclude, example=example)
-        self._kept = kept_counts(
-            self.masks.shapes, densities, sparsity, overrides, keep_one=keep_one
-        )
-        # An optimizer without the weights is better known now than after the dense epochs.
+        target = choose_target(model, sparsity, densities, **choice)
+        self.masks, self._kept = target.masks, target.counts
+        # This refuses an optimizer without the weights now, not after the dense epochs.
         self.masks.attach(optimizer)
         self.masks.detach()
-        tell(self.masks.selection, quiet=quiet)
         self.targets: dict[str, Tensor] = {}
         self.multipliers: dict[str, Tensor] = {}
         self._enter()
@@ -106,7 +113,14 @@ class TrainAndPrune:
         """Say that an epoch is over; after the last of a phase the next one begins.
 
         Args:
-            objective: f(W), the loss without `penalty()`; SLR needs it in re-weighting.
+            objective: computes f(W), the loss without `penalty()`, from the model as it is; SLR
+                needs it in re-weighting. It is called with the weights of now and of an epoch ago,
+                in evaluation mode and without gradients, and must use the same data both times:
+                the whole training set, or a fixed part of it. Under DistributedDataParallel each
+                rank may use its own.
+
+        Raises:
+            ValueError: SLR is given no objective in re-weighting, or one that is not finite.
         """
         if self.phase == "reweight":
             self._move(objective)
@@ -199,6 +213,213 @@ class TrainAndPrune:
             name: self._project(name, weight + self.multipliers[name] / self.rho)
             for name, weight in weights.items()
         }
+
+
+class ADMM(TrainAndPrune):
+    """Dense training, re-weighting by ADMM, pruning, retraining (Zhang et al. 2018).
+
+    After each epoch of re-weighting Z = topk(W + U) and U += W - Z; `penalty()` is, but for a
+    constant, ρ/2 ‖W - Z + U‖². In the terms of `SLR`, whose baseline this is, Λ = ρ U and a step
+    size of ρ. It is used as `SLR` is; `end_epoch()` needs no objective.
+
+    Arguments and errors are those of `TrainAndPrune`.
+    """
+
+    @torch.no_grad()
+    def _move(self, objective: Objective | None) -> None:
+        self._follow()
+        weights = self._now()
+        self.targets = self._projected(weights)
+        for name, weight in weights.items():
+            self.multipliers[name] = self.multipliers[name] + self.rho * (
+                weight - self.targets[name]
+            )
+
+
+def step_factor(k: int, M: float = 200.0, r: float = 0.1) -> float:
+    """αₖ = 1 - 1 / (M k^(1 - k^-r)), by which SLR's step size shrinks in iteration k = 1, 2, ..."""
+    return 1 - 1 / (M * math.pow(k, 1 - math.pow(k, -r)))
+
+
+class SLR(TrainAndPrune):
+    """Dense training, re-weighting by SLR, pruning, retraining (Gurevin et al. 2021).
+
+    An epoch of re-weighting is an iteration k: the epoch itself lowers
+    L(W, Z, Λ) = f(W) + Λ · (W - Z) + ρ/2 ‖W - Z‖² in W; then, with the step size s,
+
+    - if L(Wᵏ, Zᵏ⁻¹, Λ) < L(Wᵏ⁻¹, Zᵏ⁻¹, Λ): s *= αₖ ‖Wᵏ⁻¹ - Zᵏ⁻¹‖ / ‖Wᵏ - Zᵏ⁻¹‖ and
+      Λ += s (Wᵏ - Zᵏ⁻¹);
+    - Zᵏ = topk(Wᵏ + Λ/ρ), by layer;
+    - if L(Wᵏ, Zᵏ, Λ) < L(Wᵏ, Zᵏ⁻¹, Λ): s *= αₖ ‖Wᵏ⁻¹ - Zᵏ⁻¹‖ / ‖Wᵏ - Zᵏ‖ and Λ += s (Wᵏ - Zᵏ);
+      otherwise the next epoch is iteration k again, from the latest W and Z.
+
+    Norms, and the step size, are of all layers together, as L is.
+
+    ```
+    slr = SLR(model, optimizer, sparsity=0.9)
+    for epoch in range(slr.total_epochs):
+        for batch in batches:
+            optimizer.zero_grad()
+            (loss(model, batch) + slr.penalty()).backward()
+            optimizer.step()
+        slr.end_epoch(lambda: loss(model, data))
+    ```
+
+    Attributes:
+        iteration: k of the next epoch of re-weighting.
+        step: s.
+        conditions: whether the two inequalities held after the last epoch of re-weighting.
+
+    Args:
+        model: any module.
+        optimizer: of the model.
+        sparsity: share of the weights to prune.
+        phases: epochs of dense training, re-weighting and retraining.
+        rho: ρ; the paper has 0.01 for link prediction, 0.02 for node classification.
+        step: s before the first iteration; the paper has the same as ρ.
+        M: of αₖ, above 1.
+        r: of αₖ, between 0 and 1.
+        densities: see `TrainAndPrune`, whose errors these are too.
+        **choice: which weights, and how sparse single layers become; see `LayerChoice`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        sparsity: float,
+        phases: Sequence[int] = (20, 10, 10),
+        rho: float = 0.01,
+        step: float = 0.01,
+        M: float = 200.0,
+        r: float = 0.1,
+        densities: Densities = "uniform",
+        **choice: Unpack[LayerChoice],
+    ) -> None:
+        if not 0 < step < math.inf:
+            raise ValueError(f"step is {step}; it must be above 0")
+        if not M > 1:
+            raise ValueError(f"M is {M}; it must be above 1")
+        if not 0 < r < 1:
+            raise ValueError(f"r is {r}; it must be between 0 and 1")
+        self.step, self.M, self.r, self.iteration = float(step), float(M), float(r), 1
+        self.conditions = (False, False)
+        self._before: dict[str, Tensor] = {}
+        super().__init__(
+            model,
+            optimizer,
+            sparsity=sparsity,
+            phases=phases,
+            rho=rho,
+            densities=densities,
+            **choice,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What training goes on from, beside the model's and the optimizer's states."""
+        return {
+            **super().state_dict(),
+            "iteration": self.iteration,
+            "step": self.step,
+            "conditions": self.conditions,
+            "before": {name: value.clone() for name, value in self._before.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state; the model's and optimizer's are loaded before or after.
+
+        Raises:
+            ValueError: it is of another method, of other phases or of other counts of weights.
+        """
+        super().load_state_dict(state)
+        self.iteration, self.step = int(state["iteration"]), float(state["step"])
+        self.conditions = (bool(state["conditions"][0]), bool(state["conditions"][1]))
+        self._before = {name: value.clone() for name, value in state["before"].items()}
+
+    def _start(self) -> None:
+        super()._start()
+        self._before = snapshot(self.model)
+
+    def _prune(self) -> None:
+        super()._prune()
+        self._before = {}
+
+    @torch.no_grad()
+    def _move(self, objective: Objective | None) -> None:
+        if objective is None:
+            raise ValueError(
+                f"epoch {self.epoch} was one of re-weighting: SLR compares losses there; give "
+                "end_epoch a function that computes the loss from the model"
+            )
+        fell = self._change(objective)
+        self._follow()
+        now = self._now()
+        old = {name: self._before[name].to(weight.device) for name, weight in now.items()}
+        gap = _distance(old, self.targets)
+        first = fell + self._penalty_of(now, self.targets) < self._penalty_of(old, self.targets)
+        if first:
+            self._climb(now, self.targets, gap)
+        targets = self._projected(now)
+        second = self._penalty_of(now, targets) < self._penalty_of(now, self.targets)
+        if second:
+            self._climb(now, targets, gap)
+            self.iteration += 1
+        self.conditions, self.targets, self._before = (first, second), targets, snapshot(self.model)
+
+    def _climb(
+        self, weights: Mapping[str, Tensor], targets: Mapping[str, Tensor], gap: float
+    ) -> None:
+        """Move Λ along W - Z; `gap` is the distance an epoch ago."""
+        gap_now = _distance(weights, targets)
+        if gap == 0 or gap_now == 0:
+            return  # No step size follows from a ratio with 0; nor does a direction.
+        self.step *= step_factor(self.iteration, self.M, self.r) * gap / gap_now
+        for name, weight in weights.items():
+            self.multipliers[name] = self.multipliers[name] + self.step * (weight - targets[name])
+
+    def _penalty_of(self, weights: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> float:
+        total = 0.0
+        for name, weight in weights.items():
+            gap = weight.double() - targets[name].double()
+            linear = (self.multipliers[name].double() * gap).sum()
+            total += float(linear + self.rho / 2 * gap.square().sum())
+        return total
+
+    def _change(self, objective: Objective) -> float:
+        """f now less f an epoch ago, the mean of all ranks."""
+        with in_evaluation(self.model):
+            new = float(objective())
+            with self._as_before():
+                old = float(objective())
+        if not (math.isfinite(new) and math.isfinite(old)):
+            raise ValueError(
+                f"the objective is {new} after epoch {self.epoch}, {old} before it; SLR needs "
+                "finite losses: lower the learning rate, or rho"
+            )
+        change = new - old
+        if distributed.is_available() and distributed.is_initialized():
+            # Every rank must decide the same.
+            device = self.masks.weight(self.masks.names[0]).device
+            share = change / distributed.get_world_size()
+            mean = torch.tensor(share, dtype=torch.float64, device=device)
+            distributed.all_reduce(mean)
+            change = float(mean)
+        return change
+
+    @contextmanager
+    def _as_before(self) -> Iterator[None]:
+        """All parameters and buffers as they were an epoch ago; then as now, to the bit."""
+        now = snapshot(self.model)
+        try:
+            restore(self.model, self._before)
+            yield
+        finally:
+            restore(self.model, now)
+
+
+def _distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    return math.sqrt(sum(float((one[n] - other[n]).double().square().sum()) for n in one))
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

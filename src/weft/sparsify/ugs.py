@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from typing_extensions import Unpack
 
 from weft.graphs import GraphBatch
-from weft.sparsify.masks import Masks
-from weft.sparsify.matrices import tell
-from weft.sparsify.ranking import mask_of, top
-from weft.sparsify.scores import keep_top
+from weft.sparsify.densities import Choice, choose_weights
+from weft.sparsify.masks import mask_of, top
+from weft.sparsify.one_shot import keep_top
 from weft.sparsify.snapshots import restore, snapshot
 
 
@@ -42,7 +41,7 @@ class UGS(nn.Module):
     A model that takes `edge_weight` is called as `ugs(x, edge_index, edge_weight=ugs.edge_weight)`.
 
     Args:
-        model: any module; see `Masks` for which of its weights are masked.
+        model: any module.
         edges: the batch whose edge column `weight` (ones, if there is none) the masks multiply; or
             these values themselves, [E].
         prunable: bool [E], edges that may be pruned; None: all of them, but of a batch neither
@@ -52,11 +51,7 @@ class UGS(nn.Module):
             a layer keeps one at least.
         edge_penalty: on the sum of the edges' masks.
         weight_penalty: on the sum of the weights' masks.
-        include: names or patterns of weights to make sparse; None: all weight matrices.
-        exclude: names or patterns of weights to leave dense.
-        example: a batch as the model takes it, which shows what multiplies features in layers
-            that are not known; see `Masks`.
-        quiet: do not print which weights were chosen and which are left dense.
+        **choice: which weights; see `Choice`.
 
     Raises:
         ValueError: a setting is out of its range, or shapes do not agree.
@@ -76,10 +71,7 @@ class UGS(nn.Module):
         weight_fraction: float = 0.2,
         edge_penalty: float = 1e-2,
         weight_penalty: float = 1e-2,
-        include: Sequence[str] | None = None,
-        exclude: Sequence[str] = (),
-        example: Any = None,
-        quiet: bool = False,
+        **choice: Unpack[Choice],
     ) -> None:
         super().__init__()
         for name, value in (("edge", edge_fraction), ("weight", weight_fraction)):
@@ -90,8 +82,7 @@ class UGS(nn.Module):
                 raise ValueError(f"{name}_penalty is {value}; it must be 0 or more")
         values, may_go = _edge_values(edges, prunable)
         self.model = model
-        self.masks = Masks(model, include=include, exclude=exclude, example=example)
-        tell(self.masks.selection, quiet=quiet)
+        self.masks = choose_weights(model, **choice)
         self.edge_fraction, self.weight_fraction = edge_fraction, weight_fraction
         self.edge_penalty, self.weight_penalty = edge_penalty, weight_penalty
         self.rounds = 0

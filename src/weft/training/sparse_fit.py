@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from weft.sparsify import Masks
 from weft.sparsify.densities import EmptyLayer
-from weft.sparsify.layers import SparseLinear
+from weft.sparsify.sparse_layers import SparseLinear
 from weft.training.checkpoint import load_checkpoint
 from weft.training.config import FitConfig, FitResult, SparsityConfig
 from weft.training.loop import fit

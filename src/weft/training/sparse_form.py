@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from weft.errors import DataError
 from weft.models import FNN
 from weft.sparsify import Masks
-from weft.sparsify.layers import SparseLinear
+from weft.sparsify.sparse_layers import SparseLinear
 from weft.training.checkpoint import put_weights, read_weights
 
 

@@ -20,11 +20,10 @@ from weft.sparsify import (
     snip_masks,
     synflow_masks,
 )
-from weft.sparsify.admm import ADMM
-from weft.sparsify.lottery import lottery_ticket
-from weft.sparsify.matrices import tell
-from weft.sparsify.schedules import DropSchedule
-from weft.sparsify.slr import SLR
+from weft.sparsify.densities import print_selection
+from weft.sparsify.magnitude_pruning import lottery_ticket
+from weft.sparsify.mask_schedules import DropSchedule
+from weft.sparsify.train_and_prune import ADMM, SLR
 from weft.training.batches import Stateful
 from weft.training.config import SparsityConfig
 from weft.training.sparse_form import sparse_layers
@@ -170,7 +169,7 @@ def sparsifier_for(
         masks = ticket.masks
     else:
         masks = Masks(model)
-        tell(masks.selection, quiet=quiet)
+        print_selection(masks.selection, quiet=quiet)
     # By rank across all layers, as the methods' authors do; no layer may be cut through by it.
     if not resumed:
         layers = erk(masks.shapes, density)

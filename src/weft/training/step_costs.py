@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from weft.sparsify import DropAndGrow, Masks
 from weft.sparsify.accelerate import fastest
 from weft.sparsify.flop_counter import count_flops
-from weft.sparsify.layers import to_dense
-from weft.sparsify.schedules import DropSchedule
+from weft.sparsify.mask_schedules import DropSchedule
+from weft.sparsify.sparse_layers import to_dense
 from weft.training.config import SparsityConfig
 from weft.training.numerics import denormals_flushed
 from weft.training.sparse_form import sparse_layers

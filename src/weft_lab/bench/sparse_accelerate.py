@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from weft.sparsify.accelerate import accelerate
-from weft.sparsify.layers import SparseLinear
+from weft.sparsify.sparse_layers import SparseLinear
 from weft.training import prepare_process
 from weft.training.launch import launch
 from weft_lab.bench.result import CaseResult, Contender

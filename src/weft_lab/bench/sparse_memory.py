@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from weft.sparsify import nnz_of
-from weft.sparsify.layers import SparseLinear
+from weft.sparsify.sparse_layers import SparseLinear
 from weft.training.launch import launch
 from weft.training.process_memory import held_memory, trim_memory
 from weft_lab.bench.result import CaseResult, Contender

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from weft.sparsify import Masks, erk, random_masks
 from weft.sparsify.accelerate import accelerate
 from weft.sparsify.compaction import compact
-from weft.sparsify.layers import SparseLinear
+from weft.sparsify.sparse_layers import SparseLinear
 from weft_lab.studies.sparsification_settings import Network
 
 Mode = Literal["training", "inference"]

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import weft
 from weft.sparsify import DropAndGrow
-from weft.sparsify.layers import SparseLinear
+from weft.sparsify.sparse_layers import SparseLinear
 from weft.training import prepare_process
 
 

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.sparsify.densities import EmptyLayer, layer_nnz, nnz_of
-from weft.sparsify.masks import Masks, check_same_model
-from weft.sparsify.ranking import mask_of, random_order, top
+from weft.sparsify.masks import Masks, check_same_model, mask_of, random_order, top
 from weft.sparsify.snapshots import in_evaluation
 
 Density: TypeAlias = float | Mapping[str, float]
