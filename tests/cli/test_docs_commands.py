@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from weft.parallel.machine import load_machine
+from weft.parallel.cost_model import load_machine
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SHOWN = re.compile(r"^```sh\n(weft [^\n]*)\n```\n\n```text\n(.*?)^```", re.DOTALL | re.MULTILINE)

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from weft.parallel.calibrate import calibrate, local_rates
-from weft.parallel.machine import load_machine, save_machine
+from weft.parallel.cost_model import load_machine, save_machine
 
 
 def test_ranks_give_a_machine(tmp_path):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.parallel.counts import count_graph
 from weft.parallel.grid import balanced, grid_of, grids_for
+from weft.parallel.traffic_formulas import count_graph
 
 NODES = 23
 

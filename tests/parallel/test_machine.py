@@ -7,7 +7,7 @@ import json
 import pytest
 
 from weft.errors import DataError
-from weft.parallel.machine import NETWORKS, Link, Machine, load_machine, save_machine
+from weft.parallel.cost_model import NETWORKS, Link, Machine, load_machine, save_machine
 
 FAST, SLOW = Link(alpha=1e-6, beta=1e-10), Link(alpha=1e-4, beta=1e-9)
 

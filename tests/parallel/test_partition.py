@@ -6,11 +6,11 @@ import pytest
 
 from weft.errors import DataError
 from weft.graphs import Graph
-from weft.parallel.counts import count_graph
 from weft.parallel.grid import grid_of
 from weft.parallel.partition import PARTITIONS, partition_nodes
 from weft.parallel.prepare import prepare
 from weft.parallel.splits import with_split
+from weft.parallel.traffic_formulas import count_graph
 from weft.sources import rmat, shchur
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"

@@ -16,7 +16,6 @@ from rank_processes import results_of
 from wire import assert_carried, carried, namespace
 
 from weft.graphs import open_table
-from weft.parallel.counts import count_graph
 from weft.parallel.grid import Grid, grid_of, grids_for
 from weft.parallel.method import PUBLISHED, Method
 from weft.parallel.network import GridNetwork
@@ -24,6 +23,7 @@ from weft.parallel.prepare import prepare
 from weft.parallel.shard import GraphShard
 from weft.parallel.shard_io import row_offsets
 from weft.parallel.traffic_formulas import (
+    count_graph,
     predicted_events,
     published_latency,
     published_words,

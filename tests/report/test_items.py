@@ -10,9 +10,8 @@ import pytest
 from sound_pages import Looked, assert_is_sound
 
 from weft.errors import DataError
-from weft.parallel.cost import Problem, estimate
+from weft.parallel.cost_model import NETWORKS, Machine, Problem, estimate
 from weft.parallel.grid import grids_for
-from weft.parallel.machine import NETWORKS, Machine
 from weft.parallel.method import Method
 from weft.report import page_path, write_page
 from weft_lab.report.claims import Claim, write_four_papers

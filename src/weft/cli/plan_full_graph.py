@@ -24,15 +24,19 @@ from weft.errors import DataError
 from weft.files import json_text, write_atomically
 from weft.graphs import GraphTable, open_table
 from weft.parallel.calibrate import calibrate
-from weft.parallel.cost import (
+from weft.parallel.cost_model import (
+    NETWORKS,
     Estimate,
+    Link,
+    Machine,
     Problem,
     choose,
     estimate,
     estimate_published,
+    load_machine,
+    save_machine,
 )
 from weft.parallel.grid import Grid, grids_for
-from weft.parallel.machine import NETWORKS, Link, Machine, load_machine, save_machine
 from weft.parallel.method import Method
 from weft.planning.plan import Target
 

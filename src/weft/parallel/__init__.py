@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from weft.parallel.grid import balanced as balanced
     from weft.parallel.grid import grid_of as grid_of
     from weft.parallel.grid import grids_for as grids_for
-    from weft.parallel.layers import gather_columns as gather_columns
-    from weft.parallel.layers import multiply as multiply
-    from weft.parallel.layers import slice_of as slice_of
-    from weft.parallel.layers import sum_gradients as sum_gradients
-    from weft.parallel.loss import cross_entropy as cross_entropy
-    from weft.parallel.loss import scores as scores
-    from weft.parallel.matrix import GridMatrix as GridMatrix
-    from weft.parallel.matrix import propagate as propagate
+    from weft.parallel.grid_layers import cross_entropy as cross_entropy
+    from weft.parallel.grid_layers import gather_columns as gather_columns
+    from weft.parallel.grid_layers import multiply as multiply
+    from weft.parallel.grid_layers import scores as scores
+    from weft.parallel.grid_layers import slice_of as slice_of
+    from weft.parallel.grid_layers import sum_gradients as sum_gradients
+    from weft.parallel.grid_matrix import GridMatrix as GridMatrix
+    from weft.parallel.grid_matrix import propagate as propagate
     from weft.parallel.method import PUBLISHED as PUBLISHED
     from weft.parallel.method import Method as Method
     from weft.parallel.network import GridNetwork as GridNetwork

@@ -26,8 +26,7 @@ from weft.errors import DataError
 from weft.files import read_object
 from weft.graphs import Graph, assemble, table_from_graphs
 from weft.kernels import spmm
-from weft.parallel.cost import product_bytes
-from weft.parallel.machine import Link, Machine
+from weft.parallel.cost_model import Link, Machine, product_bytes
 
 _SMALL, _LARGE = 8, 2**23
 _ROUNDS = 9

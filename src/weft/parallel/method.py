@@ -1,14 +1,17 @@
-"""How a distributed product is carried out: what travels, when, and in which order."""
+"""How products and layers are carried out on a grid: what travels, when, in which order."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, get_args
 
 Exchange = Literal["rows", "blocks"]
 Panels = Literal["kept", "sent"]
 Precision = Literal["full", "bfloat16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
+Model = Literal["gcn", "sage"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,3 +50,80 @@ class Method:
 
 PUBLISHED = Method(reductions=False, exchange="blocks", panels="sent", overlap=False)
 """The algorithms as their authors' code runs them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerPlan:
+    """How Z = AᵀH W is computed.
+
+    Attributes:
+        width_in: features of H.
+        width_out: features of Z.
+        order: `aggregate`, (AᵀH) W; `transform`, Aᵀ(H W); `published`, (AᵀH) W with the backward
+            pass that multiplies A with the gradient of Z.
+        gather: on grids of several columns, the slices of features are gathered before they are
+            multiplied with W; otherwise partial products are summed and scattered.
+        kept: AᵀH is computed once for all steps.
+        learns: H has a gradient.
+    """
+
+    width_in: int
+    width_out: int
+    order: Literal["aggregate", "transform", "published"]
+    gather: bool
+    kept: bool
+    learns: bool
+
+    @property
+    def products(self) -> tuple[int, ...]:
+        """Widths of the sparse products of a training step, forward first."""
+        if self.order == "transform":
+            return self.width_out, self.width_out
+        forward = () if self.kept else (self.width_in,)
+        if self.order == "published":
+            return *forward, self.width_out
+        return (*forward, self.width_in) if self.learns else forward
+
+
+def plan_layers(
+    widths: Sequence[int], method: Method, *, model: Model = "gcn", input_dropout: bool = False
+) -> list[LayerPlan]:
+    """The layers of a network of these widths, the features first and the classes last.
+
+    Args:
+        widths: features, hidden layers, classes.
+        method: whether anything may be reduced.
+        model: a GraphSAGE layer multiplies H itself too.
+        input_dropout: the features change in every step, so that nothing can be kept.
+    """
+    plans = []
+    for number, (width_in, width_out) in enumerate(pairwise(widths)):
+        learns = number > 0
+        kept = method.reductions and not learns and not input_dropout
+        aggregated = 0 if kept else width_in * (1 + learns)
+        if not method.reductions:
+            order: Literal["aggregate", "transform", "published"]
+            order = "published" if model == "gcn" else "aggregate"
+            gather = True
+        else:
+            order = "aggregate" if aggregated <= 2 * width_out else "transform"
+            gathered, scattered = _column_widths(width_in, width_out, order, model)
+            gather = gathered <= scattered
+        plans.append(
+            LayerPlan(
+                width_in=width_in,
+                width_out=width_out,
+                order=order,
+                gather=gather,
+                kept=kept,
+                learns=learns,
+            )
+        )
+    return plans
+
+
+def _column_widths(width_in: int, width_out: int, order: str, model: Model) -> tuple[int, int]:
+    """What travels along the grid's columns if slices are gathered, and if sums are scattered."""
+    if model == "gcn":
+        return width_in, width_out
+    return (2 * width_in, width_out) if order == "aggregate" else (width_in, 2 * width_out)

@@ -10,17 +10,18 @@ from torch import Tensor
 from weft.kernels import dropout, relu_dropout
 from weft.kernels.counter_dropout import Part
 from weft.models import GCN, GraphSAGE
-from weft.parallel.layers import (
+from weft.parallel.grid_layers import (
     Sliced,
+    cross_entropy,
     gather_columns,
     multiply,
     published_layer,
+    scores,
     slice_of,
     sum_gradients,
 )
-from weft.parallel.loss import cross_entropy, scores
-from weft.parallel.matrix import propagate
-from weft.parallel.plan import LayerPlan, plan_layers
+from weft.parallel.grid_matrix import propagate
+from weft.parallel.method import LayerPlan, plan_layers
 from weft.parallel.shard import GraphShard
 
 

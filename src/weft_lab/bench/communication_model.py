@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from weft.parallel.cost import Problem, estimate_published
+from weft.parallel.cost_model import NETWORKS, Machine, Problem, estimate_published
 from weft.parallel.grid import grid_of
-from weft.parallel.machine import NETWORKS, Machine
 from weft.parallel.traffic_formulas import reduced_words
 from weft_lab.bench.result import CaseResult, Contender
 from weft_lab.studies.communication_ranks import grid_label

@@ -16,7 +16,7 @@ from rich.progress import Progress
 
 from weft.graphs import GraphTable, open_table
 from weft.models import GCN, GCNConfig
-from weft.parallel.cost import Problem, rank_memory
+from weft.parallel.cost_model import Problem, rank_memory
 from weft.parallel.grid import Grid, grid_of
 from weft.parallel.method import Method
 from weft.parallel.network import GridNetwork

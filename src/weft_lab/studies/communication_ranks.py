@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 from weft.graphs import Array, Graph, GraphTable, open_table
 from weft.models import GCN, GCNConfig
-from weft.parallel.counts import GridCounts, count_graph
 from weft.parallel.grid import Grid
 from weft.parallel.method import PUBLISHED, Method
 from weft.parallel.network import GridNetwork
@@ -24,7 +23,7 @@ from weft.parallel.prepare import prepare
 from weft.parallel.shard import GraphShard
 from weft.parallel.shard_io import row_offsets
 from weft.parallel.splits import share_split
-from weft.parallel.traffic_formulas import predicted_events
+from weft.parallel.traffic_formulas import GridCounts, count_graph, predicted_events
 from weft.parallel.world import World, alone, joined
 from weft.training.launch import launch
 from weft.training.numerics import prepare_process

@@ -21,8 +21,7 @@ from weft.graphs import GraphTable
 from weft.models import GCN, GraphSAGE
 from weft.parallel.grid import Grid
 from weft.parallel.network import GridNetwork
-from weft.parallel.rank_bytes import predicted_own_bytes
-from weft.parallel.shard import GraphShard
+from weft.parallel.shard import GraphShard, predicted_own_bytes
 from weft.parallel.shard_io import fingerprint_of
 from weft.parallel.world import World, settle
 from weft.recipes.full_graph.checkpoint import CHECKPOINTS, Checkpoints, Saved, broadcast_from_rank0

@@ -12,9 +12,8 @@ from typing import Any
 
 from weft.graphs import GraphTable
 from weft.parallel.calibrate import local_rates
-from weft.parallel.cost import Estimate
+from weft.parallel.cost_model import NETWORKS, Estimate, Machine
 from weft.parallel.grid import Grid
-from weft.parallel.machine import NETWORKS, Machine
 from weft.parallel.method import Method
 from weft.planning.candidate import Candidate
 from weft.recipes.full_graph.config import FullGraphConfig

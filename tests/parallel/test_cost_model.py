@@ -10,7 +10,10 @@ from grid_examples import graph_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.parallel.cost import (
+from weft.parallel.cost_model import (
+    NETWORKS,
+    Link,
+    Machine,
     Problem,
     choose,
     estimate,
@@ -19,14 +22,13 @@ from weft.parallel.cost import (
     product_bytes,
     rank_memory,
 )
-from weft.parallel.counts import count_graph
 from weft.parallel.grid import Grid, grid_of, grids_for
-from weft.parallel.machine import NETWORKS, Link, Machine
 from weft.parallel.method import PUBLISHED, Method
 from weft.parallel.prepare import prepare
 from weft.parallel.recorder import Event
 from weft.parallel.shard import GraphShard
 from weft.parallel.shard_io import row_offsets
+from weft.parallel.traffic_formulas import count_graph
 from weft.parallel.world import alone
 
 AMAZON = Problem(nodes=14_249_639, edges=230_788_269, widths=(300, 16, 24))

@@ -1,0 +1,327 @@
+"""A sparse matrix on a grid, and its product with a dense one.
+
+Dense blocks travel whole, by a broadcast along the grid's rows for each stage (`BlockExchange`); or
+only those of their rows that another rank's nonzeros touch (`RowExchange`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.graphs import Array
+from weft.kernels.segment_ops import add_product
+from weft.parallel.grid import balanced
+from weft.parallel.method import Method
+from weft.parallel.shard_io import CSRBlock
+from weft.parallel.world import Pending, World
+
+
+class GridMatrix:
+    """This rank's panel of a square sparse matrix: the rows of its grid row, cut into stages.
+
+    Args:
+        world: the ranks.
+        method: what travels.
+        offsets: int64 [blocks + 1], where each block of nodes begins.
+        blocks: the nonzeros of each stage, or None where another column of the grid sends them.
+        nonzeros: how many there are in each stage.
+        dtype: of the weights.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        method: Method,
+        offsets: Array,
+        blocks: Sequence[CSRBlock | None],
+        nonzeros: Sequence[int],
+        dtype: torch.dtype,
+    ) -> None:
+        self.world = world
+        self.nonzeros = tuple(nonzeros)
+        grid, place = world.grid, world.place
+        self._heights = [int(offsets[b + 1] - offsets[b]) for b in grid.blocks_of_row(place.row)]
+        heights = [int(offsets[s.block + 1] - offsets[s.block]) for s in grid.stages(place)]
+        self.exchange: BlockExchange | RowExchange
+        if method.exchange == "rows":
+            present = [block for block in blocks if block is not None]
+            self.exchange = RowExchange(world, method, heights, present)
+        else:
+            self.exchange = BlockExchange(
+                world, method, heights, blocks, nonzeros, self.height, dtype
+            )
+
+    @property
+    def height(self) -> int:
+        """Rows of the panel."""
+        return sum(self._heights)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the nonzeros kept on this rank."""
+        return sum(block.num_bytes for block in self.exchange.kept)
+
+    def multiply(self, x: Tensor, purpose: str) -> Tensor:
+        """This rank's rows of the product, [n, F], for its rows and features x [n, F]."""
+        partial = x.new_zeros(self.height, x.shape[1])
+        self.exchange.add_to(partial, x.contiguous(), purpose)
+        if self.world.grid.replicated:
+            return self.world.all_reduce("layer", partial, purpose)
+        return self.world.reduce_scatter("layer", partial, self._heights, 0, purpose)
+
+
+class _Propagate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, matrix: GridMatrix, transpose: GridMatrix) -> Tensor:
+        ctx.transpose = transpose
+        return matrix.multiply(x, "forward")
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return ctx.transpose.multiply(grads[0], "backward"), None, None
+
+
+def propagate(x: Tensor, matrix: GridMatrix, transpose: GridMatrix) -> Tensor:
+    """matrix @ x [n, F] on this rank's block; the gradient is transpose @ gradient."""
+    out: Tensor = _Propagate.apply(x, matrix, transpose)  # type: ignore[no-untyped-call]
+    return out
+
+
+class BlockExchange:
+    """The stages of a product, one dense block after another.
+
+    Args:
+        world: the ranks.
+        method: what travels beside them, and when.
+        heights: rows of each stage's dense block.
+        blocks: the nonzeros of each stage, or None where another column of the grid sends them.
+        nonzeros: how many there are in each stage.
+        rows: of the panel.
+        dtype: of the weights.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        method: Method,
+        heights: Sequence[int],
+        blocks: Sequence[CSRBlock | None],
+        nonzeros: Sequence[int],
+        rows: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self.world, self.method = world, method
+        self.stages = world.grid.stages(world.place)
+        self.heights, self.nonzeros = heights, nonzeros
+        self.blocks = [None if block is None else block.to(world.device) for block in blocks]
+        self.rows, self.dtype = rows, dtype
+        self.sent = method.panels == "sent" and world.grid.columns > 1
+
+    @property
+    def kept(self) -> list[CSRBlock]:
+        """The nonzeros in memory between products."""
+        return [block for block in self.blocks if block is not None]
+
+    def add_to(self, partial: Tensor, x: Tensor, purpose: str) -> None:
+        """Add the product of the stages with everyone's blocks x [n, F] to partial [rows, F]."""
+        count = len(self.stages)
+        coming = self._start(0, x, purpose) if count else None
+        for number in range(count):
+            assert coming is not None
+            edges, features = coming
+            following = number + 1 < count
+            if following and self.method.overlap:
+                coming = self._start(number + 1, x, purpose)
+            block = self._received(number, edges)
+            found = features.wait()
+            own = self.stages[number].row == self.world.place.row
+            values = x if own else found.to(x.dtype)
+            add_product(partial, block.weights, block.columns, block.offsets, values)
+            if following and not self.method.overlap:
+                coming = self._start(number + 1, x, purpose)
+
+    def _start(self, number: int, x: Tensor, purpose: str) -> tuple[Pending | None, Pending]:
+        stage = self.stages[number]
+        own = stage.row == self.world.place.row
+        block = x if own else x.new_empty(self.heights[number], x.shape[1])
+        if self.method.wire == "bfloat16":
+            block = block.bfloat16()
+        edges = self._start_edges(number) if self.sent else None
+        return edges, self.world.broadcast("row", stage.row, block.contiguous(), purpose)
+
+    def _start_edges(self, number: int) -> Pending:
+        """Nonzeros on their way along the grid's columns, as bytes."""
+        block = self.blocks[number]
+        if block is None:
+            size = sum(self._sizes(number))
+            packed = torch.empty(size, dtype=torch.uint8, device=self.world.device)
+        else:
+            parts = (block.offsets, block.columns, block.weights)
+            packed = torch.cat([part.contiguous().view(torch.uint8) for part in parts])
+        owner = self.stages[number].row % self.world.grid.columns
+        return self.world.broadcast("column", owner, packed, "edges")
+
+    def _sizes(self, number: int) -> list[int]:
+        """Bytes of a stage's offsets, columns and weights."""
+        count = self.nonzeros[number]
+        return [8 * (self.rows + 1), 4 * count, self.dtype.itemsize * count]
+
+    def _received(self, number: int, edges: Pending | None) -> CSRBlock:
+        packed = None if edges is None else edges.wait()
+        if (block := self.blocks[number]) is not None:
+            return block
+        assert packed is not None
+        offsets, columns, weights = torch.split(packed, self._sizes(number))
+        # Each part moves to an address that its type can be read at.
+        return CSRBlock(
+            offsets=offsets.clone().view(torch.int64),
+            columns=columns.clone().view(torch.int32),
+            weights=weights.clone().view(self.dtype),
+            num_columns=self.heights[number],
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Round:
+    """A part of the exchange.
+
+    Attributes:
+        receive: rows from each rank of the group.
+        send: rows to each rank of the group.
+        rows: int64 [Σ send], the own rows that go out, those for the group's first rank first.
+        blocks: the nonzeros that wait for each sending rank's rows, columns counted among these.
+    """
+
+    receive: list[int]
+    send: list[int]
+    rows: Tensor
+    blocks: list[CSRBlock]
+
+
+class RowExchange:
+    """The stages of a product, all at once or in rounds.
+
+    Args:
+        world: the ranks.
+        method: what travels, and when.
+        heights: rows of each stage's dense block.
+        blocks: the nonzeros of each stage; they are taken over and changed.
+    """
+
+    def __init__(
+        self, world: World, method: Method, heights: Sequence[int], blocks: Sequence[CSRBlock]
+    ) -> None:
+        self.world, self.method = world, method
+        own = world.position("row")
+        self.local: list[CSRBlock] = []
+        # By rank of the group: the rows wanted from it, and the nonzeros that want them.
+        wanted: dict[int, Tensor] = {}
+        compressed: dict[int, CSRBlock] = {}
+        for stage, block in zip(world.grid.stages(world.place), blocks, strict=True):
+            if stage.row == own:
+                self.local.append(block.to(world.device))
+                continue
+            wanted[stage.row], compressed[stage.row] = _compressed(block)
+        self.rows_wanted = {source: len(rows) for source, rows in wanted.items()}
+        given = self._agree(wanted)
+        self.rounds = [
+            self._round(sources, wanted, given, compressed)
+            for sources in self._shifts(max(heights, default=0))
+        ]
+
+    @property
+    def kept(self) -> list[CSRBlock]:
+        """The nonzeros in memory between products."""
+        return [*self.local, *(block for part in self.rounds for block in part.blocks)]
+
+    def add_to(self, partial: Tensor, x: Tensor, purpose: str) -> None:
+        """Add the product of the stages with everyone's blocks x [n, F] to partial [rows, F]."""
+        overlap = self.method.overlap
+        coming = self._start(0, x, purpose) if overlap and self.rounds else None
+        for block in self.local:
+            add_product(partial, block.weights, block.columns, block.offsets, x)
+        for number, part in enumerate(self.rounds):
+            found = (coming or self._start(number, x, purpose)).wait()
+            last = number + 1 == len(self.rounds)
+            coming = self._start(number + 1, x, purpose) if overlap and not last else None
+            rows = torch.split(found, [block.num_columns for block in part.blocks])
+            for block, values in zip(part.blocks, rows, strict=True):
+                values = values.to(x.dtype)
+                add_product(partial, block.weights, block.columns, block.offsets, values)
+
+    def _start(self, number: int, x: Tensor, purpose: str) -> Pending:
+        part = self.rounds[number]
+        rows = x.index_select(0, part.rows)
+        if self.method.wire == "bfloat16":
+            rows = rows.bfloat16()
+        return self.world.all_to_all("row", rows, part.send, part.receive, purpose)
+
+    def _agree(self, wanted: dict[int, Tensor]) -> dict[int, Tensor]:
+        """The own rows that each other rank of the group wants."""
+        size = self.world.size("row")
+        if size == 1:
+            return {}
+        none = torch.zeros(0, dtype=torch.int64)
+        asked = [wanted.get(source, none) for source in range(size)]
+        receive = [len(rows) for rows in asked]
+        if self.world.dry:
+            return {}
+        own = self.world.position("row")
+        counts = torch.tensor([n for place, n in enumerate(receive) if place != own])
+        one_each = [int(place != own) for place in range(size)]
+        told = self.world.all_to_all("row", counts, one_each, one_each, "setup").wait().tolist()
+        told.insert(own, 0)
+        found = self.world.all_to_all("row", torch.cat(asked), receive, told, "setup").wait()
+        return dict(enumerate(torch.split(found, told)))
+
+    def _shifts(self, height: int) -> list[list[int]]:
+        """For each round the distances, around the group, of the ranks that this one hears.
+
+        As few rounds as bring no rank more rows at a time than the largest block has.
+        """
+        size = self.world.size("row")
+        if size == 1:
+            return []
+        total = sum(self.rows_wanted.values())
+        rounds = torch.tensor([max(1, -(-total // max(height, 1)))])
+        self.world.all_reduce("row", rounds, "setup", "max")
+        cuts = balanced(size - 1, min(size - 1, int(rounds))) + 1
+        return [list(range(int(a), int(b))) for a, b in pairwise(cuts)]
+
+    def _round(
+        self,
+        shifts: list[int],
+        wanted: dict[int, Tensor],
+        given: dict[int, Tensor],
+        compressed: dict[int, CSRBlock],
+    ) -> _Round:
+        size, own = self.world.size("row"), self.world.position("row")
+        sources = sorted((own + shift) % size for shift in shifts)
+        targets = sorted((own - shift) % size for shift in shifts)
+        none = torch.zeros(0, dtype=torch.int64)
+        out = [given.get(target, none) if target in targets else none for target in range(size)]
+        heard = [source for source in sources if source in wanted]
+        return _Round(
+            receive=[len(wanted[source]) if source in heard else 0 for source in range(size)],
+            send=[len(rows) for rows in out],
+            rows=torch.cat(out).to(self.world.device),
+            blocks=[compressed[source].to(self.world.device) for source in heard],
+        )
+
+
+def _compressed(block: CSRBlock) -> tuple[Tensor, CSRBlock]:
+    """Rows int64 [m] of a dense block that the nonzeros touch, and these counted among the m.
+
+    In place: a panel and its compressed form at once would be half as much memory again.
+    """
+    rows = torch.bincount(block.columns, minlength=block.num_columns).nonzero()[:, 0]
+    places = torch.empty(block.num_columns, dtype=torch.int32)
+    places[rows] = torch.arange(len(rows), dtype=torch.int32)
+    block.columns.copy_(places.index_select(0, block.columns))
+    return rows, replace(block, num_columns=len(rows))
