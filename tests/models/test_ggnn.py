@@ -195,7 +195,8 @@ def test_the_exported_banded_model_takes_another_supergraph_of_its_shape(exporte
 
 
 RUN_ELSEWHERE = """
-import sys, torch, weft.layout
+import sys, torch
+from weft.layout import BandedAdjacency  # says how it is read
 _, program, arguments, found = sys.argv
 batch, adjacency = torch.load(arguments, weights_only=True)
 torch.save(torch.export.load(program).module()(batch, adjacency), found)
