@@ -315,7 +315,7 @@ def test_edges_of_another_graph():
     ugs = UGS(model, torch.ones(7))
     with pytest.raises(ValueError, match="the masks are of 7"):
         ugs.weighted(batch)
-    with pytest.raises(ValueError, match="one real number an edge"):
+    with pytest.raises(ValueError, match="one real number for each edge"):
         UGS(model, torch.ones(7, 2))
     with pytest.raises(ValueError, match="int64"):
         UGS(model, torch.ones(7, dtype=torch.int64))

@@ -1,10 +1,9 @@
 """What an epoch costs on a grid of ranks: seconds, bytes and memory, without any process.
 
-A message of m bytes between ranks takes α + m β seconds. A collective of g ranks waits for lg g of
-them (a sum that all get: 2 lg g; an exchange of everybody with everybody, also for a sum that is
-scattered: g - 1) and moves the bytes that the rank receives. Products take the time that the
-machine's rates give. Nodes and edges are taken to be spread evenly; real graphs are within the
-imbalance of their partition.
+A message of m bytes between ranks takes α + m β seconds. A collective of g ranks waits for lg g
+messages (an all_reduce for 2 lg g; an all_to_all or a reduce_scatter for g - 1) and moves the bytes
+that the rank receives. Products take the time that follows from the machine's rates. Nodes and
+edges are assumed to be spread evenly; real graphs differ by the imbalance of their partition.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def _check_positive(value: object, *names: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """The way between two ranks.
+    """The connection between two ranks.
 
     Attributes:
         alpha: latency of a message, s.
@@ -106,7 +105,7 @@ def load_machine(path: Path) -> Machine:
     """Read what `save_machine` has written, or a file of the same form.
 
     Raises:
-        DataError: it is not one; the message names the field.
+        DataError: the file describes no machine; the message names the field.
     """
     try:
         fields = read_object(path, {"link": dict})
@@ -121,7 +120,7 @@ def load_machine(path: Path) -> Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A graph and a network to train on all of it.
+    """A graph, and a network that is trained on all of it.
 
     Attributes:
         nodes: n.
@@ -180,9 +179,9 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """Of everything."""
-        parts = (self.adjacency, self.features, self.activations, self.buffers, self.weights)
-        return sum(parts)
+        """The sum of all parts."""
+        total: float = sum(asdict(self).values())
+        return total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,8 +192,8 @@ class Estimate:
         grid: the grid.
         compute: s of products.
         bandwidth: s in which bytes travel.
-        latency: s of waiting for messages, whatever their size.
-        hidden: s of travelling that go on beside products.
+        latency: s of waiting for messages, regardless of their size.
+        hidden: s of transfers that overlap with products.
         bytes: received.
         memory: held.
     """
@@ -224,7 +223,7 @@ class Estimate:
 
 
 def choose(estimates: Sequence[Estimate], memory_limit: float | None = None) -> Estimate:
-    """The fastest whose ranks hold at most `memory_limit` bytes each.
+    """The fastest grid whose ranks hold at most `memory_limit` bytes each.
 
     Raises:
         ValueError: none does; the message names the one that comes nearest.
@@ -262,7 +261,7 @@ def estimate(problem: Problem, grid: Grid, method: Method, machine: Machine) -> 
         rows = [event for event in events if event.along == "row"]
         travelling = sum(event_seconds(rows, machine, rounds=rounds))
         stages = rounds if method.exchange == "rows" else len(grid.stages(place))
-        # The first transfer of a product has nothing to go on beside.
+        # The first transfer of a product has nothing to overlap with.
         hidden = min(sparse, travelling) * (stages - 1) / stages
     return Estimate(
         grid=grid,
@@ -306,14 +305,14 @@ def _busiest(grid: Grid) -> Place:
 
 
 def _even_sizes(problem: Problem, grid: Grid) -> Sizes:
-    """Of the busiest rank, with every edge equally likely."""
+    """The sizes of the busiest rank, with every edge equally likely."""
     place = _busiest(grid)
     offsets = balanced(problem.nodes, grid.blocks)
     own = grid.blocks_of_row(place.row)
     height = int(offsets[own.stop] - offsets[own.start])
     rows = np.diff(offsets)[[stage.block for stage in grid.stages(place)]]
     degree = problem.edges / problem.nodes**2 * height
-    # A row is wanted unless none of the edges comes from it.
+    # A row is wanted unless no edge comes from it.
     wanted = np.ceil(rows * -math.expm1(-degree)).astype(np.int64)
     others = int(wanted.sum()) * (grid.rows - 1) // grid.rows
     panel = Direction(
@@ -329,7 +328,7 @@ def _even_sizes(problem: Problem, grid: Grid) -> Sizes:
 def _compute_seconds(
     problem: Problem, grid: Grid, machine: Machine, plans: Sequence[LayerPlan]
 ) -> tuple[float, float]:
-    """Of sparse and of dense products on one rank."""
+    """Seconds of sparse and of dense products on one rank."""
     C = grid.columns
     height = math.ceil(problem.nodes / grid.rows)
     nonzeros = math.ceil(problem.edges / (grid.rows * grid.layers))
@@ -364,8 +363,8 @@ def event_seconds(
 
     Args:
         events: predicted or recorded.
-        machine: it.
-        rounds: into which an exchange of rows is cut; in each a rank hears that part of its group.
+        machine: the machine.
+        rounds: of an exchange of rows; in each a rank receives from that part of its group.
     """
     bandwidth = latency = 0.0
     for event in events:
@@ -385,7 +384,7 @@ def _waits(event: Event, rounds: int) -> float:
 
 
 def rank_memory(problem: Problem, grid: Grid, place: Place, method: Method, sizes: Sizes) -> Memory:
-    """What the rank at `place` holds; the process itself, with torch in it, comes on top."""
+    """What the rank at `place` holds, without the process itself and torch."""
     C, item, second = grid.columns, problem.item, problem.model == "sage"
     plans = problem.layers(method)
     blocks = np.diff(sizes.offsets)
@@ -402,7 +401,7 @@ def rank_memory(problem: Problem, grid: Grid, place: Place, method: Method, size
     kept, passing = 0, 0
     for plan in plans:
         if plan.learns:
-            # What came out of the activation tells where it had a slope.
+            # The output of the activation tells where its gradient is not 0.
             kept += cells(plan.width_in)
         if plan.order == "published":
             passing = max(passing, cells(max(plan.width_in, plan.width_out), whole=C > 1))
@@ -449,7 +448,7 @@ def _scattered(plan: LayerPlan) -> int:
 def _panel_bytes(panel: Direction, grid: Grid, height: int, method: Method, item: int) -> float:
     edges = int(((4 + item) * panel.nonzeros + 8 * (height + 1)).sum())
     if method.exchange == "rows" and grid.rows > 1:
-        # Which own rows the others want: about as many as this rank wants of theirs.
+        # The own rows that other ranks want: about as many as this rank wants of theirs.
         return edges + 8 * int(panel.wanted.sum())
     return edges / grid.columns if method.panels == "sent" else edges
 

@@ -1,4 +1,4 @@
-"""What a rank computes on: a GPU of its own where the host has one for each rank, else the CPU."""
+"""The device of a rank: a GPU of its own where the host has one for each rank, else the CPU."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ def device_of(name: DeviceName, *, gpus: int, local_rank: int, local_ranks: int)
 
 
 def backend_of(device: torch.device) -> str:
-    """What carries messages: NCCL what is on a GPU, gloo the counts that stay on the CPU."""
+    """The backend that carries messages: NCCL for tensors on a GPU, gloo for those on the CPU."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"

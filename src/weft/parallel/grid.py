@@ -3,10 +3,10 @@
 A grid has R rows, C columns and L layers of ranks. Nodes are cut into blocks over the rows (and,
 where the layers do not hold replicas, each row's block once more over the layers), features into
 slices over the columns. A product of the adjacency with features is a sum over stages: the block
-of features of one row after another travels to all rows, and what the layers have summed is
-folded together. The published algorithms are four shapes of this:
+of features of one row after another travels to all rows, and the sums of the layers are added
+up. The published algorithms are four shapes of this:
 
-  1d    P x 1 x 1    whole features; every block travels to everyone
+  1d    P x 1 x 1    whole features; every block travels to all ranks
   1.5d  P/c x 1 x c  c replicas of every block share the stages, then add up
   2d    q x q x 1    features are sliced too, P = q²
   3d    q x q x q    each layer sums a part of the neighbours, P = q³

@@ -119,7 +119,7 @@ def published_layer(h: Tensor, weight: Tensor, matrix: GridMatrix, transpose: Gr
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sliced:
-    """A weight and the part of it whose gradient this rank has.
+    """A weight, and the dimension along which this rank has a slice of its gradient.
 
     Attributes:
         weight: whole.
@@ -180,7 +180,7 @@ def _own_targets(world: World, y: Tensor, classes: int) -> tuple[Tensor, Tensor]
 
 
 def _losses(world: World, logits: Tensor, log_sums: Tensor, y: Tensor, classes: int) -> Tensor:
-    """What this rank adds to each row's loss, [n]: columns and replicas together give it once."""
+    """What this rank adds to each row's loss, [n]; columns and replicas together add it once."""
     losses = log_sums if world.place.column == 0 else torch.zeros_like(log_sums)
     rows, columns = _own_targets(world, y, classes)
     losses = losses.index_copy(0, rows, losses[rows] - logits[rows, columns])
@@ -202,11 +202,11 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         chosen, log_sums, y, rows = ctx.saved_tensors
-        slopes = (chosen - log_sums[:, None]).exp()
+        gradients = (chosen - log_sums[:, None]).exp()
         right, columns = _own_targets(ctx.world, y, ctx.classes)
-        slopes[right, columns] -= 1
-        out = slopes.new_zeros(ctx.shape)
-        out[rows] = slopes * (grads[0] / ctx.count)
+        gradients[right, columns] -= 1
+        out = gradients.new_zeros(ctx.shape)
+        out[rows] = gradients * (grads[0] / ctx.count)
         return out, *(None,) * 5
 
 
@@ -255,7 +255,7 @@ def scores(
 
 
 def _predicted(world: World, logits: Tensor, classes: int) -> Tensor:
-    """The likeliest class of each row, [n]; the first of equal ones."""
+    """The most likely class of each row, [n]; the first among equals."""
     own = slice_of(world, classes)
     if logits.shape[1]:
         highest, found = logits.max(1)

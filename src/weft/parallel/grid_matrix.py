@@ -178,7 +178,7 @@ class BlockExchange:
             return block
         assert packed is not None
         offsets, columns, weights = torch.split(packed, self._sizes(number))
-        # Each part moves to an address that its type can be read at.
+        # Each part is copied to an address that is aligned for its type.
         return CSRBlock(
             offsets=offsets.clone().view(torch.int64),
             columns=columns.clone().view(torch.int32),
@@ -207,6 +207,10 @@ class _Round:
 class RowExchange:
     """The stages of a product, all at once or in rounds.
 
+    The ranks agree once, on the CPU, which rows each of them needs. The exchange goes in rounds, so
+    that about one block at most is on its way; meanwhile the nonzeros whose rows have arrived are
+    multiplied.
+
     Args:
         world: the ranks.
         method: what travels, and when.
@@ -220,7 +224,7 @@ class RowExchange:
         self.world, self.method = world, method
         own = world.position("row")
         self.local: list[CSRBlock] = []
-        # By rank of the group: the rows wanted from it, and the nonzeros that want them.
+        # By rank of the group: the rows wanted from it, and the nonzeros that they multiply.
         wanted: dict[int, Tensor] = {}
         compressed: dict[int, CSRBlock] = {}
         for stage, block in zip(world.grid.stages(world.place), blocks, strict=True):
@@ -275,15 +279,16 @@ class RowExchange:
         own = self.world.position("row")
         counts = torch.tensor([n for place, n in enumerate(receive) if place != own])
         one_each = [int(place != own) for place in range(size)]
-        told = self.world.all_to_all("row", counts, one_each, one_each, "setup").wait().tolist()
-        told.insert(own, 0)
-        found = self.world.all_to_all("row", torch.cat(asked), receive, told, "setup").wait()
-        return dict(enumerate(torch.split(found, told)))
+        send = self.world.all_to_all("row", counts, one_each, one_each, "setup").wait().tolist()
+        send.insert(own, 0)
+        found = self.world.all_to_all("row", torch.cat(asked), receive, send, "setup").wait()
+        return dict(enumerate(torch.split(found, send)))
 
     def _shifts(self, height: int) -> list[list[int]]:
-        """For each round the distances, around the group, of the ranks that this one hears.
+        """For each round the distances, around the group, of the ranks that this one receives from.
 
-        As few rounds as bring no rank more rows at a time than the largest block has.
+        There are as few rounds as possible such that no rank receives more rows in one of them
+        than the largest block has.
         """
         size = self.world.size("row")
         if size == 1:
@@ -318,7 +323,7 @@ class RowExchange:
 def _compressed(block: CSRBlock) -> tuple[Tensor, CSRBlock]:
     """Rows int64 [m] of a dense block that the nonzeros touch, and these counted among the m.
 
-    In place: a panel and its compressed form at once would be half as much memory again.
+    In place: both forms of a panel at once would take half as much memory again.
     """
     rows = torch.bincount(block.columns, minlength=block.num_columns).nonzero()[:, 0]
     places = torch.empty(block.num_columns, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""Which nodes go together: a graph's nodes in an order whose consecutive blocks are the ranks'."""
+"""Which nodes go together: an order of a graph's nodes that is cut into one block for each rank."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ PARTITIONS = ("contiguous", "random", "metis", "rcm")
 """contiguous: the order the nodes have; random: any (evens out hubs); metis: few edges between
 blocks; rcm: reverse Cuthill-McKee, neighbours close together, for any number of blocks."""
 
-# METIS keeps the best of so many cuts, as long as one takes less than a second or so.
+# METIS keeps the best of this many cuts, of graphs with few enough edges that one takes a second.
 _CUTS = 8
 _CUTS_EDGES = 5_000_000
 
-# Of the random numbers of this module.
+# The stream of random numbers of this module.
 _STREAM = 5
 
 
@@ -37,7 +37,7 @@ class Partition:
 
 
 def partition_nodes(graph: Graph, blocks: int, how: str, seed: int = 0) -> Partition:
-    """Blocks of nodes for `blocks` ranks. Directions of edges do not matter, nor repeated ones.
+    """Cut the nodes into blocks. Directions of edges do not matter, nor do repeated edges.
 
     Blocks differ by at most one node, except those of METIS, which may differ by a few, and of a
     graph with hardly more nodes than blocks may even be empty. Nodes of a METIS block keep their
@@ -45,12 +45,12 @@ def partition_nodes(graph: Graph, blocks: int, how: str, seed: int = 0) -> Parti
 
     Args:
         graph: the nodes and edges.
-        blocks: how many, at most the number of nodes.
+        blocks: number of blocks, at most the number of nodes.
         how: one of PARTITIONS.
         seed: of `random` and `metis`; the same seed gives the same blocks.
 
     Raises:
-        ValueError: more blocks than nodes, or a way that there is not.
+        ValueError: more blocks than nodes, or an unknown partition.
         DataError: `metis` without pymetis.
     """
     if how not in PARTITIONS:
@@ -67,7 +67,7 @@ def partition_nodes(graph: Graph, blocks: int, how: str, seed: int = 0) -> Parti
             order=np.argsort(part, kind="stable"), offsets=np.append(0, np.cumsum(sizes))
         )
     if how == "random":
-        # A stream of its own: with a generated graph's seed it would undo that one's shuffling.
+        # A separate stream: with the seed of a generated graph it would undo that shuffling.
         order = np.random.default_rng((seed, _STREAM)).permutation(graph.num_nodes)
     elif how == "rcm":
         order = ORDERS["rcm"](graph.num_nodes, graph.senders, graph.receivers)

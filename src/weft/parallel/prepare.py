@@ -63,7 +63,7 @@ def prepare(
     the matrix equals its transpose (of repeated edges with different weights, that they come in
     the same order both ways); `original`, a hash of the source's nodes and degrees, the same for
     any partition; `contents`, checksums of all its `features`, `edges`, `weights`, `labels` and
-    `split`, by which a resumed run knows its data; `fingerprint`; and `partition`: `how`,
+    `split`, by which a resumed run recognises its data; `fingerprint`; and `partition`: `how`,
     `blocks`, `offsets`, `seed`, `cut_edges` between blocks, and `imbalance_nodes` and
     `imbalance_edges`, the largest block over the mean one, edges counted where they enter.
 
@@ -76,11 +76,11 @@ def prepare(
         normalisation: one of NORMALISATIONS; `symmetric` adds self-loops where there are none.
         dtype: of the normalised weights, float32 or float64.
         seed: of the partition.
-        progress: is told what begins.
+        progress: called with the name of each stage as it begins.
 
     Raises:
         DataError: a column is missing or wrong, a feature or weight is not finite.
-        ValueError: more blocks than nodes, or an option that there is not.
+        ValueError: more blocks than nodes, or an unknown option.
     """
     tell = progress or (lambda stage: None)
     for what, value, legal in (
@@ -125,7 +125,7 @@ def prepare(
 
 
 def _checked(graph: Graph) -> Graph:
-    """The graph with the columns that count, each of its final dtype, nothing copied in vain."""
+    """The graph with the columns that are used, each in its final dtype, copied only if needed."""
     graph.validate()
     if not any(name in graph.nodes for name in ("y", *PARTS)):
         none = {part: np.zeros(graph.num_nodes, dtype=np.bool_) for part in PARTS}
@@ -142,20 +142,12 @@ def _checked(graph: Graph) -> Graph:
                 f"{', '.join(graph.nodes) or 'none'}{remedy}"
             )
     x, y = graph.nodes["x"], graph.nodes["y"]
-    if x.ndim != 2 or x.dtype.kind not in "fiub":
-        raise DataError(f"node column 'x' is {x.dtype}{list(x.shape)}; numbers [n, f] are needed")
-    if y.ndim != 1 or y.dtype.kind not in "iu":
-        raise DataError(
-            f"node column 'y' is {y.dtype}{list(y.shape)}; one whole number a node is needed, "
-            "its class from 0, or -1 for none"
-        )
+    _check_kind("node column 'x'", x, 2, "fiub", "numbers [n, f] are needed")
+    whole = "one whole number for each node is needed, its class from 0, or -1 for none"
+    _check_kind("node column 'y'", y, 1, "iu", whole)
     for name in PARTS:
         mask = graph.nodes[name]
-        if mask.dtype != np.bool_ or mask.ndim != 1:
-            raise DataError(
-                f"node column '{name}' is {mask.dtype}{list(mask.shape)}; a mask, bool [n], is "
-                "needed"
-            )
+        _check_kind(f"node column '{name}'", mask, 1, "b", "a mask, bool [n], is needed")
         bad = mask & (y < 0)
         if bad.any():
             raise DataError(
@@ -167,11 +159,7 @@ def _checked(graph: Graph) -> Graph:
     edges = {}
     if "weight" in graph.edges:
         weight = graph.edges["weight"]
-        if weight.ndim != 1 or weight.dtype.kind not in "fiu":
-            raise DataError(
-                f"edge column 'weight' is {weight.dtype}{list(weight.shape)}; one number an edge "
-                "is needed"
-            )
+        _check_kind("edge column 'weight'", weight, 1, "fiu", "one number for each edge is needed")
         if weight.dtype not in (np.float32, np.float64):
             weight = weight.astype(np.float64)
         check_finite("edge column 'weight'", weight)
@@ -183,6 +171,12 @@ def _checked(graph: Graph) -> Graph:
         ends[name] = values if values.dtype in (np.int32, np.int64) else values.astype(np.int64)
     nodes = {"x": x, "y": np.maximum(y.astype(np.int64), -1), **{p: graph.nodes[p] for p in PARTS}}
     return Graph(num_nodes=graph.num_nodes, **ends, nodes=nodes, edges=edges)
+
+
+def _check_kind(what: str, values: Array, ndim: int, kinds: str, needed: str) -> None:
+    """Raise DataError unless an array has `ndim` dimensions and a dtype of one of the kinds."""
+    if values.ndim != ndim or values.dtype.kind not in kinds:
+        raise DataError(f"{what} is {values.dtype}{list(values.shape)}; {needed}")
 
 
 def _table(graph: Graph, order: Array, edges: SortedEdges, symmetric: bool) -> GraphTable:
@@ -280,10 +274,10 @@ class SortedEdges:
     Attributes:
         senders: int [e].
         receivers: int [e].
-        in_starts: int64 [n + 1].
-        out_starts: int64 [n + 1].
-        out_order: int [e].
-        weights: [e], or [0] for all 1.
+        in_starts: int64 [n + 1], where the edges of each receiver begin.
+        out_starts: int64 [n + 1], where the edges of each sender begin in `out_order`.
+        out_order: int [e], the edges in order of sender.
+        weights: [e], or [0] where all weights are 1.
     """
 
     senders: Array
@@ -331,7 +325,7 @@ def sort_edges(graph: Graph, order: Array, *, loops: bool) -> SortedEdges:
     senders = np.empty(total, dtype=index)
     weights = np.empty(weighted, dtype=given.dtype)
     sort_by_receiver(out_starts, to, grouped, in_starts.copy(), senders, weights)
-    # Its memory is taken for the next array of this size.
+    # The next array of this size reuses its memory.
     out_order = to
     order_by_sender(senders, out_starts.copy(), out_order)
     return SortedEdges(

@@ -1,4 +1,4 @@
-"""What travels: every collective, its group, the bytes that this rank receives, its time."""
+"""A record of what travels: each collective, its group, the bytes that this rank receives, time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Along = Literal["row", "column", "layer", "weights", "world"]
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One collective as this rank sees it.
+    """One collective, from the point of view of this rank.
 
     Attributes:
         kind: what it does.
@@ -24,8 +24,8 @@ class Event:
             to its source) and an all_reduce 2 (g - 1) / g of m. A reduce_scatter brings the rank's
             own part from each of the g - 1 others, an all_gather a part as large as the largest,
             an all_to_all what was asked for.
-        seconds: that this rank spent in it, waiting included; not what went on beside its work.
-            On a GPU from when what was computed before is done.
+        seconds: that this rank spent in it, waiting included, without what overlapped with other
+            work. On a GPU the time starts when all earlier work is done.
         purpose: what it was for.
     """
 

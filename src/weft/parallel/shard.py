@@ -1,4 +1,4 @@
-"""One rank's part of a graph, read from a prepared table and nothing else of it."""
+"""One rank's part of a graph, which is all that the rank reads of a prepared table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class GraphShard:
         transpose: A, for the backward pass; the same object where the two are equal.
         ids: int64 [n], the numbers of this rank's nodes in the original graph.
         y: int64 [n], their classes; -1 where unknown.
-        masks: bool [n], by part of the split.
+        masks: bool [n], for each part of the split.
         counts: nodes in each part, over all ranks.
         features: f, over all ranks.
         classes: c.
@@ -108,7 +108,7 @@ def _matrix(
     stages = grid.stages(place)
     ranges = [(int(offsets[s.block]), int(offsets[s.block + 1])) for s in stages]
     sent = method.panels == "sent" and grid.columns > 1
-    # A rank without others must count the nonzeros of all stages by itself.
+    # A dry rank has no others to count the nonzeros of some stages for it.
     mine = [not sent or world.dry or s.row % grid.columns == place.column for s in stages]
     wanted = [span for span, own in zip(ranges, mine, strict=True) if own]
     read = iter(read_blocks(table, first, stop, wanted, transposed=transposed, dtype=dtype))
@@ -124,7 +124,7 @@ def _matrix(
 def predicted_own_bytes(
     shard: GraphShard, widths: tuple[int, ...], *, model: Model, input_dropout: bool
 ) -> dict[str, int]:
-    """By kind of collective, what this rank receives in an epoch by the formulas.
+    """Bytes that this rank receives in an epoch by the formulas, for each kind of collective.
 
     Args:
         shard: the rank's part of the graph.

@@ -2,8 +2,8 @@
 
 An edge s -> r is the entry [r, s] of the matrix. A prepared table (see `prepare`) has its edges
 sorted by row, and where the matrix is not symmetric a second copy sorted by column, so a rank
-reads one piece of each file. Mapped pages are given back after each chunk: what a rank holds is
-what it was given, and a chunk.
+reads one piece of each file. Mapped pages are released after each chunk, so that a rank holds only
+its own part and one chunk.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def read_blocks(
     np.cumsum(offsets, axis=1, out=offsets)
     blocks = [
         CSRBlock(
-            # Each block has memory of its own, so that one can be let go without the others.
+            # Each block has separate memory, so that one can be freed without the others.
             offsets=torch.from_numpy(rows.copy()),
             columns=torch.empty(int(rows[-1]), dtype=torch.int32),
             weights=torch.empty(int(rows[-1]), dtype=dtype),
@@ -158,7 +158,7 @@ def read_nodes(
     if columns is not None:
         values = values[:, columns]
     out = np.empty((stop - first, *values.shape[1:]), dtype=values.dtype)
-    # Pages are read whole, so a chunk is counted with the features that are not wanted.
+    # Pages are read whole, so the size of a chunk includes features that are not wanted.
     row = max(1, values.strides[0])
     step = max(1, _CHUNK_BYTES // row)
     for begin in range(0, stop - first, step):
@@ -194,9 +194,9 @@ def row_offsets(table: GraphTable, grid: Grid) -> Array:
 
 
 def fingerprint_of(table: GraphTable) -> str:
-    """A hash of all that a table says, by which ranks know that they opened the same one.
+    """A hash of the whole content of a table, by which ranks check that they opened the same one.
 
-    Of a mapped table the checksums in its manifest are taken: no column is read. The same table
+    For a mapped table the checksums in its manifest are used and no column is read. The same table
     in memory has the same fingerprint.
     """
     arrays = {
@@ -228,7 +228,7 @@ def _row_chunks(starts: Array) -> Iterator[tuple[slice, slice]]:
 
 
 def release(values: Array) -> None:
-    """Let go of the pages of a mapped file that were read; without this they all stay counted."""
+    """Release the pages of a mapped file that were read; otherwise they count as used memory."""
     base: object = values
     while isinstance(base, np.ndarray):
         base = base.base

@@ -1,6 +1,6 @@
 """The compiled loops that sort the edges of a big graph and cut panels out of it.
 
-Memory is what they are careful about: nothing is as long as the edges but what they are given.
+They save memory: they allocate no array as long as the edges.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def fill_range(
         starts: int64 [rows + 1].
         low: first column.
         high: the column after the last.
-        offsets: int64 [rows + 1], where the rows begin in what is written.
+        offsets: int64 [rows + 1], where the rows begin in the outputs.
         out_columns: int32, written.
         out_weights: written.
 

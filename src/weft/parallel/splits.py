@@ -17,7 +17,7 @@ PARTS = ("train", "validation", "test")
 def class_split(
     y: Array, *, train: int = 20, validation: int = 30, seed: int = 0
 ) -> dict[str, Array]:
-    """Masks of Shchur et al. (2018): so many nodes of each class, all others for the test.
+    """Masks of Shchur et al. (2018): equally many nodes of each class, all others for the test.
 
     Args:
         y: int [n], classes; nodes with y < 0 have none and are in no mask.
@@ -46,7 +46,7 @@ def class_split(
 def share_split(
     y: Array, *, shares: tuple[float, float, float] = (0.6, 0.2, 0.2), seed: int = 0
 ) -> dict[str, Array]:
-    """Masks of random shares of the nodes that have a class, whatever class it is.
+    """Masks of random shares of the nodes that have a class, regardless of the class.
 
     Args:
         y: int [n], classes; nodes with y < 0 have none and are in no mask.
@@ -79,7 +79,7 @@ def with_split(source: Graph | GraphTable, masks: Mapping[str, Array] | None = N
 
 
 def one_graph(source: Graph | GraphTable) -> Graph:
-    """The graph itself, or the only one of a table."""
+    """The graph itself, or the only graph of a table."""
     if isinstance(source, Graph):
         return source
     if len(source) != 1:

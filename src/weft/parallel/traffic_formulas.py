@@ -1,7 +1,8 @@
-"""What travels in an epoch, by formula: words as published, and bytes to the last.
+"""What travels in an epoch, by formula: the published count of words, and the exact bytes.
 
-The closed formulas count words that a rank receives in one layer, forward and backward, in the
-way of the algorithms' authors (Tripathy, Yelick and Buluç 2020, and their code).
+The published formulas count the words that a rank receives in one layer, forward and backward, as
+the authors of the algorithms do (Tripathy, Yelick and Buluç 2020, and their code). The exact bytes
+follow from what `GridCounts` counts in a graph: nonzeros, wanted rows, rounds.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def published_words(
     nonzero_words: float = 2.0,
     weights: bool = True,
 ) -> float:
-    """Words that a rank receives in one layer, as the authors' code does it.
+    """Words that a rank receives in one layer, as the authors' code computes it.
 
     Args:
         grid: 1d, 1.5d, 2d or 3d.
@@ -128,11 +129,11 @@ class Sizes:
 
 
 def exchange_rounds(grid: Grid, most_wanted: int, height: int) -> int:
-    """In how many rounds rows are exchanged.
+    """The number of rounds in which rows are exchanged.
 
     Args:
         grid: the ranks.
-        most_wanted: rows that a rank of the group wants from all others, the most of any.
+        most_wanted: the most rows that any rank of the group wants from all others.
         height: rows of the largest block of the group's stages.
     """
     return min(grid.rows - 1, max(1, -(-most_wanted // max(height, 1))))
@@ -161,7 +162,7 @@ class GridCounts:
     training: Array
 
     def of(self, place: Place) -> Sizes:
-        """Those of one rank, for `predicted_events`."""
+        """The sizes of one rank, for `predicted_events`."""
         return Sizes(
             offsets=self.offsets,
             forward=self._direction(place, self.nonzeros, self.wanted),
@@ -217,7 +218,7 @@ def _panels(grid: Grid, offsets: Array, columns: Array, rows: Array) -> tuple[Ar
         columns, rows = columns[order], rows[order]
     nonzeros = np.zeros((grid.rows, grid.blocks), dtype=np.int64)
     wanted = np.zeros_like(nonzeros)
-    # A grid row at a time: a mask of all nodes is the most that is held.
+    # One row of the grid at a time, so that no more than a mask of all nodes is held.
     touched = np.zeros(int(offsets[-1]), dtype=bool)
     for row in range(grid.rows):
         blocks = grid.blocks_of_row(row)
@@ -288,9 +289,9 @@ class _Rank:
         return sum(map(self._height, self.grid.blocks_of_row(self.place.row)))
 
     def layer(self, plan: LayerPlan, model: Model) -> None:
-        """Both passes of a layer, whose collectives along the columns come in pairs."""
+        """Note both passes of a layer, whose collectives along the columns come in pairs."""
         for number, width in enumerate(plan.products):
-            # What is kept has a backward product only where it learns, and it never does.
+            # A kept first product is of the features, which do not learn: it has none backward.
             self._product(width, self.sizes.backward if number else self.sizes.forward)
         second = model == "sage"
         if plan.order == "published":
@@ -308,7 +309,7 @@ class _Rank:
                 self._gather(plan.width_out)
 
     def gradients(self, plans: Sequence[LayerPlan], model: Model) -> None:
-        """Sums of the slices that this column has, then everyone's slices."""
+        """The sums of the slices of this column, then the slices of all columns."""
         if self.grid.ranks == 1:
             return
         C = self.grid.columns

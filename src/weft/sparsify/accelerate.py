@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.sparsify.masks import Masks
+from weft.sparsify.products import tensors_in
 from weft.sparsify.sparse_layers import FusedReLU, SparseLinear
 
 # A form must win by this much, so that noise never makes a model slower than it was.
@@ -105,7 +106,7 @@ def accelerate(
         timings = _time_layers(trial, found, arguments, training)
         faster = {name for name, (dense, sparse) in timings.items() if sparse < dense}
         choices = [set[str]()]
-        # All of them too: neighbours hand each other what they compute as it suits them.
+        # All of them too: neighbouring sparse layers pass on data in the form that suits them.
         choices += [choice for choice in (faster, set(found)) if choice]
         if faster == set(found):
             choices = choices[:2]
@@ -156,7 +157,7 @@ def _masked_layers(
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """Whether it multiplies, and does nothing more, as a subclass may."""
+    """Whether it multiplies and does nothing else, which a subclass might."""
     kind = type(module)
     # Known by its name, as torch_geometric need not be installed.
     geometric = ("torch_geometric.nn.dense.linear", "Linear")
@@ -225,7 +226,7 @@ def _step(model: nn.Module, arguments: tuple[Any, ...], training: bool) -> Calla
             with torch.inference_mode():
                 model(*arguments)
             return
-        outputs = [t for t in _tensors(model(*arguments)) if t.requires_grad]
+        outputs = [t for t in tensors_in(model(*arguments)) if t.requires_grad]
         if outputs:
             torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
         for parameter in parameters:
@@ -234,18 +235,8 @@ def _step(model: nn.Module, arguments: tuple[Any, ...], training: bool) -> Calla
     return step
 
 
-def _tensors(output: Any) -> list[Tensor]:
-    if isinstance(output, Tensor):
-        return [output]
-    if isinstance(output, Mapping):
-        output = list(output.values())
-    if isinstance(output, (list, tuple)):
-        return [tensor for part in output for tensor in _tensors(part)]
-    return []
-
-
 def fastest(runs: list[Callable[[], None]]) -> list[float]:
-    """The least seconds of each of the runs, taken in turns so that all share what disturbs."""
+    """The least seconds of each run, timed in turns so that disturbances hit all of them alike."""
     for run in runs:
         run()
     best = [float("inf")] * len(runs)

@@ -70,7 +70,7 @@ def compact(
     links = _links(model)
     before = {first: _linear(model, first).out_features for first, _, _ in links}
     with torch.no_grad():
-        # What is freed may free the unit before it or the one behind it.
+        # A removed unit may free the unit before it or the one behind it.
         while sum(_shrink(model, *link) for link in links):
             pass
     return model, tuple(
@@ -132,7 +132,7 @@ def _is_elementwise(model: nn.Module, node: fx.Node) -> bool:
     if node.op == "call_module":
         return isinstance(model.get_submodule(str(node.target)), _MODULES)
     if node.target is functional.dropout:
-        # In evaluation too unless it is told: then no unit is constant.
+        # By default it drops in evaluation mode too: then no unit is constant.
         return not node.kwargs.get("training", node.args[2] if len(node.args) > 2 else True)
     if node.op == "call_function":
         return node.target in _FUNCTIONS
@@ -169,7 +169,7 @@ def _shrink(
     gone[keep] = False
     # A copy: the function may work in place.
     start = made.weight.new_zeros(made.out_features) if made.bias is None else made.bias.clone()
-    # Not the product with all units: that of an infinite constant with 0 would be nan.
+    # Only the folded units: the product of an infinite constant with 0 would be nan.
     folded = (gone & ~unread).nonzero()[:, 0]
     bias = reads.weight[:, folded] @ function(start)[folded]
     if folded.numel() and bool((bias != 0).any()):

@@ -22,19 +22,20 @@ Growth = Literal["rigl", "set", "snfs"]
 class DropAndGrow:
     """Keeps a model sparse while it trains, by hooks of its optimizer; the loop stays as it is.
 
-    Starts from random masks. After every `every`-th step of the optimizer the ceil(d · active)
-    smallest weights of each layer are dropped and as many are grown where the layer is inactive,
-    those just dropped among the candidates: one that is dropped and grown at once stays as it is,
-    as in RigL's own code. New weights start at 0, and the optimizer knows nothing of them. The
-    number of active weights of a layer never changes.
+    Training starts from random masks. After every `every`-th step of the optimizer the
+    ceil(d · active) smallest weights of each layer are dropped and as many inactive ones are grown.
+    Those just dropped are candidates too: a weight that is dropped and grown at once stays as it
+    is, as in RigL's own code. New weights start at 0, and so does the optimizer's state of them.
+    The number of active weights of a layer never changes.
 
-    The gradient that RigL and SNFS grow by is the one that the optimizer steps with: of all
-    micro-batches where gradients are accumulated, of all ranks under DistributedDataParallel.
-    Masks are the same on every rank. A norm that is clipped is that of active weights alone, but
-    for the steps before which dense gradients are needed: RigL's updates, all of SNFS's.
+    RigL and SNFS grow by the gradient that the optimizer steps with: that of all micro-batches
+    where gradients are accumulated, of all ranks under DistributedDataParallel. Masks are the same
+    on every rank. A clipped norm is that of the active weights alone, except in steps that need
+    dense gradients: RigL's updates, all steps of SNFS.
 
-    `SparseLinear` layers of the model are driven too; they keep the number of weights they have,
-    and under torch.distributed their dense gradients are averaged over all ranks.
+    Weights of the model's `SparseLinear` layers are dropped and grown too; these layers keep the
+    number of weights they have, and under torch.distributed their dense gradients are averaged
+    over all ranks.
 
     Args:
         model: any module.
@@ -43,8 +44,8 @@ class DropAndGrow:
         sparsity: share of the weights that is 0, from 0 to below 1.
         growth: by the largest gradients (`rigl`, Evci et al. 2020), at random (`set`, Mocanu et
             al. 2018), or by the largest exponential averages of dense gradients (`snfs`,
-            Dettmers and Zettlemoyer 2019), kept here, as an optimizer's own averages hold
-            nothing of inactive weights.
+            Dettmers and Zettlemoyer 2019), which are held here because the averages of an
+            optimizer contain nothing of inactive weights.
         densities: of the layers: Erdős-Rényi-kernel or the same for all.
         every: steps between updates, ΔT.
         death: share of active weights dropped at the first updates, d.
@@ -93,7 +94,7 @@ class DropAndGrow:
             self.masks.set(name, mask_of(chosen, self.masks[name]))
         self._explored = {name: part[name].clone() for part, name in self._weights()}
         self._gradients: dict[str, Tensor] = {}
-        # Should a state be loaded now, weights that these random masks zero may be active in it.
+        # A state that is loaded now may have active weights that these random masks zero.
         self._untouched = {name: self.masks.weight(name).detach().clone() for name in self.masks}
         self.masks.attach(optimizer, before=self._before, after=self._after)
         self._expect()
@@ -105,11 +106,11 @@ class DropAndGrow:
         return sum(int(mask.sum()) for mask in self._explored.values()) / size
 
     def _weights(self) -> list[tuple[Masks | SparseLayers, str]]:
-        """What is dropped from and grown in: names, and where they are to be looked up."""
+        """All weights that are dropped and grown, by name, each with its masks or layers."""
         return [(part, name) for part in (self.masks, self._layers) for name in part]
 
     def state_dict(self) -> dict[str, Any]:
-        """What training goes on from, beside the model's and the optimizer's states."""
+        """The state that training resumes from, beside those of the model and the optimizer."""
         return {
             "step": self.step,
             "growth": self.growth,
@@ -119,7 +120,7 @@ class DropAndGrow:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; the model's and optimizer's are loaded before or after.
+        """Resume from a state; those of the model and the optimizer are loaded before or after.
 
         Raises:
             ValueError: it is of other weights or of another growth.
@@ -136,7 +137,7 @@ class DropAndGrow:
         }
         self.masks.load_state_dict(state["masks"])
         with torch.no_grad():
-            # Nobody has loaded weights since the masks of the start zeroed some of them.
+            # No weights have been loaded since the first masks zeroed some of them.
             for name, weights in unchanged.items():
                 self.masks.weight(name).copy_(weights)
         self.masks.apply_()
@@ -168,7 +169,7 @@ class DropAndGrow:
         )
 
     def _expect(self) -> None:
-        """Say whether the next step needs dense gradients."""
+        """Ask for dense gradients if the next step needs them."""
         wanted = self.growth == "snfs" and not self.schedule.is_over(self.step)
         wanted |= self.growth == "rigl" and self.schedule.updates_at(self.step + 1)
         self.masks.keep_dense = wanted
@@ -208,7 +209,7 @@ class DropAndGrow:
             elif name in self._gradients:
                 scores = self._gradients[name].abs()
             else:
-                continue  # No loss has reached this layer.
+                continue  # No gradient has reached this layer.
             count = drop_count(rate, int(active.sum()))
             mask = dropped_and_grown(part.weight(name), active, scores, count)
             part.set(name, mask)
@@ -231,7 +232,7 @@ def dropped_and_grown(weight: Tensor, active: Tensor, scores: Tensor, count: int
         count: how many, at most those active.
 
     Returns:
-        bool in that shape, with as many active. The first index goes first among equals.
+        bool in that shape, with as many active. Among equals the first index wins.
     """
     mask = active.flatten().clone()
     candidates = mask.nonzero().flatten()

@@ -83,14 +83,14 @@ def count_flops(
 ) -> FlopCount:
     """Floating-point operations of the model's pass forward on an example.
 
-    The model runs once, in evaluation mode and without a change to itself; each product with a
+    The model runs once, in evaluation mode and without being changed; each product with a
     parameter is counted: linear and recurrent layers, convolutions, matrix products of any
     module, weft's own operators, `SparseLinear`. A weight of r rows of input is r · nnz
     multiply-adds. Elementwise operations are not counted.
 
     Args:
         model: any module.
-        masks: of the model; None, and for what is not masked: all weights are active.
+        masks: of the model; with None, and in what is not masked, all weights are active.
         *inputs: what the model is called with.
         training: with gradients, as some layers multiply in another order then; only the pass
             forward is counted all the same.
@@ -101,9 +101,9 @@ def count_flops(
     """
     if masks is not None:
         check_same_model(model, masks)
-    nnz = {name: masks.nnz(name) for name in masks or ()} if masks is not None else {}
+    nnz = {name: masks.nnz(name) for name in masks} if masks is not None else {}
     counter = watch_products(model, inputs, named, nnz=nnz, training=training)
-    unseen = [name for name in masks or () if name not in counter.dense]
+    unseen = [name for name in nnz if name not in counter.dense]
     if unseen:
         warnings.warn(
             f"no product with {', '.join(unseen)} was seen: the example does not use it, or an "

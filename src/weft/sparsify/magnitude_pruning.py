@@ -35,7 +35,7 @@ class GradualPruning:
         initial: the sparsity at step `begin`.
         begin: step at which pruning begins.
         every: steps between prunings.
-        stop: share of the training at which the final sparsity is there.
+        stop: share of the training at which the final sparsity is reached.
         **choice: which weights, and how sparse single layers become; see `LayerChoice`.
 
     Raises:
@@ -67,11 +67,11 @@ class GradualPruning:
         self.masks.attach(optimizer, after=self._after)
 
     def state_dict(self) -> dict[str, Any]:
-        """What training goes on from, beside the model's and the optimizer's states."""
+        """The state that training resumes from, beside those of the model and the optimizer."""
         return {"step": self.step, "masks": self.masks.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; the model's and optimizer's are loaded before or after.
+        """Resume from a state; those of the model and the optimizer are loaded before or after.
 
         Raises:
             ValueError: it is of other weights.
@@ -97,7 +97,7 @@ class GradualPruning:
             return
         left, first = 1 - self.schedule.progress(self.step), 1 - self.initial
         densities = {
-            # A layer that ends denser than others begin is pruned to there at once.
+            # A layer that ends denser than others begin is pruned to its end at once.
             name: last + max(first - last, 0.0) * left
             for name, last in self._final.items()
         }
@@ -134,10 +134,10 @@ def lottery_ticket(
 ) -> Ticket:
     """Find a lottery ticket (Frankle and Carbin 2019; rewinding: Frankle et al. 2020).
 
-    In each round the model is trained, the smallest of its remaining weights are pruned, by
-    layer, and the others go back to what they were early in the first round. After n of R rounds
-    a layer has the share (1 - s)^(n/R) of its weights, rounded to a whole number of them. The
-    model is left at its ticket: masked, at the early weights, ready to be trained.
+    In each round the model is trained, the smallest of its remaining weights are pruned in each
+    layer, and the others are set back to what they were early in the first round. After n of R
+    rounds a layer has the share (1 - s)^(n/R) of its weights, rounded to a whole number of them.
+    The model is left at its ticket: masked, at the early weights, ready to be trained.
 
     Args:
         model: any module.
@@ -197,7 +197,7 @@ def _run(train: Callable[[nn.Module, Masks], None], model: nn.Module, masks: Mas
 def _remembered(model: nn.Module, steps: int, start: dict[str, Tensor]) -> Iterator[None]:
     """Put a snapshot of the model after `steps` steps of its optimizer into `start`.
 
-    The optimizer is made inside `train`, out of reach: a hook of all optimizers watches for it.
+    `train` makes the optimizer itself, so a hook on all optimizers watches for it.
     """
     ours = {id(parameter) for parameter in model.parameters()}
     done = 0

@@ -14,8 +14,8 @@ Shape = Literal["cosine", "constant", "linear"]
 class DropSchedule:
     """When weights are dropped and grown, and which share of the active ones.
 
-    Steps are the optimizer's, counted from 1; there is an update after each that is a multiple of
-    `every` and below `stop` of all.
+    Steps are those of the optimizer, counted from 1. There is an update after each step that is a
+    multiple of `every` and lies before the share `stop` of all steps.
 
     Attributes:
         total_steps: steps of the whole training.
@@ -41,7 +41,7 @@ class DropSchedule:
 
     @property
     def end(self) -> float:
-        """The step that all updates are before."""
+        """The step before which all updates take place."""
         return self.stop * self.total_steps
 
     @property
@@ -82,7 +82,7 @@ class CubicSchedule:
 
     Attributes:
         total_steps: steps of the whole training.
-        begin: the first step, after which pruning has its initial sparsity.
+        begin: the first step, at which the sparsity is the initial one.
         every: steps between prunings.
         stop: share of the training at which pruning is complete.
     """
@@ -102,7 +102,7 @@ class CubicSchedule:
 
     @property
     def end(self) -> int:
-        """The step after which the final sparsity is there."""
+        """The step after which the final sparsity is reached."""
         return round(self.stop * self.total_steps)
 
     def prunes_at(self, step: int) -> bool:
@@ -112,7 +112,7 @@ class CubicSchedule:
         return step == self.end or (step - self.begin) % self.every == 0
 
     def progress(self, step: int) -> float:
-        """How far the sparsity is from the initial (0) to the final one (1)."""
+        """How far the sparsity has come from the initial (0) to the final one (1)."""
         done = min(max((step - self.begin) / (self.end - self.begin), 0.0), 1.0)
         return 1 - (1 - done) ** 3
 

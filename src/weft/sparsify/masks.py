@@ -20,26 +20,26 @@ class Masks:
     """Which weights of a model are active; all of them at first.
 
     Weight matrices are the parameters that multiply features in a product: those of linear,
-    convolution and recurrent layers, of torch_geometric's and of weft's own. Attention vectors,
-    relation coefficients, biases, norms and embeddings are not. Whether a parameter of another
-    layer is one cannot be told without an `example`: it is left dense unless it is seen to
-    multiply features there, or is named in `include`. Printed, the masks show what was left and
-    why. A shared weight appears once, by its first name. Frozen parameters are left out.
+    convolution and recurrent layers, of torch_geometric's layers and of weft's own. Attention
+    vectors, relation coefficients, biases, norms and embeddings are not. A parameter of any other
+    layer is left dense unless an `example` shows that it multiplies features, or `include` names
+    it. Printed masks show what was left dense and why. A shared weight appears once, by its first
+    name. Frozen parameters are left out.
 
     Args:
         model: any module.
-        include: names, or patterns as of `fnmatch`, of the parameters to mask; None: all weight
-            matrices. An exact name may be any parameter of two and more dimensions.
+        include: names, or patterns in the form of `fnmatch`, of the parameters to mask; None: all
+            weight matrices. An exact name may be any parameter of two or more dimensions.
         exclude: names or patterns of weight matrices to leave as they are.
         example: a batch as the model takes it, a tuple holds several arguments; the model runs
-            once, in evaluation mode. None: go by the kinds of layers alone.
+            once, in evaluation mode. None: only the kinds of layers decide.
         required: refuse a model with nothing to mask.
 
     Attributes:
         selection: the weights that were chosen, and why others were left.
 
     Raises:
-        ValueError: a name or pattern is nothing of this model's; a parameter that was named is
+        ValueError: a name or pattern matches nothing in this model; a parameter that was named is
             frozen; a weight is computed from other parameters at each call, as by weight_norm;
             there is nothing to mask.
     """
@@ -106,8 +106,8 @@ class Masks:
     def set(self, name: str, mask: Tensor) -> None:
         """Take a copy of `mask` (bool, in the weight's shape); `apply_` makes the weights follow.
 
-        The attached optimizer forgets what it knows of weights that changed sides: its momenta
-        and moments there become 0.
+        Where weights become active or inactive, the state of the attached optimizer (momenta and
+        moments) becomes 0.
         """
         old = self[name]
         if mask.dtype != torch.bool or mask.shape != old.shape:
@@ -153,12 +153,12 @@ class Masks:
     ) -> None:
         """Let the optimizer's steps leave inactive weights at exactly 0, and apply the masks now.
 
-        Gradients of inactive weights become 0 as soon as they are there, so that a clipped norm
+        Gradients of inactive weights become 0 as soon as they are computed, so that a clipped norm
         is that of the sparse model. While `keep_dense` is true they are kept until the step.
 
         Args:
-            optimizer: of the model; any of torch's that takes gradients from `p.grad`.
-            before: called when a step's gradients are there and still as they were found.
+            optimizer: of the model; any torch optimizer that takes gradients from `p.grad`.
+            before: called when a step's gradients are complete and not masked yet.
             after: called after each step, when inactive weights are 0 again.
 
         Raises:
@@ -211,7 +211,7 @@ class Masks:
         return {name: self[name].clone() for name in self.names}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take masks as `state_dict` gave them; weights and the optimizer are left as they are.
+        """Take masks that `state_dict` returned; weights and the optimizer are left as they are.
 
         Raises:
             ValueError: names or shapes are not those of this model.
@@ -251,7 +251,7 @@ class Masks:
         return {**self.__dict__, "_handles": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # A copy's optimizer and weights come without hooks.
+        # The optimizer and the weights of a copy have no hooks.
         self.__dict__.update(state)
         if self.optimizer is not None:
             self._register()
@@ -282,7 +282,7 @@ class Masks:
             gradient.masked_fill_(self._inactive[name], 0)
 
     def _before_step(self, _: Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        # The first argument is the optimizer. A closure finds the gradients within the step.
+        # The first argument is the optimizer. A closure computes the gradients within the step.
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         self._gradients_come_later = closure is not None
         if not self._gradients_come_later:
@@ -302,7 +302,7 @@ class Masks:
             self._mask_gradient(name)
 
     def _follow(self, name: str) -> None:
-        """Bring a mask to where `model.to(device)` has brought the weight."""
+        """Move a mask to the device that `model.to(device)` has moved the weight to."""
         device = self._weights[name].device
         if self._active[name].device != device:
             self._active[name] = self._active[name].to(device)
@@ -315,7 +315,7 @@ class Masks:
 
 
 def check_same_model(model: nn.Module, masks: Masks) -> None:
-    """Raise ValueError where the masks are those of another model, or of a copy's original."""
+    """Raise ValueError where the masks are those of another model, be it the original of a copy."""
     ours = {id(parameter) for parameter in model.parameters()}
     if not all(id(masks.weight(name)) in ours for name in masks):
         raise ValueError(
@@ -360,7 +360,7 @@ def _comparable(dtype: torch.dtype) -> torch.dtype:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns side by side; the first is text, the others end at the right."""
+    """Columns side by side: the first aligned left, the others right."""
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     lines = []
     for row in (heads, *rows):

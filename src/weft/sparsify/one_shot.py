@@ -1,8 +1,8 @@
 """Masks chosen once, before training or after it: random, magnitude, SNIP, GraSP, SynFlow.
 
-All of them set the given masks in place, exactly, and zero the weights that are not kept. Where
-`density` is a number it is the share of all weights that is kept, ranked across layers; where it
-is a mapping (as `erk` and `uniform` give) it is that of each layer, ranked within it.
+Each function sets the given masks in place, to the exact counts, and zeroes the weights that are
+not kept. A `density` that is a number is the share of all weights to keep, ranked across layers; a
+mapping (as `erk` and `uniform` return) holds the share of each layer, ranked within it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def random_masks(
     """Keep random weights.
 
     Args:
-        model: whose masks they are.
-        masks: to set.
+        model: the masked model.
+        masks: the masks to set.
         density: share of the weights to keep, of all or by layer.
-        seed: the same masks for the same seed, on any rank.
+        seed: the same seed gives the same masks, on any rank.
         keep_one: keep one weight of a layer that would have none, rather than refuse.
 
     Raises:
@@ -46,7 +46,7 @@ def random_masks(
 def magnitude_masks(
     model: nn.Module, masks: Masks, density: Density, *, keep_one: bool = False
 ) -> None:
-    """Keep the largest |w|; arguments and errors as of `random_masks`."""
+    """Keep the largest |w|; arguments and errors are those of `random_masks`."""
     check_same_model(model, masks)
     scores = {name: masks.weight(name).detach().abs() for name in masks}
     keep_top(masks, scores, density, keep_one=keep_one)
@@ -60,16 +60,10 @@ def snip_masks(
     *,
     keep_one: bool = False,
 ) -> None:
-    """Keep the largest |g · w| (SNIP, Lee et al. 2019): what the loss feels most.
+    """Keep the largest |g · w| (SNIP, Lee et al. 2019), the weights that affect the loss most.
 
-    Other arguments and errors are those of `random_masks`.
-
-    Args:
-        model: whose masks they are.
-        masks: to set.
-        density: share of the weights to keep, of all or by layer.
-        loss: computes it from the model, on one batch or more.
-        keep_one: keep one weight of a layer that would have none, rather than refuse.
+    `loss` computes the loss of the model, on one batch or more. The other arguments and the errors
+    are those of `random_masks`.
     """
     check_same_model(model, masks)
     gradients = _gradients(masks, loss())
@@ -85,15 +79,15 @@ def grasp_masks(
     *,
     keep_one: bool = False,
 ) -> None:
-    """Keep the largest w · (H g) (GraSP, Wang et al. 2020): what gradients need to flow.
+    """Keep the largest w · (H g) (GraSP, Wang et al. 2020), the weights that gradients flow by.
 
-    Removing w changes the squared norm of the gradient g by -2 w (H g) to first order, H being the
-    Hessian of the loss: the weights that are kept are those without which it would fall most.
-    Arguments and errors are those of `snip_masks`; the loss must have a second derivative too.
+    Removing w changes the squared norm of the gradient g by -2 w (H g) to first order, where H is
+    the Hessian of the loss: the weights that are kept are those without which it would fall most.
+    Arguments and errors are those of `snip_masks`; the loss must also have a second derivative.
     """
     check_same_model(model, masks)
     gradients = _gradients(masks, loss(), create_graph=True)
-    # H g by one more backward pass: the slope of (g held constant) · g.
+    # H g by one more backward pass: the gradient of (g held constant) · g.
     flow = torch.stack([(g.detach() * g).sum() for g in gradients.values()]).sum()
     try:
         products = _gradients(masks, flow)
@@ -117,18 +111,12 @@ def synflow_masks(
     """Keep the largest synaptic flow |w · dR/dw| (SynFlow, Tanaka et al. 2020); needs no data.
 
     R is the sum of the outputs with absolute weights and no biases: what flows into a layer then
-    flows out of it, and no layer is emptied before the others. Weights go in `rounds`, as many in
-    proportion each time, the flow being computed anew. The model is in evaluation mode meanwhile;
-    then everything is as it was, to the bit, but for the masks.
-    Other arguments and errors are those of `random_masks`.
+    flows out of it, and no layer is emptied before the others. Weights are removed in `rounds`, the
+    same proportion in each, and the flow is computed anew in each. Meanwhile the model is in
+    evaluation mode; afterwards everything but the masks is as it was, to the bit.
 
-    Args:
-        model: whose masks they are.
-        masks: to set.
-        density: share of the weights to keep, of all or by layer.
-        forward: calls the model on inputs that are all ones, and gives its outputs.
-        rounds: how often the flow is computed.
-        keep_one: keep one weight of a layer that would have none, rather than refuse.
+    `forward` calls the model on inputs that are all ones and returns its outputs. The other
+    arguments and the errors are those of `random_masks`.
     """
     check_same_model(model, masks)
     if rounds < 1:
@@ -141,7 +129,7 @@ def synflow_masks(
                 masks.set(name, torch.ones_like(masks[name]))
             for number in range(1, rounds + 1):
                 flows = {
-                    # What is gone stays so, even beside others of no flow.
+                    # A pruned weight stays pruned, even if others have no flow either.
                     name: flow.masked_fill(~masks[name], -1)
                     for name, flow in _synaptic_flow(masks, forward).items()
                 }
@@ -162,7 +150,7 @@ def keep_top(
 
     Args:
         masks: to set.
-        scores: by name, in the weights' shapes; the first index goes first among equals.
+        scores: by name, in the weights' shapes; among equals the first index wins.
         density: share of the weights to keep, of all (ranked across layers) or by layer.
         keep_one: keep one weight of a layer that would have none, rather than refuse.
 
@@ -173,7 +161,7 @@ def keep_top(
     masks.apply_()
 
 
-# The name under which `_checked` has the density of all layers together.
+# The name under which `_checked` returns the density of all layers together.
 _ALL = ""
 
 
@@ -217,7 +205,7 @@ def _choose(
 
 
 def _gradients(masks: Masks, value: Tensor, *, create_graph: bool = False) -> dict[str, Tensor]:
-    """Slopes of a value in the masked weights, 0 where it does not depend on one."""
+    """Gradients of a value in the masked weights, 0 where it does not depend on one."""
     found = torch.autograd.grad(
         value,
         [masks.weight(name) for name in masks],
@@ -235,13 +223,13 @@ def _synaptic_flow(masks: Masks, forward: Callable[[], Tensor]) -> dict[str, Ten
             f"the synaptic flow is {total.item()}: with absolute weights values grow from layer to "
             "layer; use the model in float64 (model.double())"
         )
-    slopes = _gradients(masks, total)
-    return {name: (masks.weight(name).detach() * slopes[name]).abs() for name in masks}
+    gradients = _gradients(masks, total)
+    return {name: (masks.weight(name).detach() * gradients[name]).abs() for name in masks}
 
 
 @contextmanager
 def _absolute(model: nn.Module) -> Iterator[None]:
-    """Parameters by their absolute values, biases 0, evaluation mode; then as it was."""
+    """A model with absolute parameters and no biases, in evaluation mode; restored afterwards."""
     values = [parameter.detach().clone() for parameter in model.parameters()]
     try:
         with torch.no_grad():

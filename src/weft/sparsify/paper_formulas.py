@@ -41,8 +41,8 @@ def training_flops(
         model: any module; it runs once, in evaluation mode.
         masks: of the model; None where all weights are active.
         *inputs: what it is called with; see `count_flops`.
-        dense_gradient_every: ΔT, if after so many steps there is one with the gradient of all
-            weights, as RigL needs; the mean over all steps then.
+        dense_gradient_every: ΔT, where one step in ΔT + 1 needs the gradient of all weights, as
+            with RigL: the result is then the mean over all steps.
         **named: what it is called with, by name.
     """
     count = count_flops(model, masks, *inputs, training=True, **named)

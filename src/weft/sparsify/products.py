@@ -28,7 +28,7 @@ def watch_products(
     nnz: Mapping[str, int],
     training: bool = False,
 ) -> Products:
-    """Run the model once, in evaluation mode and without a change to itself, and watch it.
+    """Run the model once, in evaluation mode and without changing it, and watch its products.
 
     Args:
         model: any module.
@@ -54,7 +54,7 @@ def watch_products(
 
 
 class _Watched(Tensor):
-    """A tensor that weft's operators do not take a short way with: torch's dispatcher sees them."""
+    """A tensor for which weft's operators take no short cut: torch's dispatcher sees them."""
 
 
 def _watched(value: Any) -> Any:
@@ -72,7 +72,7 @@ _ROWS: dict[str, Callable[..., float]] = {
     "weft::typed_messages": lambda h, weight, *rest: rest[9].shape[0] / weight.shape[0],
 }
 
-# What makes a weight's copy that stands for it.
+# Operators whose result is a copy of a weight and counts as that weight.
 _COPIES = {
     aten.cat,
     aten.stack,
@@ -93,10 +93,10 @@ _SUMS_OVER_EDGES: dict[Any, int] = {
 }
 
 
-# What takes single matrices out of a stack of them.
+# Operators that take single matrices out of a stack of them.
 _GATHERS = {aten.index, aten.index_select}
 
-# Those whose first argument is only added to the product.
+# Operators whose first argument is only added to the product.
 _ADDS = {aten.addmm, aten.baddbmm}
 
 
@@ -111,9 +111,9 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         dense: floating-point operations of the products with a parameter, by name.
         sparse: those with active weights alone.
         other: of products without a parameter.
-        multiplied: parameters that features were multiplied with as with a matrix. Not one: a
-            vector, which makes one number of a row; a table whose rows are features themselves;
-            what is multiplied with other parameters alone, or with a sparse adjacency.
+        multiplied: parameters that features were multiplied with as with a matrix. This excludes
+            a vector, which makes one number of a row; a table whose rows are features themselves;
+            a factor of other parameters alone, or of a sparse adjacency.
     """
 
     def __init__(self, model: nn.Module, nnz: Mapping[str, int]) -> None:
@@ -148,7 +148,7 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._inside:
             return out
         packet = func._overloadpacket
-        tensors = _tensors((args[packet in _ADDS :], kwargs))
+        tensors = tensors_in((args[packet in _ADDS :], kwargs))
         tensors = [tensor for tensor in tensors if tensor.dim() >= 2]
         factors = frozenset[str]().union(*map(self._names_of, tensors))
         operator = func.name().split(".")[0]
@@ -193,7 +193,7 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
-        """Be told of the calls of layers that hold active weights alone."""
+        """Watch the calls of layers that hold active weights alone."""
         handles: list[Any] = []
         for path, module in self._model.named_modules():
             if isinstance(module, SparseLinear):
@@ -207,12 +207,12 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 handle.remove()
 
     def _enter(self, layer: Any, arguments: tuple[Any, ...]) -> None:
-        """Count a `SparseLinear` as it is called, whichever way it then takes."""
+        """Count a `SparseLinear` when it is called, whichever operator it then uses."""
         x = arguments[0]
         size = layer.in_features * layer.out_features
         rows = x.numel() // max(layer.in_features, 1)
         if x.layout == torch.sparse_csr:
-            # A weight is multiplied where its input is there.
+            # A weight is multiplied once for each stored value of its input.
             inputs = torch.bincount(x.col_indices().long(), minlength=layer.in_features)
             products = int((inputs * layer.active_mask().sum(0)).sum())
         else:
@@ -238,5 +238,6 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._alive.append(tensor)
 
 
-def _tensors(arguments: Any) -> list[Tensor]:
+def tensors_in(arguments: Any) -> list[Tensor]:
+    """All tensors of nested tuples, lists and dictionaries."""
     return [leaf for leaf in tree_flatten(arguments)[0] if isinstance(leaf, Tensor)]

@@ -1,4 +1,4 @@
-"""A model as it was: copies of its values, its modes, and the way back to them."""
+"""Copies of a model's values, the way back to them, and evaluation mode for a while."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def restore(model: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def in_evaluation(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode; then each of its modules as it was."""
+    """Keep the model in evaluation mode; afterwards each of its modules is as it was."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -24,8 +24,8 @@ from weft.kernels.sparse_linear import Pattern, dense_weight, parts_of, pattern_
 class SparseLinear(nn.Module):
     """y = x Wᵀ + bias for a weight [out_features, in_features] that is mostly zeros.
 
-    Outputs are stored feature by feature (strides (1, batch)), as the next such layer reads them
-    fastest.
+    Outputs are stored feature by feature (strides (1, batch)), the form that the next such layer
+    reads fastest.
 
     Attributes:
         values: [K], the weights, by rows of W and by columns within each.
@@ -58,7 +58,7 @@ class SparseLinear(nn.Module):
             out_features: O.
             active: bool [O, I], True where there is a weight; or how many, at random places.
             bias: whether there is one.
-            relu: whether the layer gives relu(y): faster than a module after it.
+            relu: whether the layer returns relu(y), which is faster than a module after it.
             dtype: of the weights; torch's default if None.
             device: where they are.
         """
@@ -82,7 +82,7 @@ class SparseLinear(nn.Module):
         kind: dict[str, Any] = {"dtype": dtype, "device": device}
         self.values = nn.Parameter(torch.empty(index.shape[0], **kind))
         self.bias = nn.Parameter(torch.empty(out_features, **kind)) if bias else None
-        # In a tuple: as a module it would be a part of this one.
+        # In a tuple: a module attribute would become a part of this one.
         self._dense: tuple[nn.Module, ...] = ()
         self.reset_parameters()
 
@@ -90,7 +90,7 @@ class SparseLinear(nn.Module):
     def reset_parameters(self) -> None:
         """Draw new weights, as in a fresh layer of the kind that this one was made from.
 
-        The dense layer is drawn whole, so that the same seed gives the weights that it would have.
+        The dense layer is drawn whole, so that the same seed gives the same weights as there.
         """
         if not self._dense:
             bound = 1 / math.sqrt(self.in_features) if self.in_features else 0.0
@@ -107,10 +107,10 @@ class SparseLinear(nn.Module):
     def from_dense(
         cls, linear: nn.Linear, mask: Tensor | None = None, *, relu: bool = False
     ) -> SparseLinear:
-        """The same layer with only the weights where mask [O, I] is True; None: those not 0."""
+        """The same layer with only the weights where mask [O, I] is True; None: the nonzeros."""
         weight = linear.weight.detach()
         active = weight != 0 if mask is None else mask
-        # A fresh layer draws numbers, on which nothing after it shall depend.
+        # A fresh layer draws random numbers; what is drawn later must not depend on that.
         with torch.random.fork_rng(devices=[]):
             layer = cls(
                 weight.shape[1],
@@ -125,10 +125,10 @@ class SparseLinear(nn.Module):
             layer.values.copy_(weight.flatten()[layer.index])
             if layer.bias is not None:
                 layer.bias.copy_(linear.bias)
-        # A weight that is no parameter is computed from others, which a reset would not reach.
+        # A weight that is no parameter is computed from others, which a reset does not reach.
         if "weight" in linear._parameters:
             layer._dense = (_with_parameters(linear, weight.dtype, torch.device("meta")),)
-        # torch_geometric's layers are asked for in_channels, for instance.
+        # Other code reads attributes of the layer, such as in_channels of torch_geometric's.
         for name, value in vars(linear).items():
             if not name.startswith("_") and not hasattr(layer, name):
                 setattr(layer, name, value)
@@ -185,7 +185,7 @@ class SparseLinear(nn.Module):
             out = sparse_linear(rows, *parameters, self.relu)
         if self.want_dense_gradient and out.requires_grad:
             if self.values.grad is None:
-                # zero_grad() has thrown away what a step would have taken: so is this.
+                # zero_grad() has dropped the gradient of the last step; this one goes with it.
                 self._dense_gradient = None
             below = out.detach() <= 0 if self.relu else None
             out.register_hook(  # type: ignore[no-untyped-call]
@@ -212,7 +212,7 @@ class SparseLinear(nn.Module):
         return mask.view(self.out_features, self.in_features)
 
     def dense_gradient(self) -> Tensor:
-        """[O, I], the gradient summed since this was last asked, or that of `values` was dropped.
+        """[O, I], the gradient summed since the last call, or since that of `values` was dropped.
 
         Raises:
             RuntimeError: no backward pass has computed it.
@@ -243,7 +243,7 @@ class SparseLinear(nn.Module):
         if not right or not bool((new.diff() > 0).all()):
             raise ValueError(
                 f"{drop.numel()} places to drop and {grow.numel()} to grow: as many of both are "
-                "needed, each once, those to drop among the active and those to grow not"
+                "needed, each once, those to drop active and those to grow inactive"
             )
         self._move(new, kept, slots)
 
@@ -283,7 +283,7 @@ class SparseLinear(nn.Module):
         super()._load_from_state_dict(state, prefix, *others)
 
     def _require_pattern(self, pattern: Tensor, name: str) -> None:
-        # A file may say anything, and the loops trust what it says.
+        # The compiled loops trust the pattern, and a file may hold anything.
         parts = parts_of(pattern.long(), self.out_features, self.in_features)
         steps = parts.offsets.diff()
         right = bool((steps >= 0).all()) and int(steps.sum()) == parts.columns.numel()
@@ -302,7 +302,7 @@ class SparseLinear(nn.Module):
             )
 
     def extra_repr(self) -> str:
-        """What the layer's line of a printed model says."""
+        """The settings in the layer's line of a printed model."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"nnz={self.values.shape[0]}, sparsity={self.sparsity:.1%}, "
@@ -321,7 +321,7 @@ def _with_parameters(layer: nn.Module, dtype: torch.dtype, device: torch.device)
 
 
 class FusedReLU(nn.Identity):
-    """Stands where a ReLU was that the `SparseLinear` before it computes now."""
+    """Takes the place of a ReLU that the `SparseLinear` before it computes now."""
 
 
 def to_dense(model: nn.Module) -> nn.Module:
@@ -351,7 +351,7 @@ class SparseLayers:
 
     Args:
         model: any module.
-        optimizer: of the model; what it knows of weights moves with them.
+        optimizer: of the model; its state of weights moves with them.
         exclude: names or patterns of layers' weights to leave as they are.
 
     Raises:
@@ -390,15 +390,15 @@ class SparseLayers:
         return self._layers[name].weight.detach()
 
     def want_gradients(self, wanted: bool) -> None:
-        """Say whether the next backward passes are to compute dense gradients."""
+        """Set whether the next backward passes compute dense gradients."""
         for layer in self._layers.values():
             layer.want_dense_gradient = wanted
 
     def gradient(self, name: str) -> Tensor | None:
         """The dense gradient [O, I] of all micro-batches and ranks; None where there is none.
 
-        What DistributedDataParallel sums is the gradient of the weights that are there; the
-        others' is summed here, over all ranks.
+        DistributedDataParallel averages the gradients of the active weights; those of the others
+        are averaged here, over all ranks.
         """
         layer = self._layers[name]
         try:

@@ -82,7 +82,7 @@ class TrainAndPrune:
 
     @property
     def phase(self) -> Phase:
-        """What the next epoch is: of dense training, re-weighting, retraining, or after all."""
+        """The phase of the next epoch; `done` after the last."""
         dense, reweight, retrain = self.phases
         if self.epoch < dense:
             return "dense"
@@ -92,7 +92,7 @@ class TrainAndPrune:
 
     @property
     def total_epochs(self) -> int:
-        """Epochs of all phases."""
+        """Epochs of all phases together."""
         return sum(self.phases)
 
     def penalty(self) -> Tensor:
@@ -101,10 +101,9 @@ class TrainAndPrune:
         Gradients flow to W alone.
         """
         self._follow()
-        parts = []
-        for name, target in self.targets.items():
-            gap = self.masks.weight(name) - target
-            parts.append((self.multipliers[name] * gap).sum() + self.rho / 2 * gap.square().sum())
+        parts = self._penalties(
+            {name: self.masks.weight(name) for name in self.masks}, self.targets
+        )
         if not parts:
             return torch.zeros((), device=self.masks.weight(self.masks.names[0]).device)
         return torch.stack([part.to(parts[0].device) for part in parts]).sum()
@@ -114,10 +113,10 @@ class TrainAndPrune:
 
         Args:
             objective: computes f(W), the loss without `penalty()`, from the model as it is; SLR
-                needs it in re-weighting. It is called with the weights of now and of an epoch ago,
-                in evaluation mode and without gradients, and must use the same data both times:
-                the whole training set, or a fixed part of it. Under DistributedDataParallel each
-                rank may use its own.
+                needs it in re-weighting. It is called with the present weights and with those of
+                an epoch ago, in evaluation mode and without gradients, and must use the same data
+                both times: the whole training set, or a fixed part of it. Under
+                DistributedDataParallel each rank may use its own.
 
         Raises:
             ValueError: SLR is given no objective in re-weighting, or one that is not finite.
@@ -128,7 +127,7 @@ class TrainAndPrune:
         self._enter()
 
     def state_dict(self) -> dict[str, Any]:
-        """What training goes on from, beside the model's and the optimizer's states."""
+        """The state that training resumes from, beside those of the model and the optimizer."""
         return {
             "method": type(self).__name__,
             "phases": self.phases,
@@ -140,7 +139,7 @@ class TrainAndPrune:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; the model's and optimizer's are loaded before or after.
+        """Resume from a state; those of the model and the optimizer are loaded before or after.
 
         Raises:
             ValueError: it is of another method, of other phases or of other counts of weights.
@@ -167,7 +166,7 @@ class TrainAndPrune:
         )
 
     def _enter(self) -> None:
-        """Do what a phase begins with, where it has not begun yet."""
+        """Begin the present phase, unless it has begun already."""
         if self.phase == "reweight" and not self.targets:
             self._start()
         elif self.phase in ("retrain", "done") and self.masks.optimizer is None:
@@ -190,6 +189,24 @@ class TrainAndPrune:
             self.masks.set(name, mask_of(self._largest(name, weight), weight))
         self.masks.apply_()
 
+    def _penalties(
+        self, weights: Mapping[str, Tensor], targets: Mapping[str, Tensor]
+    ) -> list[Tensor]:
+        """Λ · (W - Z) + ρ/2 ‖W - Z‖² of each layer that has a target, in the weights' dtype."""
+        parts = []
+        for name, target in targets.items():
+            gap = weights[name] - target.to(weights[name].dtype)
+            linear = (self.multipliers[name].to(gap.dtype) * gap).sum()
+            parts.append(linear + self.rho / 2 * gap.square().sum())
+        return parts
+
+    def _climb(
+        self, step: float, weights: Mapping[str, Tensor], targets: Mapping[str, Tensor]
+    ) -> None:
+        """Λ += step (W - Z)."""
+        for name, weight in weights.items():
+            self.multipliers[name] = self.multipliers[name] + step * (weight - targets[name])
+
     def _now(self) -> dict[str, Tensor]:
         """The weights themselves, without gradients."""
         return {name: self.masks.weight(name).detach() for name in self.masks}
@@ -204,7 +221,7 @@ class TrainAndPrune:
         return top(values.abs().flatten(), self._kept[name])
 
     def _project(self, name: str, values: Tensor) -> Tensor:
-        """The nearest to `values` with as many nonzeros as the layer keeps; a new tensor."""
+        """The tensor nearest to `values` with as many nonzeros as the layer keeps; a new one."""
         return values.masked_fill(~mask_of(self._largest(name, values), values), 0)
 
     def _projected(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -230,10 +247,7 @@ class ADMM(TrainAndPrune):
         self._follow()
         weights = self._now()
         self.targets = self._projected(weights)
-        for name, weight in weights.items():
-            self.multipliers[name] = self.multipliers[name] + self.rho * (
-                weight - self.targets[name]
-            )
+        self._climb(self.rho, weights, self.targets)
 
 
 def step_factor(k: int, M: float = 200.0, r: float = 0.1) -> float:
@@ -317,7 +331,7 @@ class SLR(TrainAndPrune):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What training goes on from, beside the model's and the optimizer's states."""
+        """The state that training resumes from, beside those of the model and the optimizer."""
         return {
             **super().state_dict(),
             "iteration": self.iteration,
@@ -327,11 +341,7 @@ class SLR(TrainAndPrune):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; the model's and optimizer's are loaded before or after.
-
-        Raises:
-            ValueError: it is of another method, of other phases or of other counts of weights.
-        """
+        """Resume from a state, see `TrainAndPrune.load_state_dict`."""
         super().load_state_dict(state)
         self.iteration, self.step = int(state["iteration"]), float(state["step"])
         self.conditions = (bool(state["conditions"][0]), bool(state["conditions"][1]))
@@ -359,15 +369,15 @@ class SLR(TrainAndPrune):
         gap = _distance(old, self.targets)
         first = fell + self._penalty_of(now, self.targets) < self._penalty_of(old, self.targets)
         if first:
-            self._climb(now, self.targets, gap)
+            self._climb_by_gap(now, self.targets, gap)
         targets = self._projected(now)
         second = self._penalty_of(now, targets) < self._penalty_of(now, self.targets)
         if second:
-            self._climb(now, targets, gap)
+            self._climb_by_gap(now, targets, gap)
             self.iteration += 1
         self.conditions, self.targets, self._before = (first, second), targets, snapshot(self.model)
 
-    def _climb(
+    def _climb_by_gap(
         self, weights: Mapping[str, Tensor], targets: Mapping[str, Tensor], gap: float
     ) -> None:
         """Move Λ along W - Z; `gap` is the distance an epoch ago."""
@@ -375,19 +385,14 @@ class SLR(TrainAndPrune):
         if gap == 0 or gap_now == 0:
             return  # No step size follows from a ratio with 0; nor does a direction.
         self.step *= step_factor(self.iteration, self.M, self.r) * gap / gap_now
-        for name, weight in weights.items():
-            self.multipliers[name] = self.multipliers[name] + self.step * (weight - targets[name])
+        self._climb(self.step, weights, targets)
 
     def _penalty_of(self, weights: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> float:
-        total = 0.0
-        for name, weight in weights.items():
-            gap = weight.double() - targets[name].double()
-            linear = (self.multipliers[name].double() * gap).sum()
-            total += float(linear + self.rho / 2 * gap.square().sum())
-        return total
+        exact = {name: weight.double() for name, weight in weights.items()}
+        return sum(map(float, self._penalties(exact, targets)))
 
     def _change(self, objective: Objective) -> float:
-        """f now less f an epoch ago, the mean of all ranks."""
+        """f now minus f an epoch ago, the mean of all ranks."""
         with in_evaluation(self.model):
             new = float(objective())
             with self._as_before():
@@ -409,7 +414,7 @@ class SLR(TrainAndPrune):
 
     @contextmanager
     def _as_before(self) -> Iterator[None]:
-        """All parameters and buffers as they were an epoch ago; then as now, to the bit."""
+        """Parameters and buffers of an epoch ago; afterwards the present ones again, to the bit."""
         now = snapshot(self.model)
         try:
             restore(self.model, self._before)

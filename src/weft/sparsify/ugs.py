@@ -19,10 +19,10 @@ from weft.sparsify.snapshots import restore, snapshot
 class UGS(nn.Module):
     """A model with trainable masks on its weights and on the edges of its graph (Chen et al. 2021).
 
-    In a round the masks, which begin at 1, are trained with the weights, under a penalty on
-    their absolute values; `prune` then removes the weights and the edges of the smallest masks,
-    brings the weights back to where they were and the other masks back to 1. What is left after
-    some rounds is a graph lottery ticket, `model` with `masks` on the graph `pruned(batch)`.
+    In a round the masks, which start at 1, are trained together with the weights, under a penalty
+    on their absolute values; `prune` then removes the weights and the edges with the smallest
+    masks, rewinds the weights and sets the other masks back to 1. The result of some rounds is a
+    graph lottery ticket: `model` with `masks` on the graph `pruned(batch)`.
 
     ```
     ugs = UGS(model, batch)
@@ -106,7 +106,7 @@ class UGS(nn.Module):
         return 1 - self._remaining_edges() / max(int(self._prunable.sum()), 1)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """What the model gives for these arguments with its weights masked."""
+        """The output of the model for these arguments with its weights masked."""
         masked = {
             name: self.masks.weight(name) * (scale * self.masks[name])
             for name, scale in zip(self.masks, self.weight_scales, strict=True)
@@ -128,15 +128,16 @@ class UGS(nn.Module):
         return self.edge_penalty * edges + self.weight_penalty * torch.stack(weights).sum()
 
     def remember(self) -> None:
-        """Let later rounds begin from the model's weights of now, early in the first round."""
+        """Let later rounds start from the present weights; call it early in the first round."""
         self._start = snapshot(self.model)
 
     @torch.no_grad()
     def prune(self) -> None:
-        """End a round: prune, rewind the weights, begin the masks at 1 again.
+        """End a round: prune, rewind the weights, set the masks to 1 again.
 
-        Of n remaining edges exactly round(`edge_fraction` · n) go, of weights likewise. Make a new
-        optimizer for the next round: what the old one knows is of the weights before rewinding.
+        Of n remaining edges exactly round(`edge_fraction` · n) are pruned, of weights likewise.
+        Make a new optimizer for the next round: the state of the old one belongs to the weights
+        before rewinding.
         """
         left = self._remaining_edges()
         scores = self.edge_scale.abs().masked_fill(~(self._prunable & self.edge_mask), -1)
@@ -184,7 +185,7 @@ class UGS(nn.Module):
         )
 
     def get_extra_state(self) -> dict[str, Any]:
-        """What `state_dict` has beside parameters and buffers."""
+        """The part of `state_dict` beside parameters and buffers."""
         return {
             "rounds": self.rounds,
             "masks": self.masks.state_dict(),
@@ -192,7 +193,7 @@ class UGS(nn.Module):
         }
 
     def set_extra_state(self, state: Any) -> None:
-        """Take what `get_extra_state` gave."""
+        """Take what `get_extra_state` returned."""
         self.rounds = int(state["rounds"])
         self.masks.load_state_dict(state["masks"])
         self._start = {name: value.clone() for name, value in state["start"].items()}
@@ -212,8 +213,8 @@ def _edge_values(edges: GraphBatch | Tensor, prunable: Tensor | None) -> tuple[T
         values, may_go = edges, torch.ones(len(edges), dtype=torch.bool, device=edges.device)
     if values.ndim != 1 or not values.is_floating_point():
         raise ValueError(
-            f"edge values are {values.dtype} {list(values.shape)}; one real number an edge is "
-            "needed, [E]"
+            f"edge values are {values.dtype} {list(values.shape)}; they must be one real number "
+            "for each edge, [E]"
         )
     if prunable is not None:
         if prunable.dtype != torch.bool or prunable.shape != values.shape:
