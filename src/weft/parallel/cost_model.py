@@ -392,7 +392,7 @@ def rank_memory(problem: Problem, grid: Grid, place: Place, method: Method, size
     height = int(blocks[list(grid.blocks_of_row(place.row))].sum())
 
     def cells(width: int, *, whole: bool = False) -> int:
-        return rows * (width if whole else _slice(width, grid, place))
+        return rows * (width if whole else grid.slice_widths(width)[place.column])
 
     first = plans[0]
     features = cells(first.width_in, whole=first.kept and first.gather)
@@ -410,7 +410,9 @@ def rank_memory(problem: Problem, grid: Grid, place: Place, method: Method, size
             kept += cells(plan.width_in, whole=plan.gather) * (2 if both else 1)
     # Backward, a layer's gradient before and after its product.
     passing = max(passing, *(2 * cells(max(p.width_in * p.learns, p.width_out)) for p in plans))
-    widest = max((_slice(width, grid, place) for p in plans for width in p.products), default=0)
+    widest = max(
+        (grid.slice_widths(width)[place.column] for p in plans for width in p.products), default=0
+    )
     scattered_layers = grid.layers > 1 and not grid.replicated
     panels = [sizes.forward] if problem.symmetric else [sizes.forward, sizes.backward]
     parameters = sum(
@@ -472,7 +474,3 @@ def _travelling(
     if method.panels == "sent" and grid.columns > 1:
         stage += (4 + item) * int(panel.nonzeros.max()) + 8 * (height + 1)
     return stage * (2 if method.overlap else 1)
-
-
-def _slice(width: int, grid: Grid, place: Place) -> int:
-    return int(np.diff(balanced(width, grid.columns))[place.column])

@@ -128,6 +128,11 @@ class Grid:
             else range(row * self.layers, (row + 1) * self.layers)
         )
 
+    def slice_widths(self, width: int) -> list[int]:
+        """How many of `width` features each column of the grid holds."""
+        widths: list[int] = np.diff(balanced(width, self.columns)).tolist()
+        return widths
+
     def stages(self, place: Place) -> tuple[Stage, ...]:
         """The stages of a product that the rank takes part in, in their order."""
         if not self.replicated:

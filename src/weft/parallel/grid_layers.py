@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,20 +25,15 @@ def slice_of(world: World, width: int) -> slice:
     return slice(int(cuts[world.place.column]), int(cuts[world.place.column + 1]))
 
 
-def _widths(world: World, width: int) -> list[int]:
-    widths: list[int] = np.diff(balanced(width, world.grid.columns)).tolist()
-    return widths
-
-
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, world: World, width: int) -> Tensor:
         ctx.world, ctx.width = world, width
-        return world.all_gather("column", x, _widths(world, width), "gather")
+        return world.all_gather("column", x, world.grid.slice_widths(width), "gather")
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        widths = _widths(ctx.world, ctx.width)
+        widths = ctx.world.grid.slice_widths(ctx.width)
         return ctx.world.reduce_scatter("column", grads[0], widths, 1, "gather"), None, None
 
 
@@ -47,11 +41,13 @@ class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, partial: Tensor, world: World) -> Tensor:
         ctx.world, ctx.width = world, partial.shape[1]
-        return world.reduce_scatter("column", partial, _widths(world, ctx.width), 1, "scatter")
+        return world.reduce_scatter(
+            "column", partial, world.grid.slice_widths(ctx.width), 1, "scatter"
+        )
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        widths = _widths(ctx.world, ctx.width)
+        widths = ctx.world.grid.slice_widths(ctx.width)
         return ctx.world.all_gather("column", grads[0], widths, "scatter"), None
 
 
@@ -96,7 +92,7 @@ class _Published(torch.autograd.Function):
         ctx.save_for_backward(h, weight)
         ctx.transpose = transpose
         sums = matrix.multiply(h, "forward")
-        whole = world.all_gather("column", sums, _widths(world, weight.shape[0]), "gather")
+        whole = world.all_gather("column", sums, world.grid.slice_widths(weight.shape[0]), "gather")
         return whole @ weight[:, slice_of(world, weight.shape[1])]
 
     @staticmethod
@@ -104,7 +100,7 @@ class _Published(torch.autograd.Function):
         h, weight = ctx.saved_tensors
         world = ctx.transpose.world
         sums = ctx.transpose.multiply(grads[0], "backward")
-        whole = world.all_gather("column", sums, _widths(world, weight.shape[1]), "gather")
+        whole = world.all_gather("column", sums, world.grid.slice_widths(weight.shape[1]), "gather")
         own = slice_of(world, weight.shape[0])
         grad_weight = torch.zeros_like(weight)
         grad_weight[own] = h.T @ whole

@@ -320,8 +320,8 @@ class _Rank:
                 cut, other = plan.width_out, plan.width_in
             else:
                 cut, other = plan.width_in, plan.width_out
-            slices += np.diff(balanced(cut, C)) * other * matrices
-            slices += np.diff(balanced(plan.width_out, C))
+            slices += np.array(self.grid.slice_widths(cut)) * other * matrices
+            slices += self.grid.slice_widths(plan.width_out)
         self.all_reduce("weights", int(slices[self.place.column]) * self.item)
         self._note("all_gather", "column", (C - 1) * int(slices.max()) * self.item)
 
@@ -331,7 +331,7 @@ class _Rank:
 
     def _product(self, width: int, panel: Direction) -> None:
         grid, place, item = self.grid, self.place, self.item
-        own = int(np.diff(balanced(width, grid.columns))[place.column])
+        own = grid.slice_widths(width)[place.column]
         wire = own * (2 if self.method.wire == "bfloat16" else item)
         if self.method.exchange == "rows":
             self._rows_exchanged(panel, wire)
@@ -370,7 +370,7 @@ class _Rank:
 
     def _scatter(self, width: int) -> None:
         C = self.grid.columns
-        own = int(np.diff(balanced(width, C))[self.place.column])
+        own = self.grid.slice_widths(width)[self.place.column]
         self._note("reduce_scatter", "column", (C - 1) * self.rows * own * self.item)
 
     def _height(self, block: int) -> int:

@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 
 from weft.sparsify.densities import Densities, LayerChoice, choose_target
 from weft.sparsify.mask_schedules import DropSchedule, Shape
-from weft.sparsify.masks import Masks, mask_of, random_order, table, top
+from weft.sparsify.masks import Masks, mask_of, random_order, table, table_row, top
 from weft.sparsify.sparse_layers import SparseLayers
 
 Growth = Literal["rigl", "set", "snfs"]
@@ -153,11 +153,9 @@ class DropAndGrow:
     def __repr__(self) -> str:
         plan, rows, active = self.schedule, [], 0
         for part, name in self._weights():
-            mask = part[name]
-            shape, count = " × ".join(map(str, mask.shape)), int(mask.sum())
-            shares = (1 - count / mask.numel(), int(self._explored[name].sum()) / mask.numel())
-            rows.append((name, shape, f"{count:,}", *(f"{share:.4f}" for share in shares)))
-            active += count
+            ever = int(self._explored[name].sum()) / self._explored[name].numel()
+            rows.append((*table_row(name, part[name]), f"{ever:.4f}"))
+            active += int(part[name].sum())
         size = sum(mask.numel() for mask in self._explored.values())
         return (
             f"DropAndGrow: {self.growth}, step {self.step} of {plan.total_steps}, "

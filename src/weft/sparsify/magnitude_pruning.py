@@ -18,6 +18,7 @@ from weft.sparsify.mask_schedules import CubicSchedule
 from weft.sparsify.masks import Masks, mask_of, top
 from weft.sparsify.one_shot import keep_top
 from weft.sparsify.snapshots import restore, snapshot
+from weft.sparsify.sparse_layers import parameter_ids
 
 
 class GradualPruning:
@@ -204,7 +205,7 @@ def _remembered(model: nn.Module, steps: int, start: dict[str, Tensor]) -> Itera
 
     def watch(optimizer: Optimizer, *_: object) -> None:
         nonlocal done
-        if any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+        if ours & parameter_ids(optimizer):
             done += 1
             if done == steps:
                 start.update(snapshot(model))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from weft.sparsify.matrices import select_weights
+from weft.sparsify.sparse_layers import optimizer_slots, parameter_ids
 
 
 class Masks:
@@ -118,10 +119,8 @@ class Masks:
         mask = mask.detach().to(old.device, copy=True)
         if self.optimizer is not None:
             changed = mask ^ old
-            weight = self._weights[name]
-            for slot in self.optimizer.state.get(weight, {}).values():
-                if isinstance(slot, Tensor) and slot.shape == weight.shape:
-                    slot.masked_fill_(changed, 0)
+            for slot in optimizer_slots(self.optimizer, self._weights[name]):
+                slot.masked_fill_(changed, 0)
         self._active[name], self._inactive[name] = mask, ~mask
 
     @torch.no_grad()
@@ -167,7 +166,7 @@ class Masks:
         """
         if self.optimizer is not None:
             raise ValueError("these masks are attached to an optimizer already; detach() them")
-        known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        known = parameter_ids(optimizer)
         missing = [name for name, weight in self._weights.items() if id(weight) not in known]
         if missing:
             raise ValueError(
@@ -235,12 +234,7 @@ class Masks:
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """Name, shape, active weights and sparsity of each parameter, as text."""
-        rows = []
-        for name, shape in self.shapes.items():
-            active = self.nnz(name)
-            sparsity = f"{1 - active / self.size(name):.4f}"
-            rows.append((name, " × ".join(map(str, shape)), f"{active:,}", sparsity))
-        return rows
+        return [table_row(name, self[name]) for name in self.names]
 
     def __repr__(self) -> str:
         heads = ("weight", "shape", "active", "sparsity")
@@ -312,6 +306,13 @@ class Masks:
         if name not in self._weights:
             raise ValueError(f"{name!r} is not masked; there are {', '.join(self._weights)}")
         return name
+
+
+def table_row(name: str, mask: Tensor) -> tuple[str, str, str, str]:
+    """Name, shape, active weights and sparsity of a mask, as text."""
+    active = int(mask.sum())
+    shape = " × ".join(map(str, mask.shape))
+    return name, shape, f"{active:,}", f"{1 - active / mask.numel():.4f}"
 
 
 def check_same_model(model: nn.Module, masks: Masks) -> None:

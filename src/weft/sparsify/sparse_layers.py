@@ -361,7 +361,7 @@ class SparseLayers:
     def __init__(self, model: nn.Module, optimizer: Optimizer, exclude: Sequence[str]) -> None:
         self.optimizer = optimizer
         self._layers = {}
-        known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        known = parameter_ids(optimizer)
         for path, module in model.named_modules():
             name = f"{path}.weight" if path else "weight"
             if not isinstance(module, SparseLinear) or not module.values.requires_grad:
@@ -416,8 +416,18 @@ class SparseLayers:
     def set(self, name: str, mask: Tensor) -> None:
         """Move weights to where `mask` [O, I] is True; new ones are 0, and so are their slots."""
         layer = self._layers[name]
-        state = self.optimizer.state.get(layer.values, {}).values()
-        slots = [s for s in state if isinstance(s, Tensor) and s.shape == layer.values.shape]
+        slots = optimizer_slots(self.optimizer, layer.values)
         if layer.values.grad is not None:
             slots.append(layer.values.grad)
         layer.topology(mask, slots)
+
+
+def parameter_ids(optimizer: Optimizer) -> set[int]:
+    """Identities of the parameters that an optimizer has."""
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+
+def optimizer_slots(optimizer: Optimizer, parameter: Tensor) -> list[Tensor]:
+    """What an optimizer holds for each number of a parameter: momentum, Adam's moments."""
+    state = optimizer.state.get(parameter, {}).values()
+    return [slot for slot in state if isinstance(slot, Tensor) and slot.shape == parameter.shape]
