@@ -58,6 +58,7 @@ def test_all_and_dir_show_the_names(package: str) -> None:
     door = importlib.import_module(package)
     assert door.__all__ == ["Plan", "plan"]
     assert {"Plan", "plan", "version", "__name__"} <= set(dir(door))
+    assert [name for name in dir(door) if not name.startswith("__")] == ["Plan", "plan", "version"]
     names: dict[str, object] = {}
     exec(f"from {package} import *", names)
     assert {"Plan", "plan"} <= set(names)

@@ -29,6 +29,10 @@ def lazy_names(package: str) -> list[str]:
     return sorted(module.__dict__["_modules_of_names"])
 
 
+# What a package needs to list its names, and no user of it.
+_HOW_IT_IS_DONE = {"TYPE_CHECKING", "_modules_of_names", "annotations", "lazy_names"}
+
+
 class _LazyPackage(ModuleType):
     _modules_of_names: dict[str, str]
 
@@ -45,7 +49,7 @@ class _LazyPackage(ModuleType):
             super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return sorted({*self.__dict__, *self._modules_of_names})
+        return sorted({*self.__dict__, *self._modules_of_names} - _HOW_IT_IS_DONE)
 
 
 def _names_for_type_checkers(module: ModuleType) -> dict[str, str]:

@@ -54,7 +54,7 @@ def structure_table(
         if "graph" in source.kind:
             raise DataError(f"'{data}' is {source.kind}, not molecules or crystals")
         if source.origin == "--files":
-            table = _own_table(data, files, targets, data_dir, progress=progress)
+            table = own_table(data, files, targets, data_dir, progress=progress)
         else:
             table = load(data, files=files, data_dir=data_dir, progress=progress)
     else:
@@ -67,13 +67,13 @@ def structure_table(
                 f"the data is {data}, so --files {' '.join(map(str, files))} would not be read; "
                 f"leave it out, or take --data {reader_of(path)} and name all files there"
             )
-        table = _own_table(reader_of(path), [path], targets, data_dir, progress=progress)
+        table = own_table(reader_of(path), [path], targets, data_dir, progress=progress)
     for name in ("z", "pos", *targets):
         table.column(name)
     return table
 
 
-def _own_table(
+def own_table(
     reader: str,
     files: Sequence[Path],
     targets: Sequence[str],
@@ -81,6 +81,7 @@ def _own_table(
     *,
     progress: bool,
 ) -> GraphTable:
+    """The user's own files as a table of the data folder, read again where they have changed."""
     return load(
         reader,
         files=files,
