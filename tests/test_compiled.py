@@ -14,7 +14,7 @@ def test_works_where_no_cache_can_be_written() -> None:
         "import numba.core.caching as c\n"
         "c.CacheImpl._locator_classes = []\n"
         "import numpy as np\n"
-        "from weft.graphs.loops import group_starts\n"
+        "from weft.graphs.edge_loops import group_starts\n"
         "print(group_starts(np.array([0, 2, 2]), 3).tolist())\n"
     )
     result = subprocess.run(

@@ -1,20 +1,25 @@
-"""Files that are either whole or not there, lines of a bounded length, JSON for every reader."""
+"""Files that are either whole or not there, lines of a bounded length, numbers and JSON in text."""
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import math
 import os
+import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, AnyStr, BinaryIO, NoReturn
+from typing import IO, Any, AnyStr, BinaryIO, NoReturn, cast
 
 from weft.errors import DataError
 
 LONGEST_LINE = 16 * 2**20
 """Bytes or characters that a line may have: a small compressed file can hold an endless one."""
 
+DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile)
+"""What unpacking a file raises that is cut or damaged."""
 
 # Far beyond what is ever written, and small enough for every function that walks or converts it.
 _DEEPEST = 100
@@ -51,7 +56,7 @@ def _parsed(text: str | bytes, *, finite: bool = True) -> Any:
     try:
         decoded = text if isinstance(text, str) else text.decode("utf-8")
         hooks: dict[str, Any] = (
-            {"parse_constant": _not_finite, "parse_float": _real} if finite else {}
+            {"parse_constant": refuse_constant, "parse_float": _real} if finite else {}
         )
         value = json.loads(decoded, parse_int=_whole, **hooks)
     except RecursionError:
@@ -69,7 +74,8 @@ def _parsed(text: str | bytes, *, finite: bool = True) -> Any:
     return value
 
 
-def _not_finite(text: str) -> NoReturn:
+def refuse_constant(text: str) -> NoReturn:
+    """For `parse_constant` of a JSON decoder: NaN and infinity are not JSON."""
     raise ValueError(f"{text} is not a number")
 
 
@@ -141,6 +147,55 @@ def _damage(path: Path, reason: str, remedy: str) -> DataError:
 
 def _kind(kind: type) -> str:
     return _KINDS.get(kind, "null" if kind is type(None) else kind.__name__)
+
+
+def finite_number(text: str, where: str) -> float:
+    """The number that `text` is.
+
+    Raises:
+        DataError: it is no number, or not a finite one; `where` begins the message.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise DataError(f"{where}: {text[:40]!r} is not a finite number")
+    return value
+
+
+@contextmanager
+def unpacked(path: Path) -> Iterator[tuple[BinaryIO, IO[bytes]]]:
+    """The file as it is, for its position, and its content, unpacked if its first bytes are gzip's.
+
+    Raises:
+        DataError: there is no such file.
+    """
+    try:
+        raw = path.open("rb")
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing") from None
+    with raw:
+        packed = raw.peek(2)[:2] == b"\x1f\x8b"
+        yield raw, cast("IO[bytes]", gzip.GzipFile(fileobj=raw)) if packed else raw
+
+
+def text_lines(path: Path, longest: int = 2**20) -> Iterator[tuple[int, str]]:
+    """Number (from 1) and text of the lines of a UTF-8 file, plain or gzip'd.
+
+    Args:
+        path: the file.
+        longest: characters of a line.
+
+    Raises:
+        DataError: the file is missing, cut, damaged or not UTF-8, or a line is too long.
+    """
+    try:
+        with unpacked(path) as (_, content):
+            text = io.TextIOWrapper(cast("BinaryIO", content), encoding="utf-8-sig")
+            yield from bounded_lines(path, text, longest)
+    except (OSError, *DAMAGE, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
 
 
 def bounded_lines(

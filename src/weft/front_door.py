@@ -32,7 +32,7 @@ from weft.parallel import joined
 from weft.recipes.structures.config import NeighbourConfig
 from weft.recipes.structures.data import neighbour_table, own_table, reader_of
 from weft.sources import data_folder, with_neighbours
-from weft.sources.ase_files import files_of, read_structures
+from weft.sources.atoms import files_of, read_structures
 from weft.training import FitConfig, FitResult, Run, Stateful
 from weft.training import fit as _fit
 from weft.training.loop import Loss

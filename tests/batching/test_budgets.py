@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from size_lists import quick
 
-from weft.batching.budgets import (
+from weft.batching.policies import (
     Averages,
     constant_budget,
     dynamic_budget,
-    own_budget,
     packed_budget,
     published_budget,
+    single_graph_budget,
     up_to_64,
     up_to_power_of_2,
 )
@@ -78,7 +78,7 @@ def test_rounding_up(given_sizes: list[int]) -> None:
     by_64, by_2 = up_to_64(sizes), up_to_power_of_2(sizes)
     assert by_64.tolist() == [(s + 63) // 64 * 64 for s in given_sizes]
     assert by_2.tolist() == [1 << max(s - 1, 0).bit_length() for s in given_sizes]
-    alone = own_budget(sizes, sizes)
+    alone = single_graph_budget(sizes, sizes)
     assert (alone[:, 0] > sizes).all()
     assert (alone[:, 0] - sizes <= 64).all()
     assert (alone % 64 == [0, 0, 2]).all()

@@ -19,9 +19,9 @@ ROOM = Budget(nodes=100, edges=100, graphs=10)
         ({"policy": "unpadded", "batch_size": 0}, "needs at least 1"),
         ({"seed": -1}, "seed is -1"),
         ({"paper": "aflow"}, "paper is 'aflow'"),
-        ({"policy": "packed", "paper": True}, "not of packed"),
+        ({"policy": "packed", "paper": True}, "not for packed"),
         ({"policy": "static-64", "budget": ROOM}, "a budget is for dynamic and packed"),
-        ({"paper": True, "budget": ROOM}, "give one"),
+        ({"paper": True, "budget": ROOM}, "choose one"),
         ({"budget": Budget(nodes=1, edges=5, graphs=5)}, "no room for a graph"),
     ],
 )

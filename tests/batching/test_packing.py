@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from size_lists import quick, sizes
 
-from weft.batching.packing import pack_evenly
+from weft.batching.epoch_plan import pack_evenly
 
 
 @given(sizes(min_size=0), st.integers(1, 9))

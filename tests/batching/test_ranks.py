@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from size_lists import quick
 
-from weft.batching.ranks import deal, split
+from weft.batching.epoch_plan import deal_batches, split_batches
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(2, 7), st.data())
@@ -18,9 +18,9 @@ def test_splitting_until_the_ranks_divide_the_batches(
     starts = np.array([0, *sorted(inner - {len(costs)}), len(costs)])
     if -(-(len(starts) - 1) // ranks) * ranks > len(costs):
         with pytest.raises(ValueError, match=f"shared evenly by {ranks} ranks"):
-            split(starts, np.array(costs), ranks)
+            split_batches(starts, np.array(costs), ranks)
         return
-    found = split(starts, np.array(costs), ranks)
+    found = split_batches(starts, np.array(costs), ranks)
     assert (len(found) - 1) % ranks == 0
     assert len(found) - len(starts) < ranks
     assert set(starts) <= set(found)
@@ -28,16 +28,16 @@ def test_splitting_until_the_ranks_divide_the_batches(
 
 
 def test_the_costliest_batch_is_halved() -> None:
-    starts = split(np.array([0, 3, 9]), np.array([1, 1, 1, 2, 2, 2, 2, 2, 2]), 3)
+    starts = split_batches(np.array([0, 3, 9]), np.array([1, 1, 1, 2, 2, 2, 2, 2, 2]), 3)
     assert starts.tolist() == [0, 3, 6, 9]
-    assert split(np.array([0, 3]), np.array([1, 1, 9]), 2).tolist() == [0, 2, 3]
+    assert split_batches(np.array([0, 3]), np.array([1, 1, 9]), 2).tolist() == [0, 2, 3]
 
 
 def test_steps_are_alike_in_cost_and_take_turns() -> None:
     cost = np.array([10, 50, 11, 49, 30, 30])
-    steps = cost[deal(cost, 2)].reshape(-1, 2)
+    steps = cost[deal_batches(cost, 2)].reshape(-1, 2)
     assert sorted(map(sorted, steps.tolist())) == [[10, 11], [30, 30], [49, 50]]
-    costliest = deal(np.arange(20)[::-1], 2).reshape(-1, 2).argmin(axis=1)
+    costliest = deal_batches(np.arange(20)[::-1], 2).reshape(-1, 2).argmin(axis=1)
     assert set(costliest.tolist()) == {0, 1}
 
 
@@ -45,4 +45,4 @@ def test_steps_are_alike_in_cost_and_take_turns() -> None:
 @quick
 def test_dealing_keeps_every_batch(costs: list[int], ranks: int) -> None:
     cost = np.array(costs * ranks)
-    assert sorted(deal(cost, ranks).tolist()) == list(range(len(cost)))
+    assert sorted(deal_batches(cost, ranks).tolist()) == list(range(len(cost)))

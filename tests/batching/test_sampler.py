@@ -332,10 +332,10 @@ def test_peeking_loses_nothing() -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        (([1, 2], [1]), {}, "2 graphs and num_edges of 1"),
+        (([1, 2], [1]), {}, "2 graphs and num_edges 1"),
         (([1, -2], [1, 1]), {}, "num_nodes of graph 1 is -2"),
-        (([1.5], [1]), {}, "num_nodes must be one whole number"),
-        (([[1]], [[1]]), {}, "num_nodes must be one whole number"),
+        (([1.5], [1]), {}, "num_nodes must be a whole number"),
+        (([[1]], [[1]]), {}, "num_nodes must be a whole number"),
         (([], []), {}, "no graphs"),
         (([1], [1]), {"graphs": [1]}, "graph 1 asked for, but there are sizes of 1"),
         (([1, 1], [1, 1]), {"graphs": [1, 1]}, "graph 1 is among the graphs twice"),

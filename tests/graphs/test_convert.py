@@ -195,7 +195,7 @@ def test_other_pyg_kinds_are_refused(pyg):
         graph_from_pyg(pyg.HeteroData())
     with pytest.raises(DataError, match="use graph_from_pyg"):
         batch_from_pyg(pyg.Data(x=torch.zeros(3, 1)))
-    with pytest.raises(DataError, match="keeps the name 'batch' for itself"):
+    with pytest.raises(DataError, match="reserves the name 'batch'"):
         graph_to_pyg(Graph(num_nodes=1, nodes={"batch": np.zeros(1)}))
 
 

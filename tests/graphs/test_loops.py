@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from weft.graphs.loops import copy_ranges, counting_order, group_starts, shift_ranges
+from weft.graphs.edge_loops import copy_ranges, counting_order, group_starts, shift_ranges
 
 keys = hnp.arrays(
     st.sampled_from([np.int32, np.int64]), st.integers(0, 30), elements=st.integers(0, 6)

@@ -3,7 +3,7 @@ import pytest
 
 from weft.errors import DataError
 from weft.graphs import Column, Graph, infer_schema
-from weft.graphs.schema import check_schema
+from weft.graphs.graph import check_schema
 
 
 def test_infer_schema_reads_level_dtype_and_row_shape():

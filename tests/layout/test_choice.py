@@ -17,9 +17,9 @@ from weft.layout import (
     adjacency_of,
     measured_choice,
 )
-from weft.layout.choice import Figure, _as_config, estimates
-from weft.layout.cost import _measured_rates
 from weft.layout.csr import edges_of
+from weft.layout.layout_choice import Figure, _as_config, estimates
+from weft.layout.layout_cost import _measured_rates
 
 FORMS = {"csr": TypedEdges, "banded": BandedAdjacency, "dense": DenseAdjacency}
 

@@ -8,7 +8,7 @@ import torch
 
 from weft.errors import DataError
 from weft.graphs import Budget, Column, assemble, table_from_columns
-from weft.models.scaling import Standardised, TargetScale, element_counts, learn_scale
+from weft.models.target_scale import Standardised, TargetScale, element_counts, learn_scale
 
 BY_ELEMENT = {1: -13.6, 6: -1030.5, 8: -2042.25}
 

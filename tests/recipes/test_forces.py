@@ -18,7 +18,7 @@ from small_structures import config, molecules
 from weft.batching import BatchingConfig
 from weft.cli.train import crystals_config
 from weft.graphs import Column, GraphTable, assemble, table_from_columns
-from weft.models.scaling import Standardised, TargetScale
+from weft.models.target_scale import Standardised, TargetScale
 from weft.recipes.recipe_data import read_structures
 from weft.recipes.structures.config import BEFORE, NeighbourConfig, StructuresConfig
 from weft.recipes.structures.prediction import (

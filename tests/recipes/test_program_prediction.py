@@ -17,7 +17,7 @@ from weft.recipes.programs.findings import Finding, findings_json, findings_sari
 from weft.recipes.programs.prediction import inspect_code, is_of_programs, load_programs
 from weft.recipes.programs.training import train_programs
 from weft.sources import CATALOGUE
-from weft.sources.programs import EXTRACTION
+from weft.sources.python_units import EXTRACTION
 from weft.training import Run
 
 

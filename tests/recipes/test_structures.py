@@ -27,7 +27,7 @@ import weft.recipes.structures.training
 from weft.batching import BatchingConfig
 from weft.errors import DataError
 from weft.graphs import Budget
-from weft.models.scaling import TargetScale
+from weft.models.target_scale import TargetScale
 from weft.recipes.structures.config import NeighbourConfig, StructuresConfig
 from weft.recipes.structures.data import (
     file_name_of,

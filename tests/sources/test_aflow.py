@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 import weft.sources.aflow
-import weft.sources.catalogue
 from weft.errors import DataError
 from weft.sources import AflowQuery, aflow_table, fetch_aflow, load
 
@@ -293,14 +292,14 @@ def test_by_name(query: AflowQuery, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     assert table.column("Egap").tolist() == [1.5, 0.25]
     assert table.schema["Egap"].unit == "eV"
-    with pytest.raises(DataError, match="is no page of AFLUX"):
+    with pytest.raises(DataError, match="is not there"):
         load("aflow", files=[tmp_path / "no"], table="x", data_dir=tmp_path / "d", progress=False)
     PAGES["1"] = [(200, body(entry(1)))]
 
     def at_home(**options: Any) -> AflowQuery:
         return AflowQuery(server=query.server, **options)
 
-    monkeypatch.setattr(weft.sources.catalogue, "AflowQuery", at_home)
+    monkeypatch.setattr(weft.sources.aflow, "AflowQuery", at_home)
     fetched = load("aflow", data_dir=tmp_path / "data", progress=False)
     assert len(fetched) == 1
     assert "catalog(ICSD),enthalpy_formation_atom(*)" in REQUESTS[0]

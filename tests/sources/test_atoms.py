@@ -379,7 +379,7 @@ def test_more_atoms_than_can_be_counted_are_an_error(tmp_path: Path) -> None:
 def test_a_packed_file_of_another_format_has_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.sources.ase_files.MEMBER_LIMIT", 2**20)
+    monkeypatch.setattr("weft.sources.atoms.MEMBER_LIMIT", 2**20)
     file = tmp_path / "bomb.cif.gz"
     file.write_bytes(gzip.compress(b"data_a\n" + b"# " * 2**20, 1))
     with pytest.raises(DataError, match=r"bomb\.cif\.gz unpacks to more than 1,048,576 bytes"):

@@ -11,7 +11,7 @@ import pytest
 
 from weft.errors import DataError
 from weft.graphs import Graph, GraphTable, write_table
-from weft.sources.cache import cached_table, data_folder
+from weft.sources.table_cache import cached_table, data_folder
 
 
 def build(path: Path, *, value: float = 1.0) -> GraphTable:
@@ -111,7 +111,7 @@ def test_two_processes_build_the_same_table(tmp_path: Path) -> None:
         from pathlib import Path
         import numpy as np
         from weft.graphs import Graph, write_table
-        from weft.sources.cache import cached_table
+        from weft.sources.table_cache import cached_table
 
         folder = Path(sys.argv[1])
 
@@ -156,7 +156,7 @@ import os, signal, sys
 from pathlib import Path
 import numpy as np
 from weft.graphs import Graph, write_table
-from weft.sources.cache import cached_table
+from weft.sources.table_cache import cached_table
 
 folder, moment = Path(sys.argv[1]), sys.argv[2]
 rename = Path.rename
@@ -239,7 +239,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> No
         import numpy as np
         from weft.errors import DataError
         from weft.graphs import Graph, write_table
-        from weft.sources.cache import cached_table
+        from weft.sources.table_cache import cached_table
 
         def build(path):
             return write_table(path, [Graph(num_nodes=100_000, nodes={"x": np.ones(100_000)})])

@@ -261,7 +261,7 @@ def test_an_edge_list_keeps_what_the_nodes_are_called(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["rmat", "cora-package", "planted-partition"])
 def test_files_for_a_set_that_reads_none(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DataError, match=f"'{name}' reads no files of yours: leave out --files"):
+    with pytest.raises(DataError, match=f"'{name}' does not read files: leave out --files"):
         get(name, tmp_path, files=[tmp_path])
 
 

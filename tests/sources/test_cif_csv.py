@@ -14,8 +14,8 @@ import pytest
 
 from weft.errors import DataError
 from weft.sources import Nearest, cif_csv_table, load, with_neighbours
+from weft.sources.atoms import ATOMIC_NUMBERS
 from weft.sources.cif_csv import read_cif
-from weft.sources.elements import ATOMIC_NUMBERS
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
@@ -93,12 +93,12 @@ def test_elements_are_ases() -> None:
     [
         ("_cell_length_b   4.0(1)\n", "", "has no _cell_length_b"),
         ("_cell_length_b   4.0(1)", "_cell_length_b wide", "'_cell_length_b': 'wide' is not a f"),
-        ("gamma   120.0", "gamma   0.0", "are no lengths and angles of a cell"),
+        ("gamma   120.0", "gamma   0.0", "are not the lengths and angles of a cell"),
         ("  1  'x, y, z'", "  1  'x, y, z'\n  2  '-x, -y, -z'", "has symmetry to expand; write it"),
         (OPERATIONS, "_space_group_IT_number 225\n", "has symmetry to expand"),
         (OPERATIONS, "_symmetry_space_group_name_H-M 'F m -3 m'\n", "has symmetry to expand"),
         (" _atom_site_fract_z\n", "", "has 12 values in 5 columns"),
-        ("0.25  1.0", "0.25  0.5", "occupied in part"),
+        ("0.25  1.0", "0.25  0.5", "partially occupied"),
         ("Cl-  Cl1  0.5", "Cl-  Cl1  nan", "'nan' is not a finite number"),
         ("Cl-", "Qq", "'Qq' is no element"),
         ("Cl-", "?", r"'\?' is no element"),
@@ -149,7 +149,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     check(tmp_path / "no.csv", "is not there")
     check(good, "no column 'energy'; it has , material_id, cif, gap, name", "energy")
     check(good, "'gap': 'wide' is not a finite number", "gap")
-    check(write_rows(tmp_path / "a.csv", [[0, "m", CIF]]), "the row has not 5 fields")
+    check(write_rows(tmp_path / "a.csv", [[0, "m", CIF]]), "the row does not have 5 fields")
     check(write_rows(tmp_path / "b.csv", []), "holds no crystals")
     cut = tmp_path / "cut.csv.gz"
     many = write_rows(tmp_path / "many.csv", [[i, "m", CIF, 1, "a"] for i in range(400)])

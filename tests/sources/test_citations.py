@@ -12,8 +12,8 @@ from scipy.sparse import csr_matrix
 
 from weft.errors import DataError
 from weft.graphs import assemble, table_from_graphs
-from weft.sources import citations
-from weft.sources.citations import (
+from weft.sources import citation_graphs
+from weft.sources.citation_graphs import (
     PLANETOID_FILES,
     PLANETOID_NAMES,
     cora_from_package,
@@ -138,7 +138,7 @@ def test_missing_planetoid_file_is_named(tmp_path, part):
     [
         ("tx", csr_matrix(np.ones((2, 2))), r"test\.index must name 2 different nodes from 501"),
         ("tx", csr_matrix(np.ones((3, 5))), r"allx has 501 rows of 2 features.* of 5"),
-        ("allx", {"not": "a matrix"}, "allx holds a dict; a csr_matrix is wanted"),
+        ("allx", {"not": "a matrix"}, "allx holds a dict; a csr_matrix is needed"),
         ("ally", np.zeros((7, 2)), r"ally has shape \[7, 2\], not 501"),
         ("graph", {0: [505]}, "graph names node 505, out of range for 505 nodes"),
         ("graph", {0: ["a"]}, "graph must hold a list of node numbers"),
@@ -194,7 +194,9 @@ def test_fetch_takes_what_is_there():
 def test_fetch_asks_for_every_file_with_its_checksum(tmp_path, monkeypatch, progress):
     asked = []
     monkeypatch.setattr(
-        citations, "fetch", lambda url, sha256, **options: asked.append((url, sha256, options))
+        citation_graphs,
+        "fetch",
+        lambda url, sha256, **options: asked.append((url, sha256, options)),
     )
     assert fetch_planetoid("pubmed", tmp_path, progress=progress) == tmp_path
     assert len(asked) == 8
@@ -232,13 +234,13 @@ def test_random_split_of_too_few_nodes():
     y = np.repeat([0, 1], [5, 50])
     with pytest.raises(DataError, match="class 0 has 5 nodes, too few for 20"):
         random_split(y)
-    with pytest.raises(DataError, match=r"45 nodes are left beside the 10 training nodes.* 500"):
+    with pytest.raises(DataError, match=r"45 nodes are left after the 10 training nodes.* 500"):
         random_split(y, per_class=5)
 
 
 def test_cora_from_package_is_cora():
     pytest.importorskip("pyarrow")
-    if citations.find_spec("graphdatascience") is None:
+    if citation_graphs.find_spec("graphdatascience") is None:
         pytest.skip("graphdatascience is not installed")
     graph = cora_from_package()
     assert "graphdatascience" not in sys.modules
@@ -261,7 +263,7 @@ def test_cora_from_package_is_cora():
 
 
 def test_missing_package_says_how_to_install(monkeypatch):
-    monkeypatch.setattr(citations, "find_spec", lambda name: None)
+    monkeypatch.setattr(citation_graphs, "find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"pip install 'weft\[data\]'"):
         cora_from_package()
 
@@ -345,11 +347,11 @@ def test_shchur_archives_are_checked_inside_and_out(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"bad\.zip holds labels\.npy twice"):
         shchur(pack("a.npz", "b.npz"))
     size = (tmp_path / "g.npz").stat().st_size
-    monkeypatch.setattr(citations, "_ARRAY_LIMIT", size - 1)
+    monkeypatch.setattr(citation_graphs, "_ARRAY_LIMIT", size - 1)
     with pytest.raises(DataError, match=r"bad\.zip: member 'g\.npz' has .* bytes; the limit"):
         shchur(pack("g.npz"))
     # Small when packed, large inside.
     np.savez_compressed(tmp_path / "g.npz", **(shchur_arrays() | {"labels": np.zeros(10**5)}))
-    monkeypatch.setattr(citations, "_ARRAY_LIMIT", 10**5)
+    monkeypatch.setattr(citation_graphs, "_ARRAY_LIMIT", 10**5)
     with pytest.raises(DataError, match=r"bad\.zip: member 'labels\.npy' has .* bytes; the limit"):
         shchur(pack("g.npz"))

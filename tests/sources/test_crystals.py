@@ -163,7 +163,7 @@ def test_no_crystals(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text("\n\n")
     with pytest.raises(DataError, match=r"c\.jsonl holds no crystals"):
         crystals_table(tmp_path / "t", tmp_path / "c.jsonl", progress=False)
-    with pytest.raises(DataError, match="absent is not there"):
+    with pytest.raises(DataError, match="absent is not a file"):
         crystals_table(tmp_path / "t", tmp_path / "absent", progress=False)
 
 

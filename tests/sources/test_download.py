@@ -67,7 +67,7 @@ def test_progress_is_drawn_on_standard_error(
 
 def test_another_file_than_expected_is_not_kept(server: str, tmp_path: Path) -> None:
     wrong = "0" * 64
-    with pytest.raises(DataError, match=rf"/data\.bin gave a file whose SHA-256 is not {wrong}"):
+    with pytest.raises(DataError, match=rf"/data\.bin has a file whose SHA-256 is not {wrong}"):
         fetch(f"{server}/data.bin", wrong, folder=tmp_path, progress=False)
     assert list(tmp_path.iterdir()) == []
 

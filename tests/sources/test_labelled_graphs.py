@@ -32,7 +32,7 @@ def test_labels_are_numbered_in_their_order(tmp_path: Path) -> None:
     found = read_node_labels(file, ids)
     assert found.y.tolist() == [0, -1, 1, 1]
     assert found.classes == ("2", "12")
-    assert found.strangers == 1
+    assert found.unknown == 1
     packed = tmp_path / "labels.gz"
     packed.write_bytes(gzip.compress(file.read_bytes()))
     assert read_node_labels(packed, ids).y.tolist() == [0, -1, 1, 1]

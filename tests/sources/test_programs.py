@@ -23,7 +23,7 @@ from weft.sources.program_graph import (
     VOCABULARY,
     label_buckets,
 )
-from weft.sources.programs import python_files, standard_library
+from weft.sources.python_programs import python_files, standard_library
 
 FUNCTION = "def f{i}(a, b):\n    c = a + b\n    for d in c:\n        c = d, b\n    return c, a\n"
 
@@ -210,7 +210,7 @@ def test_the_catalogue_keeps_one_table_a_python(folder: Path, tmp_path: Path) ->
     own = load("python", files=[folder], table="mine", data_dir=tmp_path / "data", progress=False)
     assert own.path == tmp_path / "data" / "mine.weft"
     check(own)
-    with pytest.raises(DataError, match="would pass for 'python' ever after: name it with --table"):
+    with pytest.raises(DataError, match="would be taken for 'python' later: name it with --table"):
         load("python", files=[folder], data_dir=tmp_path / "data", progress=False)
 
 
@@ -233,7 +233,7 @@ def test_a_split_keeps_files_whole(folder: Path) -> None:
 
 def test_a_split_of_something_else() -> None:
     table = table_from_graphs([Graph(num_nodes=1, nodes={"x": np.zeros(1)})])
-    with pytest.raises(DataError, match="no table of programs"):
+    with pytest.raises(DataError, match="not a table of programs"):
         split_by_file(table)
 
 

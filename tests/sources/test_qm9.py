@@ -13,10 +13,16 @@ import pytest
 
 from weft.errors import DataError
 from weft.graphs import GraphTable
-from weft.sources import qm9_csv
-from weft.sources.qm9 import ATOM_REFERENCES, HARTREE, QM9_SCHEMA, QM9_TARGETS
-from weft.sources.qm9_csv import qm9_from_csv
-from weft.sources.qm9_xyz import qm9_from_archive, uncharacterized
+from weft.sources import qm9
+from weft.sources.qm9 import (
+    ATOM_REFERENCES,
+    HARTREE,
+    QM9_SCHEMA,
+    QM9_TARGETS,
+    qm9_from_archive,
+    qm9_from_csv,
+    uncharacterized,
+)
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "qm9_3d"
 
@@ -148,8 +154,8 @@ def test_the_slow_way_reads_the_same(tmp_path: Path) -> None:
     spaced = csv_rows()
     # Spaces after the commas are fine, but not what the fast way expects.
     spaced[1][6:9] = [text.replace(",", ", ") for text in spaced[1][6:9]]
-    rows = [(2, [spaced[1][HEADER.index(name)] for name in qm9_csv._COLUMNS])]
-    assert qm9_csv._fast(rows) is None
+    rows = [(2, [spaced[1][HEADER.index(name)] for name in qm9._COLUMNS])]
+    assert qm9._fast(rows) is None
     (tmp_path / "spaced").mkdir()
     write_csv(tmp_path / "spaced" / "qm9_part1.csv", spaced)
     slow = qm9_from_csv(tmp_path / "slow", folder=tmp_path / "spaced", progress=False)
@@ -167,14 +173,14 @@ def test_the_slow_way_reads_the_same(tmp_path: Path) -> None:
         ("Elements", "'N','O'", "not a list in square brackets"),
         ("XYZ_Ang", "[[1.,2.],[3.,4.,5.,6.]]", "2 items, 3 expected"),
         ("XYZ_Ang", "[[1.,2.,3.]]", "1 positions for 2 atoms"),
-        ("XYZ_Ang", "[[1.,2.,3.],[1.,x,3.]]", "'x' is not a number"),
-        ("XYZ_Ang", "[[1.,2.,3.],[1.,,3.]]", "'' is not a number"),
-        ("XYZ_Ang", "[[1.,2.,3.],[1.,1.2.3,3.]]", "'1.2.3' is not a number"),
+        ("XYZ_Ang", "[[1.,2.,3.],[1.,x,3.]]", "'x' is not a finite number"),
+        ("XYZ_Ang", "[[1.,2.,3.],[1.,,3.]]", "'' is not a finite number"),
+        ("XYZ_Ang", "[[1.,2.,3.],[1.,1.2.3,3.]]", "'1.2.3' is not a finite number"),
         ("Mulliken_pop", "[0.1]", "1 items, 2 expected"),
-        ("Mulliken_pop", "[0.1,nan]", "'nan' is not finite"),
-        ("HOMO_au", "", "'' is not a number"),
-        ("HOMO_au", "1,2", "'1,2' is not a number"),
-        ("Heatcapacity_Cv_cal_mol_K", "inf", "'inf' is not finite"),
+        ("Mulliken_pop", "[0.1,nan]", "'nan' is not a finite number"),
+        ("HOMO_au", "", "'' is not a finite number"),
+        ("HOMO_au", "1,2", "'1,2' is not a finite number"),
+        ("Heatcapacity_Cv_cal_mol_K", "inf", "'inf' is not a finite number"),
     ],
 )
 def test_a_malformed_field_names_file_line_and_field(
@@ -309,7 +315,7 @@ def test_an_archive_without_molecules(tmp_path: Path, files: dict[str, str]) -> 
         (2, "gdb 7 " + "1 " * 5 + "oops " + "1 " * 9, "line 2, homo: 'oops' is not a finite"),
         (3, "Xe 1 2 3 4", "line 3: 'Xe 1 2 3 4' is not an atom"),
         (4, "O 1 2 3", "line 4: 'O 1 2 3' is not an atom"),
-        (4, "O 1 2 3*^x 4", "line 4, z: '3*^x' is not a finite number"),
+        (4, "O 1 2 3*^x 4", "line 4, z: '3ex' is not a finite number"),
         (6, "", "line 6: no SMILES"),
     ],
 )

@@ -185,7 +185,7 @@ def test_small_graphs_are_connected_and_of_molecular_size():
     [
         (lambda: rmat(0, 5), "num_nodes is 0; it must be at least 1"),
         (lambda: rmat(5, -1), "num_edges is -1"),
-        (lambda: rmat(5, 5, a=0.9, b=0.2), r"a = 0\.9, b = 0\.2, c = 0\.19 are no probabilities"),
+        (lambda: rmat(5, 5, a=0.9, b=0.2), r"a = 0\.9, b = 0\.2, c = 0\.19 are not probabilities"),
         (lambda: rmat(5, 5, a=0.0), r"a = 0\.0"),
         (lambda: rmat(5, 10, a=1e-9, b=0, c=0), "less than one edge in 100 among 5 nodes"),
         (lambda: planted_partition(10, 6, 2, 0.5, 1), "num_nodes is 10; it must be at least 12"),

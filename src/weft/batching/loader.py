@@ -1,4 +1,4 @@
-"""GraphLoader: a sampler's batches of a table, assembled ahead in a thread."""
+"""GraphLoader: the batches of a table that a sampler plans, assembled ahead in a thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from weft.batching.plan import PlannedBatch
+from weft.batching.epoch_plan import PlannedBatch
 from weft.batching.sampler import GraphSampler
 from weft.graphs import GraphBatch, GraphTable, assemble
 
@@ -20,7 +20,7 @@ _KEPT = 2
 
 
 class GraphLoader:
-    """Iterates the batches of `sampler` as GraphBatch, with the next ones made meanwhile.
+    """Iterates over the batches of `sampler` as GraphBatch, and prepares the next ones meanwhile.
 
     One thread is enough: assembling releases the interpreter lock and is far faster than a step.
     It ends with the epoch, or when the iterator is dropped.
@@ -28,8 +28,8 @@ class GraphLoader:
     Attributes:
         table: where graphs come from.
         sampler: which graphs make a batch.
-        seconds: of work on planning and assembling so far, in whichever thread.
-        waiting_seconds: that the user of the batches had to wait.
+        seconds: time spent on planning and assembling so far, in any thread.
+        waiting_seconds: time that the consumer of the batches had to wait.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class GraphLoader:
             device: where batches go; to a GPU from page-locked memory, without waiting.
 
         Raises:
-            ValueError: the sampler is of other graphs.
+            ValueError: the sampler was made for other graphs.
         """
         if prefetch < 0:
             raise ValueError(f"prefetch is {prefetch}; it must be at least 0")
@@ -109,7 +109,7 @@ class GraphLoader:
             del batch
 
     def _ahead(self, plan: Any) -> Iterator[GraphBatch]:
-        """The same batches with `prefetch` of them under way or waiting."""
+        """The same batches, with up to `prefetch` of them being made or waiting."""
         thread = ThreadPoolExecutor(1, thread_name_prefix="weft-loader")
         coming: deque[Future[GraphBatch]] = deque()
         # The thread frees what was used. torch gives up the interpreter's lock for each tensor that

@@ -9,13 +9,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from torch.utils.data import Sampler
+from torch.utils.data import Sampler, Subset
 
-from weft.batching.budgets import Averages, published_budget
-from weft.batching.config import BatchingConfig
-from weft.batching.plan import BatchStatistics, EpochPlan, Room, plan_epoch, statistics_of
+from weft.batching.epoch_plan import BatchStatistics, Capacity, EpochPlan, plan_epoch, statistics_of
+from weft.batching.policies import Averages, BatchingConfig, published_budget
 from weft.errors import DataError
-from weft.graphs import Array, Budget
+from weft.graphs import Array, Budget, GraphTable
 
 
 class GraphSampler(Sampler[list[int]]):
@@ -55,7 +54,7 @@ class GraphSampler(Sampler[list[int]]):
             ranks: processes that share each epoch.
 
         Raises:
-            ValueError: sizes, numbers or ranks that cannot be.
+            ValueError: sizes, graph numbers or ranks are invalid.
             DataError: a graph larger than the budget, with `oversize="raise"`.
         """
         self.config = config
@@ -66,7 +65,7 @@ class GraphSampler(Sampler[list[int]]):
         self._rank, self._ranks = rank, ranks
         nodes, edges = self.num_nodes[chosen], self.num_edges[chosen]
         self.budget = _budget(nodes, edges, config)
-        self._room = Room(policy=config.rules, budget=self.budget, batch_size=config.batch_size)
+        self._room = Capacity(policy=config.rules, budget=self.budget, batch_size=config.batch_size)
         limits = self._room.limits()
         over = (nodes > limits[0]) | (edges > limits[1])
         self._skipped = self._alone = 0
@@ -141,7 +140,7 @@ class GraphSampler(Sampler[list[int]]):
         return self._done
 
     def hand_out(self, number: int) -> None:
-        """Note that batch `number` of the epoch is with its user."""
+        """Record that batch `number` of the epoch was handed out."""
         self._done = number + 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -164,10 +163,10 @@ class GraphSampler(Sampler[list[int]]):
 
     def _made_of(self) -> int:
         """A checksum of everything that decides the batches, the epoch and the rank apart."""
-        told = repr((dataclasses.astuple(self.config), self._ranks)).encode()
+        described = repr((dataclasses.astuple(self.config), self._ranks)).encode()
         for array in (self.num_nodes, self.num_edges, self._graphs):
-            told += zlib.crc32(array.data).to_bytes(4, "little")
-        return zlib.crc32(told)
+            described += zlib.crc32(array.data).to_bytes(4, "little")
+        return zlib.crc32(described)
 
     def _all_ranks(self) -> EpochPlan:
         if self._planned is None or self._planned[0] != self.epoch:
@@ -202,7 +201,7 @@ def evaluation_sampler(
     """A sampler that takes every graph once: nothing is shuffled, packed or skipped.
 
     On one rank graphs come in their order, but for one that is larger than the budget: it has a
-    batch alone, right after the batch that it would have interrupted. `plan` tells the graphs of
+    batch alone, right after the batch that it would have interrupted. `plan` lists the graphs of
     each batch.
 
     Args:
@@ -239,7 +238,8 @@ def _sizes(
         array = np.asarray(given)
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise ValueError(
-                f"{name} must be one whole number a graph, got {array.dtype} {list(array.shape)}"
+                f"{name} must be a whole number for each graph, not {array.dtype} "
+                f"{list(array.shape)}"
             )
         array = np.ascontiguousarray(array, dtype=np.int64)
         if array.size and array.min() < 0:
@@ -248,7 +248,7 @@ def _sizes(
         arrays.append(array)
     if len(arrays[0]) != len(arrays[1]):
         raise ValueError(
-            f"num_nodes is of {len(arrays[0])} graphs and num_edges of {len(arrays[1])}; give both "
+            f"num_nodes has {len(arrays[0])} graphs and num_edges {len(arrays[1])}; pass both "
             "for every graph"
         )
     return arrays[0], arrays[1]
@@ -276,3 +276,57 @@ def _numbers(graphs: Sequence[int] | Array | None, count: int) -> Array:
     if not len(chosen):
         raise ValueError("no graphs to batch")
     return chosen
+
+
+# Columns by which torch_geometric knows the number of nodes, in no other order than the data's.
+_NODE_COLUMNS = ("x", "feat", "pos", "batch", "node_type", "n_id")
+
+
+def graph_sizes(data: Any) -> tuple[Array, Array]:
+    """Nodes and edges of every graph, int64 [g] each.
+
+    A GraphTable has them. Of a torch_geometric data set in memory they are read from its `slices`;
+    of any other (on disk, with a transform that may change the graphs, a list) every sample is
+    taken once. A torch Subset has those of its graphs.
+    """
+    if isinstance(data, GraphTable):
+        return data.num_nodes, data.num_edges
+    if isinstance(data, Subset) and (whole := _collated_sizes(data.dataset)) is not None:
+        chosen = np.asarray(data.indices, dtype=np.int64)
+        return whole[0][chosen], whole[1][chosen]
+    sizes = _collated_sizes(data)
+    return _loaded_sizes(data) if sizes is None else sizes
+
+
+def _collated_sizes(data: Any) -> tuple[Array, Array] | None:
+    """From the slices of torch_geometric's InMemoryDataset; None where they do not say."""
+    slices, store = getattr(data, "slices", None), getattr(data, "_data", None)
+    if not slices or store is None or getattr(data, "transform", None) is not None:
+        return None
+    if "edge_index" not in slices:
+        return None
+    if hasattr(store, "_num_nodes"):
+        nodes: Array = np.asarray(store._num_nodes, dtype=np.int64)
+    else:
+        known = [name for name in slices if name in _NODE_COLUMNS or "node" in name]
+        known.sort(key=lambda name: name not in _NODE_COLUMNS)
+        if not known or known[0] == "num_nodes":
+            return None
+        nodes = np.diff(np.asarray(slices[known[0]], dtype=np.int64))
+    edges = np.diff(np.asarray(slices["edge_index"], dtype=np.int64))
+    chosen = np.asarray(list(data.indices()), dtype=np.int64)
+    return nodes[chosen], edges[chosen]
+
+
+def _loaded_sizes(data: Any) -> tuple[Array, Array]:
+    sizes = np.empty((2, len(data)), dtype=np.int64)
+    for i in range(len(data)):
+        sample = data[i]
+        nodes, edges = getattr(sample, "num_nodes", None), getattr(sample, "num_edges", None)
+        if nodes is None or edges is None:
+            raise DataError(
+                f"sample {i} is a {type(sample).__name__} without num_nodes and num_edges; pass "
+                "lists of both instead"
+            )
+        sizes[:, i] = int(nodes), int(edges)
+    return sizes[0], sizes[1]

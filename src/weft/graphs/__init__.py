@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from weft.graphs.convert import graph_to_scipy as graph_to_scipy
     from weft.graphs.graph import Array as Array
     from weft.graphs.graph import Budget as Budget
+    from weft.graphs.graph import Column as Column
     from weft.graphs.graph import Graph as Graph
+    from weft.graphs.graph import Level as Level
+    from weft.graphs.graph import Schema as Schema
+    from weft.graphs.graph import infer_schema as infer_schema
     from weft.graphs.normalise import gcn_weights as gcn_weights
     from weft.graphs.normalise import row_weights as row_weights
     from weft.graphs.normalise import symmetrised as symmetrised
     from weft.graphs.normalise import with_self_loops as with_self_loops
-    from weft.graphs.schema import Column as Column
-    from weft.graphs.schema import Level as Level
-    from weft.graphs.schema import Schema as Schema
-    from weft.graphs.schema import infer_schema as infer_schema
     from weft.graphs.store import open_table as open_table
     from weft.graphs.store import write_table as write_table
     from weft.graphs.table import GraphTable as GraphTable

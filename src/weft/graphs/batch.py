@@ -12,8 +12,8 @@ from torch import Tensor
 
 from weft.checked_indices import is_known, right_pairs, right_range, right_segments, trust
 from weft.errors import DataError
+from weft.graphs.edge_loops import pair_up, shift_ranges
 from weft.graphs.graph import Array, Budget, Graph
-from weft.graphs.loops import pair_up, shift_ranges
 from weft.graphs.table import GraphTable, check_ids, gather_rows, offsets_of
 
 

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from weft.errors import DataError
-from weft.graphs.graph import Array, Graph
-from weft.graphs.loops import counting_order, group_starts
-from weft.graphs.schema import Column, Schema, check_schema, infer_schema
+from weft.graphs.edge_loops import counting_order, group_starts
+from weft.graphs.graph import Array, Column, Graph, Schema, check_schema, infer_schema
 from weft.graphs.table import GraphTable, offsets_of
 
 _LEVELS = {"node": "nodes", "edge": "edges", "graph": "graph", "ragged": "ragged"}

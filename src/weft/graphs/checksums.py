@@ -1,4 +1,4 @@
-"""Checksums by which data is known again: of columns in their order, of edges in any order."""
+"""Checksums that identify data: of columns in their order, of edges in any order."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def _crc32(values: Array) -> int:
 
 
 def edges_checksum(senders: Array, receivers: Array, weights: Array | None = None) -> str:
-    """A checksum of edges, or of weighted ones, that is the same in whatever order they come.
+    """A checksum of edges, or of weighted ones, that does not depend on their order.
 
     Args:
         senders: int [e].
         receivers: int [e].
-        weights: one number an edge, [e].
+        weights: a number for each edge, [e].
     """
     total = np.zeros((), dtype=np.uint64)
     for first in range(0, len(senders), _CHUNK_EDGES):

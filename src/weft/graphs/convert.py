@@ -13,14 +13,13 @@ from torch import Tensor
 from weft.errors import DataError
 from weft.graphs.batch import GraphBatch, assemble
 from weft.graphs.build import table_from_columns
-from weft.graphs.graph import Array, Graph
-from weft.graphs.schema import Column, Level
+from weft.graphs.graph import Array, Column, Graph, Level
 from weft.graphs.table import offsets_of
 
 if TYPE_CHECKING:
     import scipy.sparse
 
-# What torch_geometric keeps for itself beside the attributes of a Data or Batch.
+# Names that torch_geometric reserves in a Data or Batch.
 _PYG_OWN = ("edge_index", "num_nodes", "batch", "ptr")
 
 
@@ -46,7 +45,7 @@ def graph_from_pyg(data: Any, *, levels: Mapping[str, Level] | None = None) -> G
 
     Args:
         data: a `torch_geometric.data.Data`.
-        levels: the level of attributes whose shape alone does not tell it.
+        levels: the level of attributes that cannot be told from their shape.
 
     Raises:
         DataError: an attribute that no column can hold; the message names it.
@@ -89,9 +88,7 @@ def graph_to_pyg(graph: Graph) -> Any:
     }
     for name in _PYG_OWN:
         if name in attributes:
-            raise DataError(
-                f"torch_geometric keeps the name '{name}' for itself; rename the column"
-            )
+            raise DataError(f"torch_geometric reserves the name '{name}'; rename the column")
     return pyg.Data(edge_index=torch.from_numpy(ends), num_nodes=graph.num_nodes, **attributes)
 
 
@@ -399,7 +396,7 @@ def graph_to_scipy(graph: Graph, *, weight: str | None = None) -> scipy.sparse.c
         values = graph.edges[weight]
     else:
         raise DataError(
-            f"'{weight}' is not an edge column of one number an edge; the graph has "
+            f"'{weight}' is not an edge column with a number for each edge; the graph has "
             f"{', '.join(graph.edges) or 'no edge columns'}"
         )
     shape = (graph.num_nodes, graph.num_nodes)

@@ -1,4 +1,4 @@
-"""Edges as message passing wants them: self-loops, both directions, normalised weights."""
+"""Edges made ready for message passing: self-loops, both directions, normalised weights."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from weft.errors import DataError
+from weft.graphs.edge_loops import counting_order
 from weft.graphs.graph import Array, Graph
-from weft.graphs.loops import counting_order
 
 
 def with_self_loops(graph: Graph, *, fill: Mapping[str, float] | None = None) -> Graph:
     """The graph with a self-loop on every node; nodes that have one keep it as it is.
 
-    The new edges come last, in the order of their nodes. Their edge columns hold the value that
-    `fill` gives for the column, else 0.
+    The new edges come last, in the order of their nodes. Their edge columns hold the column's
+    value in `fill`, or 0.
 
     Raises:
         DataError: `fill` names a column that the edges do not have.
@@ -50,8 +50,8 @@ def with_self_loops(graph: Graph, *, fill: Mapping[str, float] | None = None) ->
 def symmetrised(graph: Graph) -> Graph:
     """The graph with every edge in both directions, each once, sorted by (receiver, sender).
 
-    Of several edges between two nodes the first in that direction gives the columns; an edge that
-    had no counterpart lends it its own.
+    The columns are those of the first of several edges in a direction; where a direction had no
+    edge, those of the opposite one.
     """
     graph.validate()
     # One signed dtype, whatever the two were: the compiled loops refuse uint64.
@@ -109,7 +109,7 @@ def _weighted(graph: Graph) -> Graph:
     weights = graph.edges.get("weight", np.ones(graph.num_edges, dtype=np.float32))
     if weights.ndim != 1:
         raise DataError(
-            f"edge column 'weight' has shape {list(weights.shape)}; one number an edge is needed"
+            f"edge column 'weight' has shape {list(weights.shape)}; it needs a number for each edge"
         )
     return replace(graph, edges={**graph.edges, "weight": weights.astype(np.float64)})
 

@@ -18,8 +18,7 @@ import numpy as np
 from weft.errors import DataError
 from weft.files import read_object
 from weft.graphs.build import table_from_graphs
-from weft.graphs.graph import Array, Graph
-from weft.graphs.schema import TOPOLOGY, Column, Schema, check_schema, infer_schema
+from weft.graphs.graph import TOPOLOGY, Array, Column, Graph, Schema, check_schema, infer_schema
 from weft.graphs.table import GraphTable
 
 FORMAT = "weft graph table"
@@ -250,7 +249,7 @@ def open_table(path: str | Path, check: bool | None = None) -> GraphTable:
     table.check_offsets()
     if check:
         return table.known_right()
-    # A graph's sizes have nothing beside them to disagree with.
+    # The sizes of graphs can be checked against nothing but their checksums.
     check_files(path, [name for name in arrays if name.endswith("_offsets")])
     return table
 

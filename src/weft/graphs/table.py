@@ -11,9 +11,8 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from weft.errors import DataError
-from weft.graphs.graph import Array, Graph
-from weft.graphs.loops import copy_ranges, edges_fault
-from weft.graphs.schema import TOPOLOGY, Schema
+from weft.graphs.edge_loops import copy_ranges, edges_fault
+from weft.graphs.graph import TOPOLOGY, Array, Graph, Schema
 
 _EDGES = ("senders", "receivers", "out_order", "in_start", "out_start")
 # By the number of a fault, see `edges_fault`.
@@ -71,7 +70,7 @@ class GraphTable:
     def known_right(self) -> GraphTable:
         """This table, whose edges need no check: weft made them or compared every byte.
 
-        A copy with other fields (`dataclasses.replace`) has to be checked anew.
+        A copy with other fields (`dataclasses.replace`) has to be checked again.
         """
         object.__setattr__(self, "checked", True)
         return self
@@ -133,7 +132,7 @@ class GraphTable:
         return self.node_offsets if level == "node" else self.edge_offsets
 
     def column(self, name: str) -> Array:
-        """The whole column `name`; a KeyError-free message lists what there is."""
+        """The whole column `name`; the error for an unknown one lists those that there are."""
         if name not in self.schema:
             where = f" of {self.path}" if self.path else ""
             raise DataError(
@@ -197,8 +196,8 @@ class GraphTable:
     def check_edges(self, graphs: Array | None = None) -> None:
         """Refuse a table in which the edges of these graphs (None: all) contradict themselves.
 
-        The compiled loops go wherever these numbers point. Costs a few nanoseconds an edge, and
-        nothing for a table that is `checked`.
+        The compiled loops follow these numbers without a check of their own. This takes a few
+        nanoseconds per edge, and nothing for a table that is `checked`.
 
         Raises:
             DataError: a number is out of range, edges are not sorted, or a graph's receivers and

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from weft.batching import BatchingConfig, GraphSampler, Oversize, PolicyName, graph_sizes
-from weft.batching.plan import Room
+from weft.batching.epoch_plan import Capacity
 from weft.errors import DataError
 from weft.graphs import Array, Budget
 
@@ -159,7 +159,7 @@ class PackedDataLoader(DataLoader):  # type: ignore[misc]
         rows, labels = _rows_of(dataset, sampler, levels or {}, exclude_keys or ())
         self.collate_fn = _Padding(
             batches=self.collate_fn,
-            room=Room(policy=config.rules, budget=sampler.budget, batch_size=config.batch_size),
+            room=Capacity(policy=config.rules, budget=sampler.budget, batch_size=config.batch_size),
             rows=rows,
             labels=labels,
         )
@@ -191,7 +191,7 @@ class _Padding:
     """
 
     batches: Any
-    room: Room
+    room: Capacity
     rows: dict[str, Row]
     labels: tuple[str, ...]
 

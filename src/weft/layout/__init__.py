@@ -8,23 +8,23 @@ from weft.lazy import lazy_names
 
 if TYPE_CHECKING:
     from weft.layout.banded import BandedAdjacency as BandedAdjacency
-    from weft.layout.choice import AnyAdjacency as AnyAdjacency
-    from weft.layout.choice import Choice as Choice
-    from weft.layout.choice import Figure as Figure
-    from weft.layout.choice import adjacency_of as adjacency_of
-    from weft.layout.choice import measured_choice as measured_choice
     from weft.layout.config import LayoutConfig as LayoutConfig
     from weft.layout.config import Outside as Outside
-    from weft.layout.cost import choose_block as choose_block
-    from weft.layout.cost import machine_rates as machine_rates
     from weft.layout.csr import TypedEdges as TypedEdges
     from weft.layout.dense import DenseAdjacency as DenseAdjacency
+    from weft.layout.layout_choice import AnyAdjacency as AnyAdjacency
+    from weft.layout.layout_choice import Choice as Choice
+    from weft.layout.layout_choice import Figure as Figure
+    from weft.layout.layout_choice import adjacency_of as adjacency_of
+    from weft.layout.layout_choice import measured_choice as measured_choice
+    from weft.layout.layout_cost import choose_block as choose_block
+    from weft.layout.layout_cost import machine_rates as machine_rates
     from weft.layout.orders import ORDERS as ORDERS
+    from weft.layout.orders import BandStatistics as BandStatistics
+    from weft.layout.orders import BlockFill as BlockFill
+    from weft.layout.orders import band_statistics as band_statistics
+    from weft.layout.orders import block_fill as block_fill
     from weft.layout.orders import reorder as reorder
     from weft.layout.orders import reordered as reordered
-    from weft.layout.statistics import BandStatistics as BandStatistics
-    from weft.layout.statistics import BlockFill as BlockFill
-    from weft.layout.statistics import band_statistics as band_statistics
-    from weft.layout.statistics import block_fill as block_fill
 else:
     __all__ = lazy_names(__name__)

@@ -19,9 +19,9 @@ from torch.utils import _pytree as pytree
 
 from weft.errors import DataError
 from weft.graphs import Array, GraphBatch
-from weft.layout.blocks import Blocks, multiplied
 from weft.layout.config import Outside
 from weft.layout.csr import TypedEdges, distinct_edges, edges_of
+from weft.layout.dense import Blocks, multiplied
 from weft.layout.orders import ORDERS
 
 
@@ -119,21 +119,15 @@ class BandedAdjacency(Blocks):
         )
 
     def propagate(self, h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Σ over incoming edges of h[sender] @ weight[type] + bias[type], [N, O].
-
-        Args:
-            h: [N, H].
-            weight: [P, H, O].
-            bias: [P, O].
-        """
+        """The same sums [N, O] as `TypedEdges.propagate`, of the same arguments."""
         blocks, size = self.C.shape[:2]
         padding = blocks * size - self.num_nodes
         rows, deg = self._cast(h, weight)
         own = functional.pad(h, (0, 0, 0, padding)) if padding else h
         own = own.reshape(blocks, size, h.shape[1])
         if blocks > 1:
-            # C E + U E[next] + L E[before] as one product over three times as many sources: what
-            # it gives, P times as large as h, is then written once.
+            # C E + U E[next] + L E[before] as one product over three times as many sources: its
+            # result, P times as large as h, is then written once.
             around = functional.pad(own, (0, 0, 0, 0, 1, 1))
             own = torch.cat([around[:-2], own, around[2:]], dim=1)
         out = multiplied(rows, own, weight)
@@ -152,7 +146,7 @@ class BandedAdjacency(Blocks):
 
 
 class _Counts(tuple[int, ...]):
-    """`inside` and `outside` as what is static in a program: all of them are as good as equal."""
+    """`inside` and `outside`, static in a program; all compare equal, so that any will do."""
 
     __slots__ = ()
 
@@ -211,7 +205,7 @@ def block_distance(senders: Array, receivers: Array, block: int) -> Array:
 
 
 def _too_far(of: Array, to: Array, far: Array, block: int, offsets: Array | None) -> str:
-    """What is wrong with the edges that are too far apart, and what helps."""
+    """The message about edges that are too far apart, with a remedy."""
     distance = np.abs(of - to)
     worst = int(np.argmax(np.where(far, distance, -1)))
     where, first, stop = "", 0, int(max(of.max(), to.max())) + 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Outside = Literal["raise", "drop", "spill"]
-"""What becomes of edges outside the blocks: an error, nothing, or a sparse product beside."""
+"""What becomes of edges outside the blocks: an error, nothing, or a sparse product of their own."""
 
 Form = Literal["auto", "csr", "banded", "dense"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from weft.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from weft.models.atoms import energy_and_forces as energy_and_forces
+    from weft.models.atomistic import energy_and_forces as energy_and_forces
     from weft.models.config import FNNConfig as FNNConfig
     from weft.models.config import GCNConfig as GCNConfig
     from weft.models.config import GGNNConfig as GGNNConfig
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from weft.models.fnn import FNN as FNN
     from weft.models.gcn import GCN as GCN
     from weft.models.gcn import GCNLayer as GCNLayer
+    from weft.models.gcn import GraphSAGE as GraphSAGE
+    from weft.models.gcn import SAGELayer as SAGELayer
     from weft.models.gcn import with_first_product as with_first_product
     from weft.models.ggnn import GGNN as GGNN
     from weft.models.ggnn import GatedGraph as GatedGraph
@@ -27,12 +29,10 @@ if TYPE_CHECKING:
     from weft.models.mpeu import MPEU as MPEU
     from weft.models.painn import PaiNN as PaiNN
     from weft.models.painn import painn_from_schnetpack as painn_from_schnetpack
-    from weft.models.sage import GraphSAGE as GraphSAGE
-    from weft.models.sage import SAGELayer as SAGELayer
-    from weft.models.scaling import Standardised as Standardised
-    from weft.models.scaling import TargetScale as TargetScale
-    from weft.models.scaling import learn_scale as learn_scale
     from weft.models.schnet import SchNet as SchNet
     from weft.models.schnet import schnet_from_torch_geometric as schnet_from_torch_geometric
+    from weft.models.target_scale import Standardised as Standardised
+    from weft.models.target_scale import TargetScale as TargetScale
+    from weft.models.target_scale import learn_scale as learn_scale
 else:
     __all__ = lazy_names(__name__)

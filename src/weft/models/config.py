@@ -15,7 +15,11 @@ Start = Literal["subtokens", "bits"]
 
 
 def check_settings(
-    config: Any, *, least: Mapping[str, int], positive: Mapping[str, str], pooling: Sequence[str]
+    config: Any,
+    *,
+    least: Mapping[str, int],
+    positive: Mapping[str, str] | None = None,
+    pooling: Sequence[str] = (),
 ) -> None:
     """Raise ValueError for a setting that makes no model.
 
@@ -28,7 +32,7 @@ def check_settings(
     for name, smallest in least.items():
         if (value := getattr(config, name)) < smallest:
             raise ValueError(f"{name} is {value}; it must be at least {smallest}")
-    for name, unit in positive.items():
+    for name, unit in (positive or {}).items():
         value = getattr(config, name)
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"{name} is {value} {unit}; it must be above 0 and finite")
@@ -119,55 +123,13 @@ class GGNNConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SchNetConfig:
-    """The defaults are those of Speckhard et al. (2025): 80,352 weights.
+class GaussianConfig:
+    """What models have in common that describe a distance by Gaussians.
 
     Attributes:
         hidden: features of an atom.
-        filters: features of a filter.
         layers: interactions.
         centres: Gaussians at 0, spacing, 2 spacing, ...
-        spacing: between centres, Å.
-        sharpness: a Gaussian is exp(-sharpness · (d - centre)²), in 1 / Å².
-        cutoff: filters fall to 0 at this distance, by a cosine, Å; None: they do not.
-        activate_filter: the last layer of the filter network has an activation too.
-        bias: layers have biases (the one that makes a sender's message never has).
-        aggregation: of messages; `sum` for forces: the number that a mean divides by jumps where
-            a neighbour crosses the cutoff.
-        readout: of the atoms' values; `sum` for a model whose energy grows with the molecule.
-        elements: atomic numbers that the model knows.
-    """
-
-    hidden: int = 64
-    filters: int = 64
-    layers: int = 3
-    centres: int = 150
-    spacing: float = 0.1
-    sharpness: float = 10.0
-    cutoff: float | None = None
-    activate_filter: bool = True
-    bias: bool = False
-    aggregation: Pooling = "mean"
-    readout: Pooling = "mean"
-    elements: tuple[int, ...] = (1, 6, 7, 8, 9)
-
-    def __post_init__(self) -> None:
-        check_settings(
-            self,
-            least={"hidden": 2, "filters": 1, "layers": 1, "centres": 1},
-            positive={"spacing": "Å", "sharpness": "1/Å²", "cutoff": "Å"},
-            pooling=("aggregation", "readout"),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class MPEUConfig:
-    """The defaults are those of Speckhard et al. (2025): 173,152 weights.
-
-    Attributes:
-        hidden: features of an atom and of an edge.
-        layers: interactions.
-        centres: an edge begins as Gaussians of its length, at 0, spacing, 2 spacing, ...
         spacing: between centres, Å.
         sharpness: a Gaussian is exp(-sharpness · (d - centre)²), in 1 / Å².
         cutoff: messages fall to 0 at this distance, by a cosine, Å; None: they do not.
@@ -194,6 +156,34 @@ class MPEUConfig:
             positive={"spacing": "Å", "sharpness": "1/Å²", "cutoff": "Å"},
             pooling=("aggregation", "readout"),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchNetConfig(GaussianConfig):
+    """The defaults are those of Speckhard et al. (2025): 80,352 weights.
+
+    Attributes:
+        filters: features of a filter.
+        activate_filter: the last layer of the filter network has an activation too.
+        bias: layers have biases (the one that makes a sender's message never has).
+    """
+
+    filters: int = 64
+    activate_filter: bool = True
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_settings(self, least={"filters": 1})
+
+
+@dataclass(frozen=True, kw_only=True)
+class MPEUConfig(GaussianConfig):
+    """The defaults are those of Speckhard et al. (2025): 173,152 weights.
+
+    `hidden` features belong to an edge as to an atom; an edge begins as the Gaussians of its
+    length.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

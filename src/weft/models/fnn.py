@@ -1,4 +1,4 @@
-"""Feed-forward network: what tells links and classes from embeddings."""
+"""Feed-forward network that predicts links or classes from embeddings."""
 
 from __future__ import annotations
 

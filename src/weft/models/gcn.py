@@ -1,18 +1,27 @@
-"""Graph convolutional network (Kipf and Welling 2017) for node classification."""
+"""GCN (Kipf and Welling 2017) and GraphSAGE (Hamilton, Ying and Leskovec 2017) for nodes."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from weft.graphs import GraphBatch
 from weft.kernels import dropout, relu_dropout, spmm
-from weft.models.config import GCNConfig
+from weft.models.config import GCNConfig, SAGEConfig
 
 FIRST_PRODUCT = "ax"
 """Node column that holds the first layer's A x where it was computed ahead of training."""
+
+
+def _aggregates_first(x: Tensor, weight: Tensor) -> bool:
+    """Whether (A x) W costs less than A (x W), in training both ways.
+
+    A product's width is its traffic. Aggregating first needs A again in the backward pass only if
+    x itself learns: dW = (A x)ᵀ G.
+    """
+    width_in, width_out = weight.shape
+    learning = torch.is_grad_enabled()
+    return width_in * (1 + (learning and x.requires_grad)) <= width_out * (1 + learning)
 
 
 class GCNLayer(nn.Module):
@@ -27,48 +36,92 @@ class GCNLayer(nn.Module):
     def forward(self, batch: GraphBatch, x: Tensor) -> Tensor:
         """Output [N, width_out] for x [N, width_in]; edge column `weight` [E], or ones."""
         weight = batch.edges.get("weight")
-        # A product's width is its traffic. Aggregating first needs A again in the backward pass
-        # only if x itself learns: dW = (A x)ᵀ G.
-        width_in, width_out = self.weight.shape
-        learning = torch.is_grad_enabled()
-        first = width_in * (1 + (learning and x.requires_grad))
-        if first <= width_out * (1 + learning):
+        if _aggregates_first(x, self.weight):
             return torch.addmm(self.bias, spmm(batch, x, weight), self.weight)
         return spmm(batch, x @ self.weight, weight) + self.bias
 
 
-class GCN(nn.Module):
-    """Layers of A x W + b with ReLU and dropout between them.
+class SAGELayer(nn.Module):
+    """A x W_neighbours + x W_self + b; A takes the mean where its weights are `row_weights`."""
 
-    Reads the node column `x` [N, f] (or `ax`, see `with_first_product`) and the edge column
-    `weight` [E] (see `weft.graphs.gcn_weights`); gives logits [N, classes].
-    """
-
-    def __init__(self, features: int, classes: int, config: GCNConfig | None = None) -> None:
+    def __init__(self, width_in: int, width_out: int) -> None:
         super().__init__()
-        self.config = config or GCNConfig()
-        widths: Sequence[int] = [features, *self.config.hidden, classes]
-        self.layers = nn.ModuleList(map(GCNLayer, widths[:-1], widths[1:]))
+        self.neighbours = nn.Parameter(torch.empty(width_in, width_out))
+        self.own = nn.Parameter(torch.empty(width_in, width_out))
+        self.bias = nn.Parameter(torch.zeros(width_out))
+        nn.init.xavier_uniform_(self.neighbours)
+        nn.init.xavier_uniform_(self.own)
+
+    def forward(self, batch: GraphBatch, x: Tensor) -> Tensor:
+        """Output [N, width_out] for x [N, width_in]; edge column `weight` [E]."""
+        weight = batch.edges.get("weight")
+        own = torch.addmm(self.bias, x, self.own)
+        if _aggregates_first(x, self.neighbours):
+            return own + spmm(batch, x, weight) @ self.neighbours
+        return own + spmm(batch, x @ self.neighbours, weight)
+
+
+class _LayerStack(nn.Module):
+    """Layers over one graph with ReLU and dropout between them."""
+
+    def __init__(
+        self,
+        layer: type[GCNLayer] | type[SAGELayer],
+        features: int,
+        classes: int,
+        config: GCNConfig,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        widths = [features, *config.hidden, classes]
+        self.layers = nn.ModuleList(map(layer, widths[:-1], widths[1:]))
 
     def forward(self, batch: GraphBatch) -> Tensor:
         """Logits [N, classes]."""
-        config = self.config
-        if FIRST_PRODUCT in batch.nodes:
-            if config.input_dropout and self.training:
-                raise ValueError(
-                    f"input_dropout is {config.input_dropout}: A x changes with every mask and "
-                    "cannot be kept; set it to 0, or use the batch as it was before"
-                )
-            first = self.layers[0]
-            assert isinstance(first, GCNLayer)
-            x = torch.addmm(first.bias, batch.nodes[FIRST_PRODUCT], first.weight)
-        else:
-            x = dropout(batch.nodes["x"], config.input_dropout, self.training)
-            x = self.layers[0](batch, x)
+        x = self._first_layer(batch)
         for layer in self.layers[1:]:
-            x = relu_dropout(x, config.dropout, self.training)
+            x = relu_dropout(x, self.config.dropout, self.training)
             x = layer(batch, x)
         return x
+
+    def _first_layer(self, batch: GraphBatch) -> Tensor:
+        x = dropout(batch.nodes["x"], self.config.input_dropout, self.training)
+        output: Tensor = self.layers[0](batch, x)
+        return output
+
+
+class GCN(_LayerStack):
+    """Layers of A x W + b with ReLU and dropout between them.
+
+    Reads the node column `x` [N, f] (or `ax`, see `with_first_product`) and the edge column
+    `weight` [E] (see `weft.graphs.gcn_weights`); returns logits [N, classes].
+    """
+
+    def __init__(self, features: int, classes: int, config: GCNConfig | None = None) -> None:
+        super().__init__(GCNLayer, features, classes, config or GCNConfig())
+
+    def _first_layer(self, batch: GraphBatch) -> Tensor:
+        if FIRST_PRODUCT not in batch.nodes:
+            return super()._first_layer(batch)
+        if self.config.input_dropout and self.training:
+            raise ValueError(
+                f"input_dropout is {self.config.input_dropout}: A x changes with every mask and "
+                "cannot be kept; set it to 0, or use the batch as it was before"
+            )
+        first = self.layers[0]
+        assert isinstance(first, GCNLayer)
+        return torch.addmm(first.bias, batch.nodes[FIRST_PRODUCT], first.weight)
+
+
+class GraphSAGE(_LayerStack):
+    """Layers of A x W_neighbours + x W_self + b with ReLU and dropout between them.
+
+    Reads the node column `x` [N, f] and the edge column `weight` [E] (see
+    `weft.graphs.row_weights`); returns logits [N, classes].
+    """
+
+    def __init__(self, features: int, classes: int, config: SAGEConfig | None = None) -> None:
+        super().__init__(SAGELayer, features, classes, config or SAGEConfig())
 
 
 def with_first_product(batch: GraphBatch) -> GraphBatch:

@@ -156,7 +156,7 @@ def candidate_log_probabilities(batch: GraphBatch, scores: Tensor) -> Tensor:
     offsets, graph = batch.node_offsets, batch.node_graph
     masked = scores.masked_fill(~candidate, -math.inf)[:, None]
     top = segment_max(masked.detach(), offsets)
-    # A graph of padding has no candidate: 0 is as good as any other value, and has no nan.
+    # A padding graph has no candidate: 0 avoids the nan of -inf - -inf.
     top = top.masked_fill(top == -math.inf, 0.0)
     shifted = masked - top.index_select(0, graph)
     total = segment_sum(shifted.exp(), offsets, graph).clamp(min=torch.finfo(scores.dtype).tiny)
@@ -187,7 +187,7 @@ def candidate_loss(
         count = segment_sum(candidate.to(scores.dtype)[:, None], batch.node_offsets, graph)
         share = count.clamp(min=1).reciprocal().index_select(0, graph)[:, 0]
         goal = (1 - smoothing) * goal + smoothing * share * candidate
-    # 0 · -inf is no number.
+    # 0 · -inf would be nan.
     loss = -(goal * logs.masked_fill(~candidate, 0.0)).sum()
     return loss, batch.num_real_graphs
 
@@ -201,5 +201,5 @@ def right_choices(batch: GraphBatch, scores: Tensor) -> Tensor:
     right = best & (batch.nodes["correct"] == 1)
     counts = torch.stack([best, right], dim=1).to(torch.float32)
     sums = segment_sum(counts, batch.node_offsets, batch.node_graph)
-    # Of equal scores none is chosen: a model that says nothing is not right by luck.
+    # A tie counts as wrong: a model that says nothing is not right by luck.
     return (sums[:, 1] == 1) & (sums[:, 0] == 1)

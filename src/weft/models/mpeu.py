@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 from weft.graphs import GraphBatch
 from weft.kernels import edge_softplus, gaussian_product, shifted_softplus, spmm
-from weft.models.atoms import (
+from weft.models.atomistic import (
     Elements,
-    Neighbours,
+    NeighbourPairs,
     aggregation_scale,
     envelope,
     glorot,
@@ -42,7 +42,7 @@ class EdgeInteraction(nn.Module):
     def forward(
         self,
         batch: GraphBatch,
-        near: Neighbours | None,
+        near: NeighbourPairs | None,
         h: Tensor,
         own: Tensor,
         scale: Tensor,
@@ -83,7 +83,7 @@ class EdgeInteraction(nn.Module):
 
 
 class MPEU(nn.Module):
-    """One value a graph, from atomic numbers and positions; edges learn beside the atoms."""
+    """A value for each graph, from atomic numbers and positions; edges have states as atoms do."""
 
     def __init__(self, config: MPEUConfig | None = None) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class MPEU(nn.Module):
         glorot(self)
 
     def forward(self, batch: GraphBatch) -> Tensor:
-        """Values [G]; padding graphs' mean nothing."""
+        """Values [G]; those of padding graphs are meaningless."""
         first, second = self.readout
         values = second(shifted_softplus(first(self.features(batch))))
         return pool(batch, values, self.config.readout)
@@ -112,7 +112,7 @@ class MPEU(nn.Module):
         h: Tensor = self.elements(batch.nodes["z"])
         scale = aggregation_scale(batch, config.aggregation, h)
         near = neighbours_of(batch, step=_STEP, dtype=h.dtype)
-        # Gaussians are the same both ways, so the first product is one a pair.
+        # Gaussians are the same both ways, so the first product has one row per pair.
         own = gaussian_product(
             near.distance,
             self.first.of_edge.weight.t(),

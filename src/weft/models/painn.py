@@ -13,10 +13,10 @@ from weft.graphs import GraphBatch
 from weft.kernels import gaussian_basis
 from weft.kernels.painn_message import painn_message
 from weft.kernels.painn_mixing import invariants, update
-from weft.models.atoms import Elements, edge_vectors, envelope, glorot, lengths, pool
+from weft.models.atomistic import Elements, edge_vectors, envelope, glorot, lengths, pool
 from weft.models.config import PaiNNConfig, Pooling
 
-# Added to the square of a vector feature's length: the root of 0 has no slope.
+# Added to the square of a vector feature's length: the root of 0 has no finite gradient.
 _EPSILON = 1e-8
 
 
@@ -36,7 +36,7 @@ class Mixing(nn.Module):
 
 
 class PaiNN(nn.Module):
-    """One value a graph, from atomic numbers and positions.
+    """A value for each graph, from atomic numbers and positions.
 
     Reads the node columns `z` and `pos` [N, 3] in Å and, where anything is periodic, the edge
     column `shift` [E, 3] in Å. Where a batch has `pairs`, filters are computed once a pair. Can be
@@ -57,7 +57,7 @@ class PaiNN(nn.Module):
         glorot(self)
 
     def forward(self, batch: GraphBatch) -> Tensor:
-        """Values [G]; padding graphs' mean nothing."""
+        """Values [G]; those of padding graphs are meaningless."""
         q, _ = self.features(batch)
         return pool(batch, self.readout(q), self.config.readout)
 
@@ -96,7 +96,7 @@ class PaiNN(nn.Module):
     def _geometry(self, batch: GraphBatch) -> tuple[Tensor, Tensor]:
         """Radial functions times the cutoff, [P, R + 1] (without pairs [E, ...]), and directions.
 
-        The cutoff is the last column, so that one product gives (basis W + bias) · cutoff.
+        The cutoff is the last column, so that one product is (basis W + bias) · cutoff.
         """
         vectors = edge_vectors(batch)
         length = lengths(vectors)
@@ -126,7 +126,7 @@ _LAYER_NAMES = {
 def painn_from_schnetpack(
     state: Mapping[str, Tensor], *, cutoff: float, readout: Pooling = "sum"
 ) -> PaiNN:
-    """The PaiNN with SchNetPack's weights, which gives the same values.
+    """The PaiNN with SchNetPack's weights, which returns the same values.
 
     Args:
         state: state_dict of its NeuralNetworkPotential with representation PaiNN, Gaussian radial

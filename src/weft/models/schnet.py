@@ -12,9 +12,9 @@ from weft.kernels.chebyshev import bin_width
 from weft.kernels.custom_op import is_fusable
 from weft.kernels.interaction import interaction
 from weft.kernels.readout import readout
-from weft.models.atoms import (
+from weft.models.atomistic import (
     Elements,
-    Neighbours,
+    NeighbourPairs,
     aggregation_scale,
     envelope,
     glorot,
@@ -38,10 +38,10 @@ class Interaction(nn.Module):
         self.out = nn.Linear(config.hidden, config.hidden, bias=config.bias)
         self.aggregation = config.aggregation
 
-    def forward(self, near: Neighbours, h: Tensor, weight: Tensor) -> Tensor:
-        """New features [N, H] of h [N, H]; weight [P, F] a pair."""
+    def forward(self, near: NeighbourPairs, h: Tensor, weight: Tensor) -> Tensor:
+        """New features [N, H] of h [N, H]; weight [P, F], a row for each pair."""
         weights = self._weights()
-        # Forces are second derivatives, which the operator has no loops for.
+        # Training on forces needs second derivatives, which the operator does not have.
         if (
             weights is not None
             and not learns_from_places(near.batch)
@@ -63,7 +63,7 @@ class Interaction(nn.Module):
 
 
 class SchNet(nn.Module):
-    """One value a graph, from atomic numbers and positions.
+    """A value for each graph, from atomic numbers and positions.
 
     The filters depend on distances alone, so they are computed once for a pair of atoms, and the
     networks of all layers are one operator (see `radial_filters`).
@@ -81,7 +81,7 @@ class SchNet(nn.Module):
         glorot(self)
 
     def forward(self, batch: GraphBatch) -> Tensor:
-        """Values [G]; padding graphs' mean nothing."""
+        """Values [G]; those of padding graphs are meaningless."""
         h = self.features(batch)
         layers: Any = self.readout
         first, second = layers

@@ -18,7 +18,7 @@ import numpy as np
 from weft.errors import DataError
 from weft.graphs import Array, Column, Graph, GraphTable, write_table
 from weft.graphs.checksums import checksum, edges_checksum
-from weft.graphs.loops import group_starts
+from weft.graphs.edge_loops import group_starts
 from weft.parallel.partition import PARTITIONS, Partition, partition_nodes
 from weft.parallel.shard_io import KIND, fingerprint_of
 from weft.parallel.shard_loops import (

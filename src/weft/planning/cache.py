@@ -16,7 +16,7 @@ import weft
 from weft.errors import DataError
 from weft.files import json_text
 from weft.planning.plan import Plan, Target
-from weft.sources.cache import data_folder
+from weft.sources.table_cache import data_folder
 from weft.training.hardware import hardware
 
 FOLDER = "plans"

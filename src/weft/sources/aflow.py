@@ -26,10 +26,10 @@ import numpy as np
 from weft.errors import DataError
 from weft.files import parse_json, write_atomically
 from weft.graphs import Array, Graph, GraphTable, write_table
+from weft.sources.atoms import ATOMIC_NUMBERS
 from weft.sources.crystals import crystal_graph, crystal_schema, lattice_vectors
 from weft.sources.download import _reason
-from weft.sources.elements import ATOMIC_NUMBERS
-from weft.sources.progress import progress_bar
+from weft.sources.progress_bar import progress_bar
 
 AFLOW_UNITS = {
     "enthalpy_formation_atom": "eV/atom",
@@ -60,8 +60,8 @@ class AflowQuery:
         filters: AFLUX filters, such as `catalog(ICSD)`, `species(Al,O)` or `nspecies(2)`, all of
             which must hold.
         targets: properties that an entry must have.
-        page_size: entries a request.
-        most_pages: stop after so many pages.
+        page_size: entries in an answer.
+        most_pages: stop after this number of pages.
         server: address of the interface.
     """
 
@@ -103,20 +103,20 @@ def fetch_aflow(
     sha256: Sequence[str] | None = None,
     progress: bool = True,
 ) -> list[Path]:
-    """The pages that answer `query`, kept in `folder`; those that are there are not asked again.
+    """The pages that answer `query`, kept in `folder`; pages that are there are not fetched again.
 
     Args:
         folder: where the pages go, as `page-00001-SHA256.json`; one folder for each query.
         query: which entries.
-        sha256: the pages that are expected, in order; any other is refused. Without it whatever
-            the server answers is taken.
+        sha256: the pages that are expected, in order; any other is refused. Without it
+            every answer of the server is accepted.
         progress: show a progress bar.
 
     Raises:
-        DataError: the server cannot be reached or answers something that is no page (after
+        DataError: the server cannot be reached or answers something that is not a page (after
             several attempts), or with another page than expected.
     """
-    # Folders by the query: half of one answer and half of another would be no data set.
+    # A folder for each query: halves of two answers would not be a data set.
     folder = folder / hashlib.sha256(query.url(1).encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     pages: list[Path] = []
@@ -164,7 +164,7 @@ def _check_expected(path: Path, number: int, sha256: Sequence[str] | None) -> No
 
 
 def _downloaded(url: str, folder: Path) -> bytes:
-    """The page at `url`, tried a few times; JSON for certain."""
+    """The page at `url`, after a few attempts if need be; it is valid JSON."""
     from requests.exceptions import RequestException
 
     reason = ""
@@ -174,7 +174,7 @@ def _downloaded(url: str, folder: Path) -> bytes:
         except RequestException as error:
             reason = _reason(error)
             response = error.response
-            # The request itself is wrong: it will be wrong the next time too.
+            # The request itself is wrong, and would fail again.
             final = response is not None and 400 <= response.status_code < 429
         else:
             try:
@@ -211,7 +211,7 @@ def _body(url: str) -> bytes:
 
 
 def _entries(body: bytes, where: str) -> list[dict[str, Any]]:
-    """The entries of a page, in both forms that AFLUX has had."""
+    """The entries of a page, in either form that AFLUX has used."""
     try:
         answer = parse_json(body, where)
     except DataError as error:
@@ -220,17 +220,6 @@ def _entries(body: bytes, where: str) -> list[dict[str, Any]]:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise DataError(f"{where}: {body[:60]!r} is no list of entries")
     return entries
-
-
-def aflow_pages(sources: Sequence[Path]) -> list[Path]:
-    """The files among `sources` and the *.json files of the folders among them, by name."""
-    pages: list[Path] = []
-    for source in sources:
-        found = sorted(source.glob("*.json")) if source.is_dir() else [source]
-        if not found or not all(page.is_file() for page in found):
-            raise DataError(f"{source} is no page of AFLUX and no folder with *.json pages")
-        pages += found
-    return pages
 
 
 def aflow_table(
@@ -303,7 +292,7 @@ def _graphs(
 
 
 class _Unusable(Exception):
-    """Why an entry is left out, in words that are the same for all such entries."""
+    """Why an entry is left out, in the same words for all such entries."""
 
 
 def _graph(where: str, name: str, entry: Mapping[str, Any], targets: Sequence[str]) -> Graph:

@@ -1,4 +1,8 @@
-"""The data sets that weft knows by name, and how each becomes a table in the cache."""
+"""The data sets that weft knows by name, and how each becomes a table in the cache.
+
+Importing this module is cheap: readers, and the libraries that they need, are imported when a data
+set is built.
+"""
 
 from __future__ import annotations
 
@@ -8,42 +12,20 @@ import os
 import platform
 import re
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.errors import DataError
 from weft.files import read_object
-from weft.graphs import Graph, GraphTable, write_table
-from weft.sources.aflow import AflowQuery, aflow_pages, aflow_table, fetch_aflow
-from weft.sources.atoms import atoms_table
-from weft.sources.cache import cached_table, data_folder
-from weft.sources.cif_csv import cif_csv_table
-from weft.sources.citations import (
-    PLANETOID_NAMES,
-    cora_from_package,
-    fetch_planetoid,
-    planetoid,
-    shchur,
-)
-from weft.sources.config import EdgeColumn
-from weft.sources.crystals import crystals_table
-from weft.sources.download import fetch
-from weft.sources.edge_lists import edge_list_graph, read_edge_list
-from weft.sources.great_files import read_great
-from weft.sources.labelled_graphs import labelled_graph, pubmed_temporal
-from weft.sources.matrix_market import read_matrix_market
-from weft.sources.programs import EXTRACTION, program_table
-from weft.sources.qm9_csv import qm9_from_csv
-from weft.sources.qm9_xyz import (
-    fetch_qm9_archive,
-    fetch_uncharacterized,
-    qm9_from_archive,
-    uncharacterized,
-)
-from weft.sources.synthetic import planted_partition, rmat
-from weft.sources.varmisuse_files import read_varmisuse
+from weft.sources.python_units import EXTRACTION
+from weft.sources.table_cache import cached_table, data_folder
+
+if TYPE_CHECKING:
+    from weft.graphs import Graph, GraphTable
+    from weft.sources.config import EdgeColumn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,17 +57,38 @@ class Request:
             )
         return self.files[0]
 
+    def some_files(self) -> tuple[Path, ...]:
+        """The files or folders that were given, at least one."""
+        if not self.files:
+            raise DataError(f"'{self.name}' needs the files to read: name them with --files")
+        return self.files
+
+    def planetoid_folder(self, name: str) -> Path:
+        """The folder with the Planetoid files of `name`, downloaded if need be."""
+        from weft.sources.citation_graphs import fetch_planetoid
+
+        return fetch_planetoid(name, self.downloads / "planetoid", progress=self.progress)
+
+    def write_graph(self, graph: Graph) -> GraphTable:
+        """A table of one graph."""
+        from weft.graphs import write_table
+
+        source = CATALOGUE[self.name]
+        metadata = {"source": source.title, "licence": source.licence}
+        return write_table(self.path, [graph], metadata=metadata)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """One entry of the catalogue.
 
     Attributes:
-        title: what it is, for people.
+        title: one line that describes it.
         kind: what its graphs are.
-        origin: where the data comes from.
-        licence: of the data.
         build: writes the table to request.path.
+        origin: where the data comes from; the user's own files by default.
+        licence: of the data.
+        units: the targets that are kept unless the user names others, with their units.
         takes_files: it can read the user's files.
         takes_targets: its files hold values to choose from.
         table: name of its table in the cache, if that is not the data set's.
@@ -93,9 +96,10 @@ class Source:
 
     title: str
     kind: str
-    origin: str
-    licence: str
     build: Callable[[Request], GraphTable]
+    origin: str = "--files"
+    licence: str = "yours"
+    units: Mapping[str, str] = field(default_factory=dict)
     takes_files: bool = True
     takes_targets: bool = False
     table: str | None = None
@@ -132,12 +136,12 @@ def load(
         raise DataError(f"there is no data set '{name}'; choose from {', '.join(CATALOGUE)}")
     source = CATALOGUE[name]
     if files and not source.takes_files:
-        raise DataError(f"'{name}' reads no files of yours: leave out --files")
+        raise DataError(f"'{name}' does not read files: leave out --files")
     if targets and not source.takes_targets:
         raise DataError(f"'{name}' has no targets to choose: leave out --targets")
     if files and table is None and source.table is not None:
         raise DataError(
-            f"a table of files of your own would pass for '{name}' ever after: name it with --table"
+            f"a table of your own files would be taken for '{name}' later: name it with --table"
         )
 
     asked = {
@@ -194,7 +198,7 @@ def _rebuild_command(
 
 
 def _stamp(file: Path) -> list[Any]:
-    """What tells a file from another or an older one; of a folder, the files directly in it."""
+    """What identifies a file and its state; of a folder, those of the files directly in it."""
     stamp: list[Any] = [str(file.resolve())]
     if file.is_file():
         stamp += _size_and_time(file)
@@ -211,10 +215,10 @@ def _size_and_time(file: Path | os.DirEntry[str]) -> list[int]:
 
 
 def _check_asked(found: GraphTable, asked: dict[str, Any], command: str) -> None:
-    """A cached table must not pass for another one; what is not given now may be anything."""
+    """Refuse a cached table that was built from something else; options left out may differ."""
     assert found.path is not None
     if not (found.path / _ASKED).exists():
-        return  # a table that somebody put there
+        return  # a table that was not built here
     built = read_object(found.path / _ASKED, dict.fromkeys(asked, object))
     for what, now in asked.items():
         if now and now != built[what]:
@@ -224,225 +228,196 @@ def _check_asked(found: GraphTable, asked: dict[str, Any], command: str) -> None
             )
 
 
-def _one_graph(request: Request, graph: Graph, **metadata: Any) -> GraphTable:
-    source = CATALOGUE[request.name]
-    return write_table(
-        request.path,
-        [graph],
-        metadata={"source": source.title, "licence": source.licence, **metadata},
-    )
-
-
 def _qm9(request: Request) -> GraphTable:
+    from weft.sources.qm9 import qm9_from_csv
+
     folder = request.only_file() if request.files else None
     return qm9_from_csv(request.path, folder=folder, progress=request.progress)
 
 
 def _qm9_official(request: Request) -> GraphTable:
+    from weft.sources import qm9
+
+    show = request.progress
     listed: list[int] = []
     if request.files:
         archive = request.only_file()
     else:
-        archive = fetch_qm9_archive(request.downloads, progress=request.progress)
-        listed = uncharacterized(
-            fetch_uncharacterized(request.downloads, progress=request.progress)
-        )
-    return qm9_from_archive(
-        request.path, archive, leave_out=frozenset(listed), progress=request.progress
-    )
+        archive = qm9.fetch_qm9_archive(request.downloads, progress=show)
+        listed = qm9.uncharacterized(qm9.fetch_uncharacterized(request.downloads, progress=show))
+    return qm9.qm9_from_archive(request.path, archive, leave_out=frozenset(listed), progress=show)
+
+
+def _cora_package(request: Request) -> GraphTable:
+    from weft.sources.citation_graphs import cora_from_package
+
+    return request.write_graph(cora_from_package())
 
 
 def _planetoid(request: Request) -> GraphTable:
-    folder = (
-        request.only_file()
-        if request.files
-        else fetch_planetoid(
-            request.name, request.downloads / "planetoid", progress=request.progress
-        )
-    )
-    return _one_graph(request, planetoid(folder, request.name))
+    from weft.sources.citation_graphs import planetoid
+
+    name = request.name
+    folder = request.only_file() if request.files else request.planetoid_folder(name)
+    return request.write_graph(planetoid(folder, name))
 
 
 def _shchur(request: Request) -> GraphTable:
-    return _one_graph(request, shchur(request.only_file()))
+    from weft.sources.citation_graphs import shchur
+
+    return request.write_graph(shchur(request.only_file()))
+
+
+def _pubmed_temporal(request: Request) -> GraphTable:
+    from weft.sources.citation_graphs import pubmed_temporal
+
+    if len(request.files) not in (1, 2):
+        raise DataError(f"'{request.name}' reads the folder with edge_time.npy: name it in --files")
+    folder, *papers = request.files
+    return request.write_graph(
+        pubmed_temporal(papers[0] if papers else request.planetoid_folder("pubmed"), folder)
+    )
 
 
 def _snap(request: Request) -> GraphTable:
+    from weft.sources.download import fetch
+
     if request.files:
         file = request.only_file()
     else:
-        _, sha256 = _SNAP[request.name]
         address = f"https://snap.stanford.edu/data/{request.name}.txt.gz"
+        sha256 = _SNAP_SHA256[request.name]
         file = fetch(address, sha256, folder=request.downloads, progress=request.progress)
     return _edges(request, file, ("src", "dst", "time"))
 
 
+def _edge_list(request: Request, *, columns: Sequence[EdgeColumn]) -> GraphTable:
+    return _edges(request, request.only_file(), columns)
+
+
 def _edges(request: Request, file: Path, columns: Sequence[EdgeColumn]) -> GraphTable:
+    from weft.sources.edge_lists import edge_list_graph, read_edge_list
+
     edges = read_edge_list(file, columns=columns)
     if edges.num_edges == 0:
         raise DataError(f"{file} holds no edges")
-    return _one_graph(request, edge_list_graph(edges))
+    return request.write_graph(edge_list_graph(edges))
 
 
 def _labelled(request: Request) -> GraphTable:
+    from weft.sources.edge_lists import labelled_graph
+
     if request.name == "patent" and len(request.files) == 1:
         edges, labels = (request.files[0] / name for name in _PATENT_FILES)
     elif len(request.files) == 2:
         edges, labels = request.files
     else:
         raise DataError(f"'{request.name}' reads an edge list and labels: name both with --files")
-    return _one_graph(request, labelled_graph(edges, labels))
+    return request.write_graph(labelled_graph(edges, labels))
 
 
-def _pubmed_temporal(request: Request) -> GraphTable:
-    if len(request.files) not in (1, 2):
-        raise DataError(f"'{request.name}' reads the folder with edge_time.npy: name it in --files")
-    papers = (
-        request.files[1]
-        if len(request.files) == 2
-        else fetch_planetoid("pubmed", request.downloads / "planetoid", progress=request.progress)
-    )
-    return _one_graph(request, pubmed_temporal(papers, request.files[0]))
+def _matrix_market(request: Request) -> GraphTable:
+    from weft.sources.matrix_market import read_matrix_market
+
+    return request.write_graph(read_matrix_market(request.only_file()))
 
 
 def _atoms(request: Request) -> GraphTable:
-    if not request.files:
-        raise DataError("'atoms' needs the files to read: name them with --files")
+    from weft.sources.atoms import atoms_table
+
+    files, targets = request.some_files(), request.targets
     return atoms_table(
-        request.path,
-        request.files,
-        targets=request.targets,
-        missing="nan",
-        progress=request.progress,
+        request.path, files, targets=targets, missing="nan", progress=request.progress
     )
 
 
 def _crystals(request: Request) -> GraphTable:
-    return crystals_table(
-        request.path, request.only_file(), targets=request.targets, progress=request.progress
-    )
+    from weft.sources.crystals import crystals_table
 
-
-def _mp_matminer(request: Request) -> GraphTable:
-    return crystals_table(
-        request.path,
-        request.only_file(),
-        targets=request.targets or tuple(_MP_MATMINER),
-        units=_MP_MATMINER,
-        progress=request.progress,
-    )
+    return crystals_table(request.path, request.only_file(), **_target_options(request))
 
 
 def _cif_csv(request: Request) -> GraphTable:
-    if not request.files:
-        raise DataError(f"'{request.name}' needs the files to read: name them with --files")
-    known = _CDVAE.get(request.name, ("", {}))[1]
-    return cif_csv_table(
-        request.path,
-        request.files,
-        targets=request.targets or tuple(known),
-        units=known,
-        progress=request.progress,
-    )
+    from weft.sources.cif_csv import cif_csv_table
+
+    return cif_csv_table(request.path, request.some_files(), **_target_options(request))
+
+
+def _target_options(request: Request) -> dict[str, Any]:
+    units = CATALOGUE[request.name].units
+    targets = request.targets or tuple(units)
+    return {"targets": targets, "units": units, "progress": request.progress}
 
 
 def _aflow(request: Request) -> GraphTable:
+    from weft.sources.aflow import AflowQuery, aflow_table, fetch_aflow
+    from weft.sources.atoms import files_of
+
     query = AflowQuery(targets=request.targets) if request.targets else AflowQuery()
     if request.files:
-        pages = aflow_pages(request.files)
+        pages = files_of(request.files, "*.json")
     else:
         pages = fetch_aflow(request.downloads / "aflow", query, progress=request.progress)
     return aflow_table(request.path, pages, targets=query.targets, progress=request.progress)
 
 
 def _python(request: Request) -> GraphTable:
+    from weft.sources.python_programs import program_table
+
     return program_table(request.files or None, path=request.path, progress=request.progress)
 
 
-def _edge_list(request: Request) -> GraphTable:
-    return _edges(request, request.only_file(), ("src", "dst"))
+def _samples(request: Request) -> GraphTable:
+    from weft.graphs import write_table
+    from weft.sources.great_files import read_great
+    from weft.sources.varmisuse_files import read_varmisuse
 
-
-def _temporal_edge_list(request: Request) -> GraphTable:
-    return _edges(request, request.only_file(), ("src", "dst", "time"))
-
-
-def _matrix_market(request: Request) -> GraphTable:
-    return _one_graph(request, read_matrix_market(request.only_file()))
-
-
-def _samples(request: Request, read: Callable[..., GraphTable]) -> GraphTable:
-    if not request.files:
-        raise DataError(f"'{request.name}' needs the files to read: name them with --files")
-    table = read(request.files, progress=request.progress)
+    read = read_great if request.name == "great" else read_varmisuse
+    table = read(request.some_files(), progress=request.progress)
     return write_table(request.path, [table], table.schema, metadata=table.metadata)
 
 
-def _own(
-    title: str, kind: str, build: Callable[[Request], GraphTable], *, takes_targets: bool = False
-) -> Source:
-    return Source(
-        title=title,
-        kind=kind,
-        origin="--files",
-        licence="yours",
-        build=build,
-        takes_targets=takes_targets,
+def _planted_partition(request: Request) -> GraphTable:
+    from weft.sources.synthetic import planted_partition
+
+    return request.write_graph(
+        planted_partition(10_000, 8, mean_degree=10, homophily=0.8, num_features=32)
     )
 
 
-_SHCHUR = {
-    "amazon-photo": "Amazon Photo: co-purchases",
-    "amazon-computers": "Amazon Computers: co-purchases",
-    "coauthor-cs": "Coauthor CS",
-    "coauthor-physics": "Coauthor Physics",
-}
-_PATENT_FILES = ("patent.txt.gz", "node2label.txt.gz")
-_SNAP = {
-    "CollegeMsg": (
-        "CollegeMsg: private messages",
-        "50ae2d98ed3bad9ddb18dbd495a89e5e10cfb8f7e86932827db29fc41b41f9fa",
-    ),
-    "email-Eu-core-temporal": (
-        "e-mail of a European institution",
-        "f6cc93249978e59d1aba111b55ea10ec553917419a3be1210012b5db3580efa6",
-    ),
-    "email-Eu-core-temporal-Dept3": (
-        "e-mail of one department of it",
-        "b1f92288e855044bbc74bacac39d42b12e59ec2a0130ad8df419786eb46a7bff",
-    ),
-    "sx-mathoverflow": (
-        "Math Overflow: answers and comments",
-        "cdc635fda76dab06ab02ca242563fa333bb83d096571342ef0326d85ff0c04da",
-    ),
-    "sx-mathoverflow-a2q": (
-        "Math Overflow: answers to questions",
-        "1e160dcd3e685f7467f4869451899bae0299016080ae994895a900b57812ca78",
-    ),
-}
+def _rmat(request: Request) -> GraphTable:
+    from weft.sources.synthetic import rmat
 
-# Targets and their units, of crystals that have them.
-_MP_MATMINER = {
-    "formation_energy_per_atom": "eV/atom",
-    "e_above_hull": "eV/atom",
-    "band_gap": "eV",
-    "n": "",
-    "poly_electronic": "",
-    "poly_total": "",
-    "K_VRH": "GPa",
-    "G_VRH": "GPa",
-    "elastic_anisotropy": "",
-    "poisson_ratio": "",
-    "eij_max": "C/m²",
-    "volume": "Å³",
-    "space_group": "",
-}
-_CDVAE = {
-    "perov-5": (
-        "Perov-5: perovskites of 5 atoms",
-        {"heat_all": "eV", "heat_ref": "eV", "dir_gap": "eV", "ind_gap": "eV"},
+    return request.write_graph(rmat(num_nodes=100_000, num_edges=1_000_000, seed=0))
+
+
+def _family(titles: Mapping[str, str], **shared: Any) -> dict[str, Source]:
+    """Data sets that differ in nothing but their names and titles."""
+    return {name: Source(title=title, **shared) for name, title in titles.items()}
+
+
+_PATENT_FILES = ("patent.txt.gz", "node2label.txt.gz")
+_SNAP_SHA256 = {
+    "CollegeMsg": "50ae2d98ed3bad9ddb18dbd495a89e5e10cfb8f7e86932827db29fc41b41f9fa",
+    "email-Eu-core-temporal": "f6cc93249978e59d1aba111b55ea10ec553917419a3be1210012b5db3580efa6",
+    "email-Eu-core-temporal-Dept3": (
+        "b1f92288e855044bbc74bacac39d42b12e59ec2a0130ad8df419786eb46a7bff"
     ),
-    "carbon-24": ("Carbon-24: carbon cells of 6 to 24 atoms", {"energy_per_atom": "eV/atom"}),
+    "sx-mathoverflow": "cdc635fda76dab06ab02ca242563fa333bb83d096571342ef0326d85ff0c04da",
+    "sx-mathoverflow-a2q": "1e160dcd3e685f7467f4869451899bae0299016080ae994895a900b57812ca78",
+}
+_CDVAE: dict[str, Any] = {
+    "kind": "crystals",
+    "origin": "CSV files of CDVAE: --files FILE ...",
+    "licence": "MIT",
+    "build": _cif_csv,
+    "takes_targets": True,
+}
+_GENERATED: dict[str, Any] = {
+    "kind": "one graph",
+    "origin": "made here, always the same",
+    "licence": "none needed",
+    "takes_files": False,
 }
 
 CATALOGUE: dict[str, Source] = {
@@ -465,39 +440,44 @@ CATALOGUE: dict[str, Source] = {
         kind="one graph",
         origin="Python package graphdatascience",
         licence="Apache-2.0 (package)",
-        build=lambda request: _one_graph(request, cora_from_package()),
+        build=_cora_package,
         takes_files=False,
     ),
-    **{
-        name: Source(
-            title=f"{name}: citations, bags of words, public split (Yang et al. 2016)",
-            kind="one graph",
-            origin="Planetoid files ind.*: download or --files FOLDER",
-            licence="not stated",
-            build=_planetoid,
-        )
-        for name in PLANETOID_NAMES
-    },
-    **{
-        name: Source(
-            title=f"{title} (Shchur et al. 2018)",
-            kind="one graph",
-            origin="npz or zip of gnn-benchmark: --files FILE",
-            licence="MIT",
-            build=_shchur,
-        )
-        for name, title in _SHCHUR.items()
-    },
-    **{
-        name: Source(
-            title=f"{title}, edges with times (SNAP)",
-            kind="temporal graph",
-            origin="SNAP: download or --files FILE",
-            licence="not stated",
-            build=_snap,
-        )
-        for name, (title, _) in _SNAP.items()
-    },
+    **_family(
+        {
+            name: f"{name}: citations, bags of words, public split (Yang et al. 2016)"
+            for name in ("cora", "citeseer", "pubmed")
+        },
+        kind="one graph",
+        origin="Planetoid files ind.*: download or --files FOLDER",
+        licence="not stated",
+        build=_planetoid,
+    ),
+    **_family(
+        {
+            "amazon-photo": "Amazon Photo: co-purchases (Shchur et al. 2018)",
+            "amazon-computers": "Amazon Computers: co-purchases (Shchur et al. 2018)",
+            "coauthor-cs": "Coauthor CS (Shchur et al. 2018)",
+            "coauthor-physics": "Coauthor Physics (Shchur et al. 2018)",
+        },
+        kind="one graph",
+        origin="npz or zip of gnn-benchmark: --files FILE",
+        licence="MIT",
+        build=_shchur,
+    ),
+    **_family(
+        {
+            "CollegeMsg": "CollegeMsg: private messages, edges with times (SNAP)",
+            "email-Eu-core-temporal": "e-mail of a European institution, edges with times (SNAP)",
+            "email-Eu-core-temporal-Dept3": "e-mail of its department 3, edges with times (SNAP)",
+            "sx-mathoverflow": "Math Overflow: answers and comments, edges with times (SNAP)",
+            "sx-mathoverflow-a2q": "Math Overflow: answers to questions, edges with times (SNAP)",
+        },
+        kind="temporal graph",
+        origin="SNAP: download or --files FILE",
+        licence="not stated",
+        build=_snap,
+    ),
     "patent": Source(
         title="patent: citations with times, 6 classes (Liu et al. 2024)",
         kind="temporal graph",
@@ -517,20 +497,34 @@ CATALOGUE: dict[str, Source] = {
         kind="crystals",
         origin="sets of matminer 0.4.2 as JSON lines: --files FILE",
         licence="BSD (matminer)",
-        build=_mp_matminer,
+        build=_crystals,
         takes_targets=True,
+        units={
+            "formation_energy_per_atom": "eV/atom",
+            "e_above_hull": "eV/atom",
+            "band_gap": "eV",
+            "n": "",
+            "poly_electronic": "",
+            "poly_total": "",
+            "K_VRH": "GPa",
+            "G_VRH": "GPa",
+            "elastic_anisotropy": "",
+            "poisson_ratio": "",
+            "eij_max": "C/m²",
+            "volume": "Å³",
+            "space_group": "",
+        },
     ),
-    **{
-        name: Source(
-            title=f"{title} (Xie et al. 2022)",
-            kind="crystals",
-            origin="CSV files of CDVAE: --files FILE ...",
-            licence="MIT",
-            build=_cif_csv,
-            takes_targets=True,
-        )
-        for name, (title, _) in _CDVAE.items()
-    },
+    "perov-5": Source(
+        title="Perov-5: perovskites of 5 atoms (Xie et al. 2022)",
+        units=dict.fromkeys(("heat_all", "heat_ref", "dir_gap", "ind_gap"), "eV"),
+        **_CDVAE,
+    ),
+    "carbon-24": Source(
+        title="Carbon-24: carbon cells of 6 to 24 atoms (Xie et al. 2022)",
+        units={"energy_per_atom": "eV/atom"},
+        **_CDVAE,
+    ),
     "aflow": Source(
         title="AFLOW: crystals of the ICSD catalogue with formation enthalpies",
         kind="crystals",
@@ -544,14 +538,14 @@ CATALOGUE: dict[str, Source] = {
         kind="programs",
         origin="shards of google-research-datasets/great: --files FILE ...",
         licence="Apache-2.0, each sample also its origin's",
-        build=lambda request: _samples(request, read_great),
+        build=_samples,
     ),
     "varmisuse": Source(
         title="VarMisuse: variable misuse in programs (format of Allamanis et al. 2018)",
         kind="programs",
         origin=".jsonl.gz, or .gz with a list: --files FILE ...",
         licence="of its origin",
-        build=lambda request: _samples(request, read_varmisuse),
+        build=_samples,
     ),
     "python": Source(
         title="Variables to choose in the standard library of this Python (VarMisuse)",
@@ -562,38 +556,40 @@ CATALOGUE: dict[str, Source] = {
         table=f"python-{re.sub('[^A-Za-z0-9.]', '-', platform.python_version())}-{EXTRACTION}",
     ),
     "planted-partition": Source(
-        title="10,000 nodes in 8 classes, generated",
-        kind="one graph",
-        origin="made here, always the same",
-        licence="none needed",
-        build=lambda request: _one_graph(
-            request, planted_partition(10_000, 8, mean_degree=10, homophily=0.8, num_features=32)
-        ),
-        takes_files=False,
+        title="10,000 nodes in 8 classes, generated", build=_planted_partition, **_GENERATED
     ),
     "rmat": Source(
-        title="R-MAT, 100,000 nodes and 1,000,000 edges, generated",
+        title="R-MAT, 100,000 nodes and 1,000,000 edges, generated", build=_rmat, **_GENERATED
+    ),
+    "atoms": Source(
+        title="your extxyz, CIF, ASE database, ...",
+        kind="molecules or crystals",
+        build=_atoms,
+        takes_targets=True,
+    ),
+    "crystals": Source(
+        title="your crystals as JSON lines", kind="crystals", build=_crystals, takes_targets=True
+    ),
+    "cif-csv": Source(
+        title="your CSV with CIF text in the column cif",
+        kind="crystals",
+        build=_cif_csv,
+        takes_targets=True,
+    ),
+    "edge-list": Source(
+        title="your edge list: src dst",
         kind="one graph",
-        origin="made here, always the same",
-        licence="none needed",
-        build=lambda request: _one_graph(
-            request, rmat(num_nodes=100_000, num_edges=1_000_000, seed=0)
-        ),
-        takes_files=False,
+        build=partial(_edge_list, columns=("src", "dst")),
     ),
-    "atoms": _own(
-        "your extxyz, CIF, ASE database, ...", "molecules or crystals", _atoms, takes_targets=True
+    "temporal-edge-list": Source(
+        title="your edge list: src dst time",
+        kind="temporal graph",
+        build=partial(_edge_list, columns=("src", "dst", "time")),
     ),
-    "crystals": _own("your crystals as JSON lines", "crystals", _crystals, takes_targets=True),
-    "cif-csv": _own(
-        "your CSV with CIF text in the column cif", "crystals", _cif_csv, takes_targets=True
+    "labelled-edge-list": Source(
+        title="your edge list: src dst time, and labels: node label",
+        kind="temporal graph",
+        build=_labelled,
     ),
-    "edge-list": _own("your edge list: src dst", "one graph", _edge_list),
-    "temporal-edge-list": _own(
-        "your edge list: src dst time", "temporal graph", _temporal_edge_list
-    ),
-    "labelled-edge-list": _own(
-        "your edge list: src dst time, and labels: node label", "temporal graph", _labelled
-    ),
-    "matrix-market": _own("your MatrixMarket file", "one graph", _matrix_market),
+    "matrix-market": Source(title="your MatrixMarket file", kind="one graph", build=_matrix_market),
 }

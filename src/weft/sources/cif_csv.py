@@ -8,22 +8,21 @@ error, never a smaller crystal.
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import math
 import re
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import numpy as np
 
 from weft.errors import DataError
-from weft.files import bounded_lines
+from weft.files import DAMAGE, bounded_lines, finite_number, unpacked
 from weft.graphs import Array, Graph, GraphTable, write_table
+from weft.sources.atoms import ATOMIC_NUMBERS
 from weft.sources.crystals import crystal_graph, crystal_schema, lattice_vectors
-from weft.sources.elements import ATOMIC_NUMBERS
-from weft.sources.progress import Move, progress_bar
+from weft.sources.progress_bar import Move, progress_bar
 
 _CELL = [
     *(f"_cell_length_{axis}" for axis in "abc"),
@@ -99,11 +98,8 @@ def _rows(
     file: Path, targets: Sequence[str], move: Move, done: int
 ) -> Iterator[tuple[int, dict[str, str]]]:
     """The line on which each row ends, and the row."""
-    with file.open("rb") as raw:
-        packed = raw.read(2) == b"\x1f\x8b"
-        raw.seek(0)
-        stream = gzip.GzipFile(fileobj=raw) if packed else raw
-        text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+    with unpacked(file) as (raw, stream):
+        text = io.TextIOWrapper(cast("BinaryIO", stream), encoding="utf-8-sig", newline="")
         reader = csv.DictReader((line for _, line in bounded_lines(file, text)), strict=True)
         try:
             names = reader.fieldnames or []
@@ -115,12 +111,12 @@ def _rows(
             for row in reader:
                 if None in row or None in row.values():
                     raise DataError(
-                        f"{file}, line {reader.line_num}: the row has not {len(names)} fields"
+                        f"{file}, line {reader.line_num}: the row does not have {len(names)} fields"
                     )
                 yield reader.line_num, row
                 if reader.line_num % 64 == 0:
                     move(done + raw.tell())
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        except DAMAGE as error:
             raise DataError(
                 f"{file} is cut or damaged after line {reader.reader.line_num} ({error})"
             ) from None
@@ -129,21 +125,12 @@ def _rows(
 
 
 def _value(where: str, name: str, text: str) -> Array:
-    if not text.strip():
-        return np.array(math.nan)
-    return np.array(_number(where, name, text))
+    return np.array(_number(where, name, text) if text.strip() else math.nan)
 
 
 def _number(where: str, name: str, text: str) -> float:
     # CIF puts the uncertainty of the last digits into brackets.
-    plain = re.sub(r"\(\d+\)$", "", text.strip())
-    try:
-        value = float(plain)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise DataError(f"{where}, '{name}': {text[:40]!r} is not a finite number")
-    return value
+    return finite_number(re.sub(r"\(\d+\)$", "", text.strip()), f"{where}, '{name}'")
 
 
 def read_cif(text: str, where: str) -> tuple[Array, Array, Array]:
@@ -151,7 +138,7 @@ def read_cif(text: str, where: str) -> tuple[Array, Array, Array]:
 
     Args:
         text: the CIF, one structure.
-        where: words that name its place in a message.
+        where: its place in the files, for messages.
 
     Raises:
         DataError: a field is missing or no number, or the CIF has symmetry, partial occupancy or
@@ -163,7 +150,7 @@ def read_cif(text: str, where: str) -> tuple[Array, Array, Array]:
     ]
     others = [o for o in operations if o.replace(" ", "").lower() not in ("x,y,z", "+x,+y,+z")]
     if not operations:
-        # The group alone says it then; `?` and `.` stand for no value.
+        # Then only the group's name or number tells; `?` and `.` mean no value.
         others += [single[n] for n in _GROUP_NUMBER if single.get(n, "?") not in ("1", "?", ".")]
         names = [single.get(n, "?") for n in _GROUP_NAME]
         others += [n for n in names if n.replace(" ", "").upper() not in ("P1", "?", ".")]
@@ -177,7 +164,7 @@ def read_cif(text: str, where: str) -> tuple[Array, Array, Array]:
         if not loops.get(name):
             raise DataError(f"{where}: the CIF has no list of atoms with {name}")
     if any(_number(where, "occupancy", o) != 1 for o in loops.get("_atom_site_occupancy", [])):
-        raise DataError(f"{where}: the CIF has sites that are occupied in part")
+        raise DataError(f"{where}: the CIF has partially occupied sites")
     columns = [[_number(where, name, x) for x in loops[name]] for name in _FRACTION]
     labels = loops.get("_atom_site_type_symbol") or loops.get("_atom_site_label")
     if labels is None:

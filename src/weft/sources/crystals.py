@@ -1,28 +1,26 @@
-"""Crystals as JSON lines: one crystal a line, plain or gzip'd.
+"""Crystals as JSON lines: one crystal in each line, plain or gzip'd.
 
-A line is an object `{"dataset": text, "id": text, "lattice": [[ax, ay, az], [bx, by, bz], [cx, cy,
-cz]], "z": [n atomic numbers], "frac": [n fractional positions], "targets": {name: number}}` with
-the lattice in Å. A target that is absent or null was not measured.
+A crystal is an object `{"dataset": text, "id": text, "lattice": [[ax, ay, az], [bx, by, bz],
+[cx, cy, cz]], "z": [n atomic numbers], "frac": [n fractional positions], "targets": {name: value}}`
+with the lattice in Å. A target that is absent or null was not measured.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import sys
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NoReturn, cast
+from typing import Any
 
 import numpy as np
 
 from weft.errors import DataError
-from weft.files import bounded_lines
+from weft.files import LONGEST_LINE
 from weft.graphs import Array, Column, Graph, GraphTable, write_table
 from weft.sources.atoms import ATOMS_SCHEMA, check_structure
-from weft.sources.progress import Move, progress_bar
+from weft.sources.json_samples import json_samples
 
 _FIELDS = ("dataset", "id", "lattice", "z", "frac", "targets")
 _HUGE = sys.float_info.max
@@ -81,85 +79,37 @@ def crystals_table(
             and field.
     """
     schema = crystal_schema(targets, units)
-    if not file.is_file():
-        raise DataError(f"{file} is not there")
     metadata = {"source": "crystals as JSON lines", "files": [file.name]}
-    with progress_bar("crystals", file.stat().st_size, show=progress) as move:
-        return write_table(path, _graphs(file, targets, move), schema, metadata=metadata)
+    graphs = _graphs(file, targets, progress=progress)
+    return write_table(path, graphs, schema, metadata=metadata)
 
 
-def _graphs(file: Path, targets: Sequence[str], move: Move) -> Iterator[Graph]:
+def _graphs(file: Path, targets: Sequence[str], *, progress: bool) -> Iterator[Graph]:
     met: set[str] = set()
-    number = 0
-    for number, line in _lines(file, move):
-        where = f"{file}, line {number}"
-        crystal = _object(where, line)
+    samples = json_samples(
+        [file], what="crystals", finite=True, lists=False, progress=progress, longest=LONGEST_LINE
+    )
+    for sample in samples:
+        where, crystal = sample.where, sample.fields(_FIELDS)
+        text = {name: _text(where, crystal, name) for name in ("id", "dataset")}
+        if not isinstance(crystal["targets"], dict):
+            raise DataError(f"{where}, field 'targets': not an object of names and numbers")
         met.update(name for name, value in crystal["targets"].items() if value is not None)
-        yield _graph(where, crystal, targets)
-    if number == 0:
-        raise DataError(f"{file} holds no crystals")
+        z = _array(where, crystal, "z", "i", None)
+        yield crystal_graph(
+            where,
+            z=z,
+            frac=_array(where, crystal, "frac", "if", (len(z), 3)),
+            lattice=_array(where, crystal, "lattice", "if", (3, 3)),
+            values={name: _target(where, crystal["targets"].get(name), name) for name in targets},
+            text=text,
+        )
     for name in targets:
         if name not in met:
             raise DataError(
                 f"{file}: no crystal has a target '{name}'; there are "
                 f"{', '.join(sorted(met)) or 'none'}"
             )
-
-
-def _lines(file: Path, move: Move) -> Iterator[tuple[int, str]]:
-    """Number and text of every line; empty lines are passed over."""
-    with file.open("rb") as raw:
-        packed = raw.read(2) == b"\x1f\x8b"
-        raw.seek(0)
-        stream = gzip.GzipFile(fileobj=raw) if packed else raw
-        number = 0
-        try:
-            for number, line in bounded_lines(file, cast("IO[bytes]", stream)):
-                if line.strip():
-                    yield number, line.decode("utf-8")
-                if number % 256 == 0:
-                    move(raw.tell())
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise DataError(f"{file} is cut or damaged after line {number} ({error})") from None
-        except UnicodeDecodeError as error:
-            raise DataError(f"{file}, line {number}: {error}") from None
-        move(raw.tell())
-
-
-def _not_a_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a number")
-
-
-def _object(where: str, line: str) -> dict[str, Any]:
-    try:
-        crystal = json.loads(line, parse_constant=_not_a_number)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON ({error})") from None
-    if not isinstance(crystal, dict):
-        raise DataError(f"{where}: a {type(crystal).__name__}, not an object with {_FIELDS}")
-    for name in _FIELDS:
-        if name not in crystal:
-            raise DataError(f"{where}: no field '{name}'; it has {', '.join(crystal) or 'none'}")
-    for name in ("dataset", "id"):
-        if not isinstance(crystal[name], str):
-            raise DataError(f"{where}, field '{name}': {crystal[name]!r} is not text")
-    if not isinstance(crystal["targets"], dict):
-        raise DataError(f"{where}, field 'targets': not an object of names and numbers")
-    return crystal
-
-
-def _graph(where: str, crystal: dict[str, Any], targets: Sequence[str]) -> Graph:
-    lattice = _array(where, crystal, "lattice", "if", (3, 3))
-    z = _array(where, crystal, "z", "i", None)
-    frac = _array(where, crystal, "frac", "if", (len(z), 3))
-    return crystal_graph(
-        where,
-        z=z,
-        frac=frac,
-        lattice=lattice,
-        values={name: _target(where, crystal["targets"].get(name), name) for name in targets},
-        text={name: _text(where, crystal, name) for name in ("id", "dataset")},
-    )
 
 
 def crystal_graph(
@@ -174,14 +124,14 @@ def crystal_graph(
     """One crystal, checked.
 
     Args:
-        where: words that name its place in a message.
+        where: its place in the files, for messages.
         z: int [n], atomic numbers.
         frac: [n, 3], positions in lattice vectors.
         lattice: [3, 3], Å, one vector a row.
         values: the targets.
         text: `id` and `dataset` as UTF-8 bytes.
     """
-    with np.errstate(all="ignore"):  # what comes out of infinite numbers is checked next
+    with np.errstate(all="ignore"):  # infinite results are refused next
         pos = frac @ lattice
     check_structure(where, z, pos, lattice, _PBC)
     return Graph(
@@ -208,7 +158,7 @@ def lattice_vectors(where: str, parameters: Sequence[float]) -> Array:
         slant = (cos_alpha - cos_beta * cos_gamma) / sin_gamma
         height = 1 - cos_beta**2 - slant**2
     if not height > 0:
-        raise DataError(f"{where}: {list(parameters)} are no lengths and angles of a cell")
+        raise DataError(f"{where}: {list(parameters)} are not the lengths and angles of a cell")
     return np.array(
         [
             [a, 0, 0],
@@ -245,6 +195,8 @@ def _target(where: str, value: Any, name: str) -> Array:
 
 
 def _text(where: str, crystal: dict[str, Any], name: str) -> Array:
+    if not isinstance(crystal[name], str):
+        raise DataError(f"{where}, field '{name}': {crystal[name]!r} is not text")
     try:
         return np.frombuffer(crystal[name].encode(), dtype=np.uint8)
     except UnicodeEncodeError as error:  # JSON can escape half a character

@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from weft.errors import DataError
-from weft.sources.cache import full_disk_named
-from weft.sources.progress import Move, progress_bar
+from weft.sources.progress_bar import Move, progress_bar
+from weft.sources.table_cache import full_disk_named
 
 # Seconds to connect, and to wait for the next bytes.
 _TIMEOUT = (10.0, 60.0)
@@ -30,7 +30,7 @@ def fetch(
 
     Raises:
         DataError: the address cannot be reached (the message says where to put the file by hand),
-            or it gives another file than expected.
+            or it serves a file other than the expected one.
     """
     import pooch
     from requests.exceptions import RequestException
@@ -41,7 +41,7 @@ def fetch(
     stale = ""
     if path.exists() and pooch.file_hash(str(path)) != sha256:
         stale = f" ({path} is there, but it is another file: its SHA-256 is not {sha256})"
-    # Our bar says what pooch would log.
+    # The progress bar shows what pooch would log.
     pooch.get_logger().setLevel(logging.WARNING)
     with full_disk_named(folder), progress_bar(name, None, show=progress) as move:
         try:
@@ -61,7 +61,7 @@ def fetch(
             ) from None
         except ValueError:
             raise DataError(
-                f"{url} gave a file whose SHA-256 is not {sha256}; it was not kept: try again, or "
+                f"{url} has a file whose SHA-256 is not {sha256}; it was not kept: try again, or "
                 f"put the right file at {path}"
             ) from None
     return path

@@ -1,18 +1,18 @@
-"""Edge lists as text: `src dst [time] [weight]` lines, as SNAP and its neighbours publish them."""
+"""Edge lists as text: `src dst [time] [weight]` lines, as SNAP publishes them, and node labels."""
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Literal, get_args
 
 import numpy as np
 
 from weft.errors import DataError
+from weft.files import DAMAGE, text_lines, unpacked
 from weft.graphs import Array, Graph
 from weft.sources import edge_list_parser as loops
 from weft.sources.config import EdgeColumn
@@ -21,7 +21,6 @@ IdKind = Literal["auto", "integer", "text"]
 
 _BLOCK_BYTES = 16 * 2**20
 _LONGEST_LINE = 2**20
-_GZIP_MAGIC = b"\x1f\x8b"
 _UTF8_MARK = b"\xef\xbb\xbf"
 _ROLES = {"src": loops.SRC, "dst": loops.DST, "time": loops.TIME, "weight": loops.WEIGHT}
 _TOKEN_MASK = 2**32 - 1
@@ -126,8 +125,8 @@ def read_edge_list(
     """Read a text file, plain or gzip, with an edge on each line.
 
     Tokens are separated by blanks, tabs or a comma; blank lines and lines that begin with # or %
-    are passed over. The file is read in blocks: beside the result, memory holds the node ids of
-    the file as int64.
+    are passed over. The file is read in blocks: memory holds the result and the file's node ids as
+    int64.
 
     Args:
         path: the file.
@@ -157,7 +156,7 @@ def read_edge_list(
             block = block[header:]
         if text is None:
             text = _first_ids_are_text(path, block, roles, first_line)
-        # Without one whole edge nothing is known of ids, and they are not what is wrong.
+        # Without one whole edge the kind of ids is unknown, and they are not at fault.
         named = text is not False
         rows, lines, passed = _parse(path, block, roles, named, skip_malformed, first_line, ids)
         for name, values in rows.items():
@@ -192,21 +191,13 @@ def _roles(columns: Sequence[EdgeColumn]) -> Array:
 def _blocks(path: Path) -> Iterator[bytes]:
     """The file's bytes in blocks of whole lines."""
     try:
-        with path.open("rb") as raw:
-            magic = raw.read(len(_GZIP_MAGIC))
-            raw.seek(0)
-            if magic == _GZIP_MAGIC:
-                with gzip.open(raw) as unpacked:
-                    yield from _whole_lines(path, unpacked)
-            else:
-                yield from _whole_lines(path, raw)
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing") from None
-    except (OSError, EOFError, zlib.error) as error:
+        with unpacked(path) as (_, content):
+            yield from _whole_lines(path, content)
+    except (OSError, *DAMAGE) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
 
 
-def _whole_lines(path: Path, file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
+def _whole_lines(path: Path, file: IO[bytes]) -> Iterator[bytes]:
     tail = b""
     first = True
     while chunk := file.read(_BLOCK_BYTES):
@@ -280,7 +271,7 @@ def _parse(
         raise DataError(f"{path}, line {first_line + seen - 1}: {reason}; the line is {shown!r}")
     for row, role, first, last in hard.tolist():
         columns[role][row] = float(block[first:last])
-    # A block of comments must not keep its whole scratch space alive.
+    # A block of comments must not keep its scratch arrays alive.
     found = {
         name: columns[role][:count].copy() if count < most - 1 else columns[role][:count]
         for name, role in _ROLES.items()
@@ -366,3 +357,89 @@ def _concatenated(
         out[at : at + block.size] = block if lookup is None else lookup(block)
         at += block.size
     return out
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NodeLabels:
+    """Classes of nodes.
+
+    Attributes:
+        y: int64 [n], each node's class, 0..c-1; -1 for a node without.
+        classes: what the file calls them, in order.
+        unknown: lines that name a node which the graph does not have.
+    """
+
+    y: Array
+    classes: tuple[str, ...]
+    unknown: int
+
+
+def read_node_labels(path: str | Path, ids: Array) -> NodeLabels:
+    """Read a text file, plain or gzip, with `node label` on each line.
+
+    Tokens are separated by blanks, tabs or a comma; blank lines and lines that begin with # or %
+    are passed over. Labels are whole numbers or names; classes are numbered in their order.
+
+    Args:
+        path: the file.
+        ids: [n], what each node is called, as in `EdgeList.ids`.
+
+    Raises:
+        DataError: the file cannot be read, a line has not two tokens, a node has two classes, or
+            no node has any; the message has file and line.
+    """
+    path = Path(path)
+    places = {str(name): place for place, name in enumerate(ids.tolist())}
+    found: dict[int, str] = {}
+    unknown = 0
+    for number, line in text_lines(path):
+        if not line.strip() or line.lstrip()[0] in "#%":
+            continue
+        tokens = line.replace(",", " ").split()
+        if len(tokens) != 2:
+            raise DataError(
+                f"{path}, line {number}: 2 tokens (node, label) wanted; the line is "
+                f"{line.strip()[:80]!r}"
+            )
+        place = places.get(tokens[0])
+        if place is None:
+            unknown += 1
+        elif found.setdefault(place, tokens[1]) != tokens[1]:
+            raise DataError(
+                f"{path}, line {number}: node {tokens[0]} has the label {found[place]} already; a "
+                "node has one class"
+            )
+    if not found:
+        raise DataError(f"{path} labels none of the graph's {len(ids):,} nodes")
+    names = set(found.values())
+    try:
+        classes = sorted(names, key=lambda name: (int(name), name))
+    except ValueError:
+        classes = sorted(names)
+    number_of = {name: number for number, name in enumerate(classes)}
+    y = np.full(len(ids), -1, dtype=np.int64)
+    y[list(found)] = [number_of[name] for name in found.values()]
+    return NodeLabels(y=y, classes=tuple(classes), unknown=unknown)
+
+
+def labelled_graph(edges: str | Path, labels: str | Path) -> Graph:
+    """The graph of an edge list `src dst time` with the node column `y` of a file of labels.
+
+    Nodes that have a label but no edge are left out, with a warning that counts them. What the
+    file calls the classes is the ragged column `classes`: UTF-8 text, a line feed after each.
+    """
+    edge_list = read_edge_list(edges)
+    found = read_node_labels(labels, edge_list.ids)
+    if found.unknown:
+        warnings.warn(
+            f"{labels} labels {found.unknown:,} nodes that have no edge in {edges}; they are "
+            "left out",
+            stacklevel=2,
+        )
+    graph = edge_list_graph(edge_list)
+    classes = "".join(f"{name}\n" for name in found.classes).encode()
+    return replace(
+        graph,
+        nodes={**graph.nodes, "y": found.y},
+        ragged={**graph.ragged, "classes": np.frombuffer(classes, dtype=np.uint8)},
+    )

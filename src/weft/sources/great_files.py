@@ -27,7 +27,7 @@ would do: it is one with a known last write, into which no last write and from w
 leads (so it is no assignment); the function's text and line choose a variable, then its read. In
 its place stands a blank: its name is gone, and what depends on it is as if it were not there:
 where a last use led to the slot, it leads to what the slot's own led to. Otherwise the gap would
-tell the name.
+give the name away.
 
 **The candidates** are the names at the `repair_candidates`. Each has the edges that are known
 without running the analysis again: LastLexicalUse to its nearest use before the slot, LastUse and
@@ -50,9 +50,9 @@ from typing import Any
 import numpy as np
 
 from weft.graphs import GraphTable
-from weft.sources.json_samples import BadSample, Sample, Skips
+from weft.sources.json_samples import BadSample, JsonSample, Skips
 from weft.sources.program_graph import SLOT_LABEL
-from weft.sources.program_samples import ProgramSample, check_node, collect
+from weft.sources.varmisuse_files import ProgramSample, check_node, collect
 
 GREAT_EDGES: dict[str, str | None] = {
     "enum_FIELD": "Child",
@@ -98,7 +98,7 @@ def read_great(
     Args:
         paths: the shards, plain or gzip'd.
         skip_bad: leave bad samples out too and count them in metadata["skipped"].
-        limit: stop after so many samples.
+        limit: stop after this number of samples.
         progress: show a progress bar.
 
     Raises:
@@ -117,7 +117,9 @@ def read_great(
     )
 
 
-def _program(sample: Sample, skipped: Counter[str], left_out: Counter[str]) -> ProgramSample | None:
+def _program(
+    sample: JsonSample, skipped: Counter[str], left_out: Counter[str]
+) -> ProgramSample | None:
     where = sample.where
     content = sample.fields(_FIELDS)
     tokens = _tokens(where, content)
@@ -170,7 +172,7 @@ def _program(sample: Sample, skipped: Counter[str], left_out: Counter[str]) -> P
 
 
 def _why(slot: int | None, right: set[str], answers: set[str]) -> str:
-    """Why a sample has no answer that could be learned."""
+    """Why a sample has no answer to learn."""
     if slot is None:
         return "no bug, and no read of a variable"
     if not right:

@@ -1,6 +1,6 @@
 """JSON objects from files of any length, one at a time: JSON lines, or one list of all objects.
 
-Both come plain or gzip'd, told apart by their content, not by their names. Memory holds one object
+Both come plain or gzip'd; the content decides, not the file's name. Memory holds one object
 and a block of the file.
 """
 
@@ -11,22 +11,23 @@ import gzip
 import io
 import json
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from weft.errors import DataError
-from weft.sources.progress import progress_bar
+from weft.files import DAMAGE, refuse_constant, unpacked
+from weft.sources.progress_bar import progress_bar
 
 LONGEST = 64 * 2**20
 """Bytes of one object; the largest program graphs of Allamanis et al. have about 10 MiB."""
 
 _BLOCK = 2**20
-_JSON = json.JSONDecoder()
+# Samples between two moves of the progress bar.
+_SHOWN = 64
 _SIGN = re.compile(r"\s*(\S)")
 _Stream = gzip.GzipFile | io.BufferedReader
 
@@ -41,7 +42,7 @@ class BadSample(DataError):
 
 @dataclass(frozen=True, kw_only=True)
 class Skips:
-    """What is left out, and why.
+    """Which samples are left out, and why.
 
     Attributes:
         skip_bad: count bad samples instead of raising.
@@ -53,7 +54,7 @@ class Skips:
 
     @contextmanager
     def sample(self) -> Iterator[None]:
-        """Within it, a BadSample is counted if that was asked for."""
+        """Within this context a BadSample is counted, if `skip_bad` asks for it."""
         try:
             yield
         except BadSample as error:
@@ -63,14 +64,14 @@ class Skips:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class JsonSample:
     """One object of a file.
 
     Attributes:
-        file: where it stands.
+        file: the file that holds it.
         number: its line, or its place in the list, from 1.
-        where: words that name the place in a message.
-        content: what was read, or why nothing could be.
+        where: its place in the files, for messages.
+        content: what was read, or the BadSample that says why it could not be.
     """
 
     file: Path
@@ -107,12 +108,21 @@ def checked_fields(where: str, content: Any, names: Sequence[str]) -> dict[str, 
 
 
 def json_samples(
-    files: Sequence[Path], *, progress: bool = True, longest: int = LONGEST
-) -> Iterator[Sample]:
+    files: Sequence[Path],
+    *,
+    what: str = "samples",
+    finite: bool = False,
+    lists: bool = True,
+    progress: bool = True,
+    longest: int = LONGEST,
+) -> Iterator[JsonSample]:
     """The objects of all files in their order; blank lines are passed over.
 
     Args:
         files: JSON lines, or a JSON list, plain or gzip'd.
+        what: what the objects are, for messages and the progress bar.
+        finite: refuse NaN and infinity, which are not JSON though Python reads them.
+        lists: read a file that begins with a bracket as one list; otherwise all are JSON lines.
         progress: show a progress bar.
         longest: bytes of a line or characters of a list's item. A longer line is a BadSample and
             is never in memory whole.
@@ -122,59 +132,58 @@ def json_samples(
             is not known where its next item begins.
     """
     if not files:
-        raise DataError("no files to read samples from: name at least one")
+        raise DataError(f"no files to read {what} from: name at least one")
     for file in files:
         if not file.is_file():
             raise DataError(f"{file} is not a file; name the files themselves, not their folder")
+    decoder = json.JSONDecoder(parse_constant=refuse_constant if finite else None)
     done, total = 0, sum(file.stat().st_size for file in files)
-    with progress_bar("samples", total, show=progress) as move:
+    with progress_bar(what, total, show=progress) as move:
         for file in files:
-            empty = True
-            with file.open("rb") as raw:
-                for sample in _samples(file, raw, longest):
-                    empty = False
-                    yield sample
-                    move(done + raw.tell())
-            if empty:
-                raise DataError(f"{file} holds no samples")
+            read = 0
+            try:
+                with unpacked(file) as (raw, stream):
+                    is_list = lists and cast("_Stream", stream).peek(1).lstrip()[:1] == b"["
+                    for sample in (_items if is_list else _lines)(file, stream, decoder, longest):
+                        read += 1
+                        yield sample
+                        if read % _SHOWN == 0:
+                            move(done + raw.tell())
+            except (*DAMAGE, UnicodeDecodeError) as error:
+                raise DataError(f"{file} is cut or damaged after {read} {what} ({error})") from None
+            if not read:
+                raise DataError(f"{file} holds no {what}")
             done += file.stat().st_size
+            move(done)
 
 
-def _samples(file: Path, raw: io.BufferedReader, longest: int) -> Iterator[Sample]:
-    packed = raw.peek(2)[:2] == b"\x1f\x8b"
-    stream = gzip.GzipFile(fileobj=raw) if packed else raw
-    read = 0
-    try:
-        is_list = stream.peek(1).lstrip()[:1] == b"["
-        for sample in (_items if is_list else _lines)(file, stream, longest):
-            yield sample
-            read += 1
-    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
-        raise DataError(f"{file} is cut or damaged after {read} samples ({error})") from None
-
-
-def _lines(file: Path, stream: _Stream, longest: int) -> Iterator[Sample]:
+def _lines(
+    file: Path, stream: IO[bytes], decoder: json.JSONDecoder, longest: int
+) -> Iterator[JsonSample]:
     number = 0
     while line := stream.readline(longest + 1):
         number += 1
         where = f"{file}, line {number}"
         content: Any
         if len(line) > longest:
-            while line and not line.endswith(b"\n"):
-                line = stream.readline(_BLOCK)
             content = BadSample("too long", f"{where}: longer than {longest:,} bytes")
         elif not line.strip():
             continue
         else:
             try:
-                content = json.loads(line.decode("utf-8"))
+                content = decoder.decode(line.decode("utf-8"))
             except (ValueError, RecursionError) as error:
                 content = BadSample("not JSON", f"{where}: not JSON ({error})")
-        yield Sample(file=file, number=number, where=where, content=content)
+        yield JsonSample(file=file, number=number, where=where, content=content)
+        # The rest of a line that is too long; a caller who raised is spared it.
+        while len(line) > longest and not line.endswith(b"\n"):
+            line = stream.readline(longest + 1)
 
 
-def _items(file: Path, stream: _Stream, longest: int) -> Iterator[Sample]:
-    text = _Text(stream)
+def _items(
+    file: Path, stream: IO[bytes], decoder: json.JSONDecoder, longest: int
+) -> Iterator[JsonSample]:
+    text = _Text(stream, decoder)
     number = 0
     text.next_sign()
     text.at += 1  # behind the bracket
@@ -187,7 +196,7 @@ def _items(file: Path, stream: _Stream, longest: int) -> Iterator[Sample]:
         number += 1
         where = f"{file}, item {number}"
         content = text.value(where, longest)
-        yield Sample(file=file, number=number, where=where, content=content)
+        yield JsonSample(file=file, number=number, where=where, content=content)
     text.at += 1
     if text.next_sign():
         raise DataError(f"{file}: more text after the end of the list")
@@ -196,13 +205,13 @@ def _items(file: Path, stream: _Stream, longest: int) -> Iterator[Sample]:
 class _Text:
     """The text of a stream, from the first character that is still needed at `at`."""
 
-    def __init__(self, stream: _Stream) -> None:
-        self.stream = stream
+    def __init__(self, stream: IO[bytes], decoder: json.JSONDecoder) -> None:
+        self.stream, self.json = stream, decoder
         self.decode = codecs.getincrementaldecoder("utf-8")().decode
         self.text, self.at = "", 0
 
     def more(self) -> bool:
-        """Read on, as much again as there is: an object is then parsed twice on the whole."""
+        """Read on, doubling what is held: parsing an object again and again then costs twice."""
         rest = self.text[self.at :]
         block = self.stream.read(max(_BLOCK, len(rest)))
         self.text, self.at = rest + self.decode(block, final=not block), 0
@@ -221,7 +230,7 @@ class _Text:
         """The JSON value that begins here."""
         while True:
             try:
-                value, self.at = _JSON.raw_decode(self.text, self.at)
+                value, self.at = self.json.raw_decode(self.text, self.at)
             except (ValueError, RecursionError) as error:
                 if len(self.text) - self.at > longest:
                     raise DataError(

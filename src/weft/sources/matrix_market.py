@@ -24,7 +24,7 @@ _LONGEST_LINE = 2**20
 def read_matrix_market(path: str | Path) -> Graph:
     """The graph of the square sparse matrix in `path`, plain or `.gz`.
 
-    A symmetric matrix gives both directions; the diagonal gives self-loops; stored zeros and
+    A symmetric matrix has both directions; the diagonal becomes self-loops; stored zeros and
     repeated entries stay. Values are the edge column `weight` (float64); a `pattern` matrix
     has none.
 

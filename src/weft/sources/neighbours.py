@@ -16,18 +16,25 @@ import numpy as np
 from weft.errors import DataError
 from weft.graphs import Array, Column, GraphTable, open_table, table_from_columns, write_table
 from weft.graphs.table import offsets_of
-from weft.sources.cache import full_disk_named
 from weft.sources.config import Cutoff, FullyConnected, Nearest, Neighbours
-from weft.sources.neighbour_loops import closest, count_within, nearest_within, pairs_within
-from weft.sources.periodic_images import Pairs, nearest_images, pairs_of_images
-from weft.sources.progress import progress_bar
+from weft.sources.neighbour_search import (
+    Pairs,
+    closest,
+    count_within,
+    nearest_images,
+    nearest_within,
+    pairs_of_images,
+    pairs_within,
+)
+from weft.sources.progress_bar import progress_bar
+from weft.sources.table_cache import full_disk_named
 
 # Å. Atoms nearer than this are in one place; no bond comes close to it.
 _ONE_PLACE = 1e-3
 # Å. Distances equal in these steps are ties; float32 positions are no more exact.
 _TIE = 1e-5
 _CHUNK_EDGES = 2**20
-# Building a graph needs some 100 bytes an edge, a table in memory 12 or 24.
+# Building a graph needs some 100 bytes per edge, a table in memory 12 or 24.
 _MOST_EDGES = 2**25
 _MOST_EDGES_IN_MEMORY = 2**27
 
@@ -80,7 +87,7 @@ def with_neighbours(
         except (DataError, OSError):
             if not path.exists():
                 raise
-            # Another process finished it first; whether it is the same is seen below.
+            # Another process finished it first; whether it is the same is checked below.
     found = open_table(path)
     for key in ("neighbours", "neighbours_of"):
         if found.metadata.get(key) != metadata[key]:
@@ -94,7 +101,7 @@ class _Structures:
 
     Attributes:
         table: the table.
-        periodic: some structure is.
+        periodic: whether any structure is.
         pbc: bool [g, 3].
         cell: float64 [g, 3, 3], Å.
         measure: float64 [g], length, area or volume of what repeats; 1 where nothing does.
@@ -127,7 +134,7 @@ class _Structures:
         vectors = np.where(self.pbc[:, :, None], self.cell, 0.0)
         # The open directions count as orthogonal unit vectors.
         lengths = np.where(self.pbc, np.sqrt((vectors**2).sum(axis=2)), 1.0)
-        with np.errstate(all="ignore"):  # what comes of zero, infinity and NaN is refused below
+        with np.errstate(all="ignore"):  # zero, infinity and NaN are refused below
             unit = vectors / lengths[:, :, None]
             gram = unit @ unit.transpose(0, 2, 1) + np.eye(3) * ~self.pbc[:, :, None]
             part = np.sqrt(np.linalg.det(np.nan_to_num(gram)).clip(min=0))
@@ -271,7 +278,7 @@ def _periodic_pairs(
     """The edges of one periodic structure, its atoms numbered from 0."""
     if isinstance(neighbours, FullyConnected):
         raise DataError(
-            f"graph {graph} is periodic: each of its atoms has endless neighbours; take "
+            f"graph {graph} is periodic: each of its atoms has infinitely many neighbours; take "
             "Cutoff(radius=...) or Nearest(k=...)"
         )
     pbc, cell = structures.pbc[graph], structures.cell[graph]
@@ -325,7 +332,7 @@ def _joined(
         if total > _MOST_EDGES_IN_MEMORY:
             raise DataError(
                 f"the first {len(num_edges) + 1} chunks have {total:,} edges, a table in memory at "
-                f"most {_MOST_EDGES_IN_MEMORY:,}; give a path to stream it to"
+                f"most {_MOST_EDGES_IN_MEMORY:,}; pass a path to stream it to"
             )
         num_edges.append(part.num_edges)
         for name, values in part.columns.items():
@@ -344,7 +351,7 @@ def _joined(
 
 
 def _fingerprint(table: GraphTable) -> str:
-    """SHA-256 that tells a table's contents from another's; a mapped table's manifest does."""
+    """SHA-256 that identifies a table's contents: of a mapped table, that of its manifest."""
     if table.path is not None:
         return hashlib.sha256((table.path / "table.json").read_bytes()).hexdigest()
     digest = hashlib.sha256(json.dumps(sorted(table.schema)).encode())

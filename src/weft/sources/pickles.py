@@ -1,4 +1,4 @@
-"""Reading pickles that strangers made: plain containers and arrays by an allow-list."""
+"""Reading pickles that are not trusted: plain containers and arrays, by an allow-list."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from weft.errors import DataError
 from weft.graphs import Array
 
 
-# A pickle may build whatever it names with any arguments and any state; with numpy's own classes
-# it could make an array of raw pointers. So it names these holders, and the arrays are made here.
+# A pickle can build any class that it names with any arguments and any state; with numpy's own
+# classes it could make an array of raw pointers. So it gets these holders, and the arrays are made
+# from them here.
 # Each has a __setstate__: without one, a pickle could set attributes of the class itself.
 class _Dtype:
     """Takes a pickled dtype."""
@@ -56,7 +57,7 @@ class _Csr:
 
 
 class _Lists(defaultdict[Any, list[Any]]):
-    """Takes a pickled defaultdict of lists, whatever it would be filled with at once."""
+    """Takes a pickled defaultdict of lists, whatever its factory is."""
 
     def __init__(self, *_: object) -> None:
         super().__init__(list)
@@ -115,7 +116,7 @@ def check_pickle(content: bytes) -> None:
 
 
 class _ForbiddenGlobalError(Exception):
-    """Carries the dotted name of what the pickle asked for."""
+    """Carries the dotted name that the pickle asked for."""
 
 
 class _Unpickler(pickle.Unpickler):

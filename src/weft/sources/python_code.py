@@ -57,7 +57,7 @@ class FileSamples:
     """The samples of a file, in the order of the text, and what was left out.
 
     Attributes:
-        samples: one a slot.
+        samples: one for each slot.
         skipped: counts by reason: a whole file that cannot be parsed, or units that are too large.
     """
 
@@ -77,7 +77,7 @@ def variable_uses(source: str) -> list[Use]:
                 names = tuple(variable.name for variable, _ in candidates)
                 name = slot.variable.name
                 uses.append(Use(line=line, column=column, name=name, candidates=names))
-    return sorted(uses, key=lambda use: (use.line, use.column))
+    return sorted(uses, key=_place)
 
 
 def sample_graphs(path: Path, *, max_nodes: int = MAX_NODES) -> FileSamples:
@@ -97,22 +97,16 @@ def samples_of(
     max_nodes: int = MAX_NODES,
     file: int = 0,
 ) -> FileSamples:
-    """Samples of a file's text; nothing in it makes this raise.
-
-    Args:
-        source: the text.
-        name: the file's name, which decides with `seed` which slots are taken.
-        slots: at most so many from a unit; None for all.
-        seed: of the choice.
-        max_nodes: units with more nodes are left out, and counted as "too large".
-        file: number for the graphs' column `file`.
-    """
+    """All of `each_sample`, in the order of the text; nothing in it makes this raise."""
     skipped: Counter[str] = Counter()
     found = each_sample(
         source, name, skipped, slots=slots, seed=seed, max_nodes=max_nodes, file=file
     )
-    samples = sorted(found, key=lambda sample: (sample.line, sample.column))
-    return FileSamples(samples=samples, skipped=dict(skipped))
+    return FileSamples(samples=sorted(found, key=_place), skipped=dict(skipped))
+
+
+def _place(use: Use) -> tuple[int, int]:
+    return use.line, use.column
 
 
 def each_sample(
@@ -125,16 +119,16 @@ def each_sample(
     max_nodes: int = MAX_NODES,
     file: int = 0,
 ) -> Iterator[Sample]:
-    """The same one after another, unit by unit: those of a long file would fill the memory.
+    """Samples of a file's text one after another, unit by unit, so that memory stays small.
 
     Args:
         source: the text.
-        name: the file's name.
+        name: the file's name, which decides with `seed` which slots are taken.
         skipped: what is left out is counted here.
-        slots: see `samples_of`, and so for the others.
+        slots: the most samples of a unit; None for all.
         seed: of the choice.
-        max_nodes: of a unit.
-        file: number for the graphs.
+        max_nodes: units with more nodes are left out, and counted as "too large".
+        file: number for the graphs' column `file`.
     """
     name_hash = zlib.crc32(name.encode("utf-8", "surrogateescape"))
     for number, (_, nodes) in enumerate(_units(source, max_nodes, skipped)):
@@ -171,7 +165,7 @@ def _candidates(nodes: UnitNodes, flow: Flow, slot: Occurrence) -> list[tuple[Va
     A variable can if it is in scope, may have a value there, and occurs before the slot in the text
     or is bound by the lambda or comprehension around it; the eight latest are taken. The number is
     -1 if it does not occur before. Empty if there is no other, or if the slot's own variable is
-    none of them: to add it would tell which one it is.
+    none of them: adding it would give the answer away.
     """
     known: list[tuple[int, str, Variable, int]] = []
     for variable, occurrences in nodes.occurrences.items():

@@ -106,7 +106,7 @@ class Flow:
         self._continues: list[list[_State]] = []
         self._guarding: dict[Variable, list[tuple[int, int]]] = {}
         self._formal: dict[tuple[ast.AST, str], int] = {}
-        # All that got a value so far, and what other functions may give one at any time.
+        # The variables written so far, and those that other functions may write at any time.
         self._written: list[Variable] = []
         self._always = frozenset(nodes.written_elsewhere())
         self._ever = {o.variable for part, o in nodes.place.items() if _gives_value(part)}
@@ -222,7 +222,7 @@ class Flow:
         if isinstance(part, ast.AugAssign) and part.target in self.nodes.place:
             self._use(self.nodes.place[part.target], write=False)
         self._walk(part.value)
-        if part.value is None and part.target in self.nodes.place:  # an annotation gives no value
+        if part.value is None and part.target in self.nodes.place:  # an annotation assigns no value
             self._use(self.nodes.place[part.target], write=True)
         else:
             self._walk_all(targets)

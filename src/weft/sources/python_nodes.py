@@ -54,7 +54,7 @@ class UnitNodes:
         node_of: the node of each part of the syntax tree.
         token_node: the node of each token, by the token's number in the file.
         place: where a variable is read or bound: the occurrence of a part of the syntax tree.
-        occurrences: of each variable, in order of the text, one a token.
+        occurrences: of each variable, in order of the text, one for each token.
     """
 
     def __init__(self, program: Program, unit: Unit, max_nodes: int) -> None:
@@ -111,7 +111,7 @@ class UnitNodes:
                 found = functions.get((found, "__init__"))
                 return (found, 1) if isinstance(found, Function) else (None, 0)
             return (found, 0) if isinstance(found, Function) else (None, 0)
-        # Not self alone: that would tell what stands in a slot there.
+        # Any variable, not only self: otherwise the edge would reveal what stands in a slot.
         if isinstance(func, ast.Attribute) and func.value in self.place:
             own = scope.parent
             if own is not None and own.is_class:

@@ -15,6 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+EXTRACTION = 2
+"""Raise it with every change of the graphs of a file: tables in the cache are named after it."""
+
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 Token = tokenize.TokenInfo
 

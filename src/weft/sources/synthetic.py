@@ -32,7 +32,7 @@ def rmat(
 
     Each edge falls, level by level, into a quadrant of the adjacency matrix: top left with
     probability `a`, top right `b`, bottom left `c`, bottom right 1 - a - b - c. Nodes are shuffled
-    afterwards, so that a number says nothing about a degree. Beside its result it needs a few MB.
+    afterwards, so that a number says nothing about a degree. Beside its result this needs a few MB.
 
     Args:
         num_nodes: n, any number from 1.
@@ -48,7 +48,7 @@ def rmat(
     _at_least("num_edges", num_edges, 0)
     if min(a, b, c) < 0 or a + b + c > 1 or a == 0:
         raise DataError(
-            f"a = {a}, b = {b}, c = {c} are no probabilities of quadrants: a must be positive, "
+            f"a = {a}, b = {b}, c = {c} are not probabilities of quadrants: a must be positive, "
             "none negative and their sum at most 1"
         )
     rng = np.random.default_rng(seed)
@@ -161,7 +161,7 @@ def temporal(num_nodes: int, num_edges: int, seed: int = 0) -> EdgeList:
     Args:
         num_nodes: n, at least 2.
         num_edges: e, any number.
-        seed: the same seed gives the same stream.
+        seed: the same seed makes the same stream.
     """
     _at_least("num_nodes", num_nodes, 2)
     _at_least("num_edges", num_edges, 0)
@@ -207,7 +207,7 @@ def small_graphs(count: int, seed: int = 0) -> Iterator[Graph]:
 
     Args:
         count: how many.
-        seed: the same seed gives the same graphs.
+        seed: the same seed makes the same graphs.
     """
     _at_least("count", count, 0)
     rng = np.random.default_rng(seed)

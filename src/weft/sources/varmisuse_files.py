@@ -1,6 +1,7 @@
-"""Variable-misuse samples as Allamanis et al. (2018) publish them.
+"""Files of variable-misuse samples: how any become a program table, and the format of Allamanis.
 
-A file holds objects, one a line or all in one list, gzip'd or not:
+The format of Allamanis et al. (2018): a file holds objects, one a line or all in one list, plain or
+gzip'd:
 
     {"filename": text (optional),
      "ContextGraph": {"Edges": {type: [[source, target], ...]}, "NodeLabels": {"0": text, ...}},
@@ -14,16 +15,131 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from weft.graphs import Array, GraphTable
-from weft.sources.json_samples import BadSample, Sample, Skips, checked_fields
-from weft.sources.program_graph import EDGE_TYPES
-from weft.sources.program_samples import ProgramSample, check_node, collect
+from weft.errors import DataError
+from weft.graphs import Array, Graph, GraphTable, table_from_graphs
+from weft.sources.json_samples import BadSample, JsonSample, Skips, checked_fields, json_samples
+from weft.sources.program_graph import (
+    EDGE_NAMES,
+    EDGE_TYPES,
+    PROGRAM_SCHEMA,
+    VOCABULARY,
+    label_buckets,
+    program_graph,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramSample:
+    """One slot in one program.
+
+    Attributes:
+        program: the name of the program.
+        labels: of the n nodes.
+        edges: int64 [e, 2], senders and receivers, for types of EDGE_TYPES; no reversed ones.
+        slot: its node.
+        candidates: their nodes.
+        correct: the node of the right one.
+        recent: the node of the one used last before the slot.
+        line: where the slot is, from 1.
+        column: where it is in the line, from 0.
+    """
+
+    program: str
+    labels: Sequence[str]
+    edges: Mapping[str, Array]
+    slot: int
+    candidates: Sequence[int]
+    correct: int
+    recent: int
+    line: int
+    column: int
+
+
+def check_node(where: str, name: str, node: Any, num_nodes: int) -> int:
+    """`node` of field `name`, which must be one of 0 to num_nodes - 1."""
+    if not isinstance(node, int) or isinstance(node, bool) or not 0 <= node < num_nodes:
+        raise BadSample(
+            "a missing node",
+            f"{where}, field '{name}': {str(node)[:40]} is none of the nodes 0 to {num_nodes - 1}",
+        )
+    return node
+
+
+def collect(
+    paths: Sequence[Path],
+    program: Callable[[JsonSample], ProgramSample | None],
+    *,
+    source: str,
+    skips: Skips,
+    limit: int | None,
+    progress: bool,
+    more: Mapping[str, Any] | None = None,
+) -> GraphTable:
+    """The programs that `program` makes of the samples, as a table in memory.
+
+    Args:
+        paths: the files with the samples.
+        program: raises BadSample for a bad sample; None leaves it out.
+        source: where they come from, for the metadata.
+        skips: counts what is left out.
+        limit: stop after this number of programs.
+        progress: show a progress bar.
+        more: metadata that is ready when all is read.
+    """
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit is {limit}; it must be 1 or more, or None for all samples")
+    names: dict[str, int] = {}
+    graphs: list[Graph] = []
+    for sample in json_samples(paths, progress=progress):
+        with skips.sample():
+            found = program(sample)
+            if found is not None:
+                graphs.append(_graph(found, names.setdefault(found.program, len(names))))
+        if len(graphs) == limit:
+            break
+    if not graphs:
+        raise DataError(
+            f"{', '.join(map(str, paths))}: no sample can be used: {dict(skips.counts)}"
+        )
+    metadata = {
+        "kind": "programs",
+        "edge_types": list(EDGE_NAMES),
+        "files": list(names),
+        "vocabulary": VOCABULARY,
+        "order": "rcm",
+        "skipped": dict(skips.counts),
+        "source": source,
+        "read": [path.name for path in paths],
+        **(more or {}),
+    }
+    return table_from_graphs(graphs, PROGRAM_SCHEMA, metadata=metadata)
+
+
+def _graph(sample: ProgramSample, file: int) -> Graph:
+    edges = [
+        np.column_stack([np.full(len(pairs), EDGE_TYPES.index(name)), pairs])
+        for name, pairs in sample.edges.items()
+    ]
+    graph, _ = program_graph(
+        np.array([label_buckets(label) for label in sample.labels], dtype=np.int32),
+        np.concatenate([np.empty((0, 3), dtype=np.int64), *edges]),
+        slot=sample.slot,
+        candidates=sample.candidates,
+        correct=sample.correct,
+        recent=sample.recent,
+        file=file,
+        line=sample.line,
+        column=sample.column,
+    )
+    return graph
+
 
 _GRAPH, _SLOT, _CANDIDATES = "ContextGraph", "SlotDummyNode", "SymbolCandidates"
 
@@ -45,7 +161,7 @@ def read_varmisuse(
     Args:
         paths: the files, .jsonl.gz, or .gz with a list.
         skip_bad: leave bad samples out and count them in metadata["skipped"].
-        limit: stop after so many samples.
+        limit: stop after this number of samples.
         progress: show a progress bar.
 
     Raises:
@@ -62,7 +178,7 @@ def read_varmisuse(
     )
 
 
-def _program(sample: Sample) -> ProgramSample:
+def _program(sample: JsonSample) -> ProgramSample:
     content = sample.fields((_GRAPH, _SLOT, _CANDIDATES))
     where = sample.where
     graph = checked_fields(f"{where}, field '{_GRAPH}'", content[_GRAPH], ("Edges", "NodeLabels"))
@@ -181,7 +297,7 @@ def _recent(edges: Mapping[str, Array], slot: int, candidates: Sequence[int]) ->
     while token is not None and token not in uses:
         token = before.pop(token, None)  # taken out, so that a circle has an end
     if token is None:
-        # The tokens are numbered in their order, where no chain tells it.
+        # Without a chain, tokens are in the order of their numbers.
         token = max((use for use in uses if use < slot), default=None)
     return candidates[0] if token is None else uses[token]
 

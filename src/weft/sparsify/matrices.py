@@ -43,7 +43,7 @@ _KNOWN = {
     "torch_geometric.nn.conv.rgcn_conv.RGCNConv": ("weight", "root"),
     "weft.models.gcn.GCNLayer": ("weight",),
     "weft.models.ggnn.GatedGraph": ("weight",),
-    "weft.models.sage.SAGELayer": ("neighbours", "own"),
+    "weft.models.gcn.SAGELayer": ("neighbours", "own"),
 }
 _UNKNOWN = (
     "not known to multiply features; give an example, which is a batch as the model takes it, or "

@@ -11,9 +11,8 @@ import numpy as np
 from torch import Tensor
 
 from weft.errors import DataError
-from weft.files import json_text, read_json, read_object, write_atomically
+from weft.files import json_text, read_json, read_object, text_lines, write_atomically
 from weft.graphs import Array
-from weft.sources.labelled_graphs import text_lines
 from weft.training.checkpoint import read_weights, save_weights
 from weft.training.run import CONFIG
 

@@ -29,7 +29,7 @@ def skip_gram(
 ) -> Array:
     """Embeddings by word2vec's skip-gram with negative sampling: walks are sentences.
 
-    In one thread, as only so the same seed gives the same embeddings; they do not depend on
+    It runs in one thread, so that the same seed makes the same embeddings; they do not depend on
     PYTHONHASHSEED. Needs gensim (`pip install 'weft[walks]'`).
 
     Args:

@@ -8,9 +8,9 @@ import numpy as np
 
 from weft.compiled import compiled
 from weft.graphs import Array
-from weft.graphs.loops import group_starts
+from weft.graphs.edge_loops import group_starts
 
-# Bits of a digit: the ends of so many growing lists fit the nearest cache.
+# Bits of a digit: the ends of 2^8 growing lists fit the nearest cache.
 _DIGIT = 8
 _SIGN = np.uint64(1 << 63)
 
@@ -39,7 +39,7 @@ def time_order(time: Array) -> Array:
 
 @compiled()
 def _ordered_keys(time: Any, keys: Any) -> Any:
-    """Write whole numbers in the order of the times; gives the bits in which some differ."""
+    """Write whole numbers in the order of the times; returns the bits in which some differ."""
     bits = time.view(np.uint64)
     differing = np.uint64(0)
     for edge in range(time.shape[0]):

@@ -11,7 +11,7 @@ import tyro
 from weft.errors import DataError
 from weft.graphs import GraphTable
 from weft.sources import load
-from weft.sources.programs import program_table
+from weft.sources.python_programs import program_table
 from weft_lab.bench.machine import machine
 from weft_lab.commands.study_command import StudyCommand
 from weft_lab.studies import (

@@ -12,11 +12,11 @@ import torch
 from weft.batching import BatchingConfig
 from weft.errors import DataError
 from weft.graphs import GraphTable
-from weft.models.scaling import element_counts, learn_scale
+from weft.models.target_scale import element_counts, learn_scale
 from weft.recipes.structures.config import ModelName, StructuresConfig
 from weft.recipes.structures.data import labelled, neighbour_table, some_of
 from weft.recipes.structures.training import make_network
-from weft.sources.progress import progress_bar
+from weft.sources.progress_bar import progress_bar
 from weft.training.compilation import why_not_inductor
 from weft_lab.studies.cells import Cell, CellTimer, Timings
 from weft_lab.studies.repeats import repeat_trainings

@@ -12,7 +12,7 @@ import numpy as np
 from weft.errors import DataError
 from weft.graphs import Graph
 from weft.parallel.grid import Grid, grids_for
-from weft.sources.progress import progress_bar
+from weft.sources.progress_bar import progress_bar
 from weft_lab.studies.communication_ranks import (
     METHODS,
     GridRun,

@@ -12,8 +12,8 @@ import torch
 
 from weft.graphs import Graph, GraphBatch, assemble, table_from_graphs
 from weft.layout import AnyAdjacency, LayoutConfig, adjacency_of, measured_choice
-from weft.layout.choice import estimates
 from weft.layout.csr import TYPE
+from weft.layout.layout_choice import estimates
 
 # Seconds of a turn: many calls of what takes less than a hiccup of the machine.
 _TURN = 0.01

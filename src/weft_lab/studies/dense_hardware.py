@@ -14,7 +14,7 @@ from weft.graphs import Array, GraphTable
 from weft.layout import band_statistics
 from weft.recipes.programs.training import PreparedPrograms, prepare_programs
 from weft.sources.program_graph import NUM_TYPES
-from weft.sources.progress import progress_bar
+from weft.sources.progress_bar import progress_bar
 from weft_lab.studies.dense_crossover import FormCell, time_forms
 from weft_lab.studies.dense_orders import STUDIED_ORDERS, order_figures, spy
 from weft_lab.studies.dense_results import DenseResults

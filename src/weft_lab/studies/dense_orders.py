@@ -9,7 +9,7 @@ import numpy as np
 
 from weft.graphs import Array, GraphTable, table_from_columns
 from weft.layout import ORDERS, BandStatistics, band_statistics
-from weft.sources.text_order import text_order
+from weft.sources.program_graph import text_order
 
 STUDIED_ORDERS = ("random", "text", "degree", "metis", "rcm")
 """`text`: tokens as they come, then the syntax tree, then candidates, as a parser numbers them."""

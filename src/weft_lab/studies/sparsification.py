@@ -10,7 +10,7 @@ from typing import Any
 from weft.errors import DataError
 from weft.graphs import Graph
 from weft.sources import EdgeList, planted_partition, temporal
-from weft.sources.progress import progress_bar
+from weft.sources.progress_bar import progress_bar
 from weft_lab.studies.results_file import RESULTS
 from weft_lab.studies.sparsification_results import SparsificationResults
 from weft_lab.studies.sparsification_settings import SparsificationStudy

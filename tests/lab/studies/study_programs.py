@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from weft.graphs import GraphTable
-from weft.sources.programs import program_table
+from weft.sources.python_programs import program_table
 
 _FUNCTION = """
 def total_{name}(values, start, limit={limit}):

@@ -10,8 +10,7 @@ from study_programs import small_program_table
 
 from weft.graphs import Graph, table_from_graphs
 from weft.layout import band_statistics
-from weft.sources.program_graph import EdgeType
-from weft.sources.text_order import text_order
+from weft.sources.program_graph import EdgeType, text_order
 from weft_lab.studies.dense_crossover import FormCell, banded_graph, crossover, time_forms
 from weft_lab.studies.dense_orders import BINS, STUDIED_ORDERS, order_figures, spy
 from weft_lab.studies.dense_published import SLICES, published_slice

@@ -11,8 +11,8 @@ from typing import Any
 from weft.errors import DataError
 from weft.graphs import GraphTable, assemble
 from weft.layout import band_statistics
-from weft.layout.choice import Figure, estimates
 from weft.layout.config import LayoutConfig
+from weft.layout.layout_choice import Figure, estimates
 from weft.planning.candidate import Candidate, applied
 from weft.planning.plan import Measured, Plan
 from weft.planning.task import ENDLESS, Recipe, best_of, content_of, thread_counts

@@ -16,7 +16,8 @@ from weft.graphs import Array, Budget, GraphTable
 from weft.recipes.structures.data import file_name_of
 from weft.sources import CATALOGUE, load
 from weft.sources.program_graph import CANDIDATE, SLOT
-from weft.sources.programs import EXTRACTION, PARTS, python_files, split_by_file
+from weft.sources.python_programs import PARTS, python_files, split_by_file
+from weft.sources.python_units import EXTRACTION
 
 # Room for edges above the mean of full supergraphs, so that nodes are what fills them.
 _EDGE_SLACK = 1.25

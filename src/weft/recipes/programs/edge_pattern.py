@@ -9,7 +9,7 @@ import numpy as np
 
 from weft.files import json_text, write_atomically
 from weft.graphs import Array, GraphTable
-from weft.sources.text_order import text_order
+from weft.sources.program_graph import text_order
 
 SPY = "spy.json"
 """File of a run with a small picture of its first supergraph."""

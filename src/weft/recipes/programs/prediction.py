@@ -22,9 +22,9 @@ from weft.recipes.programs.findings import Finding
 from weft.recipes.programs.training import ABOUT, KIND, make_ggnn
 from weft.recipes.structures.prediction import from_json
 from weft.sources.program_graph import CANDIDATE, PROGRAM_SCHEMA
-from weft.sources.programs import python_files
-from weft.sources.progress import progress_bar
+from weft.sources.progress_bar import progress_bar
 from weft.sources.python_code import MAX_NODES, Sample, each_sample
+from weft.sources.python_programs import python_files
 from weft.sources.python_units import Unusable, read_source
 from weft.training.checkpoint import load_weights
 from weft.training.run import CONFIG

@@ -14,9 +14,9 @@ from weft.errors import DataError
 from weft.files import read_object
 from weft.graphs import Array, GraphBatch, GraphTable, assemble
 from weft.layout import band_statistics
-from weft.layout.choice import adjacency_of, measured_choice
 from weft.layout.config import LayoutConfig
-from weft.layout.cost import timed_by_turns
+from weft.layout.layout_choice import adjacency_of, measured_choice
+from weft.layout.layout_cost import timed_by_turns
 from weft.models.ggnn import GatedGraph
 from weft.recipes.programs.config import ProgramsConfig
 from weft.recipes.programs.data import step_budget

@@ -18,8 +18,8 @@ from weft.batching import GraphSampler, evaluation_sampler
 from weft.files import json_text, write_atomically
 from weft.graphs import Array, GraphBatch, GraphTable
 from weft.layout import BandedAdjacency, TypedEdges
-from weft.layout.choice import adjacency_of
 from weft.layout.config import LayoutConfig
+from weft.layout.layout_choice import adjacency_of
 from weft.models.ggnn import GGNN, Adjacency, candidate_loss, right_choices
 from weft.recipes.programs.config import ProgramsConfig
 from weft.recipes.programs.data import (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.batching import POLICIES, GraphSampler
-from weft.batching.plan import BatchStatistics
+from weft.batching.epoch_plan import BatchStatistics
 from weft.graphs import Array, GraphTable
 from weft.planning.candidate import Candidate, applied
 from weft.planning.plan import Measured, Plan

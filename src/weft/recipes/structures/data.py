@@ -12,7 +12,7 @@ import numpy as np
 
 from weft.errors import DataError
 from weft.graphs import Array, Column, GraphTable
-from weft.models.scaling import TargetScale
+from weft.models.target_scale import TargetScale
 from weft.recipes.structures.config import NeighbourConfig, check_split
 from weft.sources import (
     CATALOGUE,

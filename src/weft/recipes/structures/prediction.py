@@ -19,12 +19,12 @@ from weft.errors import DataError
 from weft.files import read_object, write_atomically
 from weft.graphs import Array, GraphTable, open_table
 from weft.models import energy_and_forces
-from weft.models.scaling import Standardised, TargetScale
+from weft.models.target_scale import Standardised, TargetScale
 from weft.recipes.structures.config import BEFORE, StructuresConfig
 from weft.recipes.structures.data import check_energy, check_periodicity, reader_of
 from weft.recipes.structures.training import ABOUT, make_network
 from weft.sources import atoms_table, cif_csv_table, crystals_table, with_neighbours
-from weft.sources.elements import ATOMIC_NUMBERS
+from weft.sources.atoms import ATOMIC_NUMBERS
 from weft.training.checkpoint import load_weights
 from weft.training.run import CONFIG
 
@@ -241,8 +241,8 @@ def _csv(found: Predictions) -> str:
 def _extxyz(file: Path, found: Predictions) -> str:
     from ase.io import write
 
-    from weft.sources.ase_files import files_of, read_structures
-    from weft.sources.progress import progress_bar
+    from weft.sources.atoms import files_of, read_structures
+    from weft.sources.progress_bar import progress_bar
 
     out = io.StringIO()
     with progress_bar("structures", None, show=False) as move:

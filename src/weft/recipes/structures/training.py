@@ -25,7 +25,7 @@ from weft.models import (
     SchNetConfig,
     energy_and_forces,
 )
-from weft.models.scaling import Standardised, TargetScale, element_counts, learn_scale
+from weft.models.target_scale import Standardised, TargetScale, element_counts, learn_scale
 from weft.recipes.structures.config import StructuresConfig
 from weft.recipes.structures.data import (
     FORCES,

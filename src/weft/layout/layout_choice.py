@@ -12,7 +12,9 @@ from weft.errors import DataError
 from weft.graphs import Array, GraphBatch
 from weft.layout.banded import BandedAdjacency, block_distance
 from weft.layout.config import Form, LayoutConfig
-from weft.layout.cost import (
+from weft.layout.csr import TypedEdges, distinct_edges, edges_of, rows_by_type
+from weft.layout.dense import DenseAdjacency
+from weft.layout.layout_cost import (
     Rates,
     banded_cells,
     banded_seconds,
@@ -22,8 +24,6 @@ from weft.layout.cost import (
     machine_rates,
     timed_by_turns,
 )
-from weft.layout.csr import TypedEdges, distinct_edges, edges_of, rows_by_type
-from weft.layout.dense import DenseAdjacency
 
 AnyAdjacency = TypedEdges | BandedAdjacency | DenseAdjacency
 
@@ -57,7 +57,7 @@ class Choice:
 
     Attributes:
         config: with a form that is not `auto`.
-        figures: of every form that was thought of, the chosen one first.
+        figures: of every form that was considered, the chosen one first.
     """
 
     config: LayoutConfig
@@ -102,7 +102,7 @@ def adjacency_of(
     return DenseAdjacency.of_batch(batch, num_types, block).to(batch.senders.device)
 
 
-# What is timed has derivatives, even if a prediction asks.
+# The timed steps need gradients, even if this is called during a prediction.
 @torch.inference_mode(False)
 @torch.enable_grad()
 def measured_choice(
@@ -113,7 +113,7 @@ def measured_choice(
     bandwidth: int = 0,
     rounds: int = 5,
 ) -> Choice:
-    """Time the forms that may be the fastest for this batch, by turns, and take the fastest.
+    """Time the forms that may be the fastest for this batch, alternating, and take the fastest.
 
     Args:
         batch: like those to come.
@@ -132,11 +132,11 @@ def measured_choice(
     shapes = ((batch.num_nodes, config.hidden), (num_types, config.hidden, config.hidden))
     h, weight = (torch.randn(*s, generator=generator).to(device).requires_grad_() for s in shapes)
     bias = torch.zeros(num_types, config.hidden, device=device, requires_grad=True)
-    slope = torch.randn(*shapes[0], generator=generator).to(device)
+    gradient = torch.randn(*shapes[0], generator=generator).to(device)
 
     def step(adjacency: AnyAdjacency) -> Callable[[], object]:
         given = (h, weight, bias)
-        return lambda: torch.autograd.grad(adjacency.propagate(*given), given, slope)
+        return lambda: torch.autograd.grad(adjacency.propagate(*given), given, gradient)
 
     times = timed_by_turns([step(form) for form in forms], device, rounds)
     found = [figure for figure in figures if figure.reason]

@@ -10,21 +10,6 @@ from weft.compiled import compiled
 
 
 @compiled()
-def counting_order(keys: Any, num_keys: int) -> Any:
-    """Stable order that sorts integer `keys` [e] in 0..num_keys-1: O(e), int64 [e]."""
-    starts = np.zeros(num_keys + 1, dtype=np.int64)
-    for key in keys:
-        starts[key + 1] += 1
-    for key in range(num_keys):
-        starts[key + 1] += starts[key]
-    order = np.empty(keys.shape[0], dtype=np.int64)
-    for edge in range(keys.shape[0]):
-        order[starts[keys[edge]]] = edge
-        starts[keys[edge]] += 1
-    return order
-
-
-@compiled()
 def group_starts(keys: Any, num_keys: int) -> Any:
     """CSR offsets int64 [num_keys + 1] of integer `keys` [e], sorted or not."""
     starts = np.zeros(num_keys + 1, dtype=np.int64)
@@ -33,6 +18,17 @@ def group_starts(keys: Any, num_keys: int) -> Any:
     for key in range(num_keys):
         starts[key + 1] += starts[key]
     return starts
+
+
+@compiled()
+def counting_order(keys: Any, num_keys: int) -> Any:
+    """Stable order that sorts integer `keys` [e] in 0..num_keys-1: O(e), int64 [e]."""
+    starts = group_starts(keys, num_keys)
+    order = np.empty(keys.shape[0], dtype=np.int64)
+    for edge in range(keys.shape[0]):
+        order[starts[keys[edge]]] = edge
+        starts[keys[edge]] += 1
+    return order
 
 
 @compiled()
@@ -82,7 +78,7 @@ def pair_up(
             edge += 1
             continue
         if sender == receiver:
-            # Edges of a node to its own images: two neighbours in the list are opposite.
+            # Edges of a node to its own images: two adjacent ones are opposite.
             partner = edge + 1 if edge + 1 < edges else edge
             if senders[partner] != sender or receivers[partner] != receiver:
                 return edge

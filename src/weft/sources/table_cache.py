@@ -1,4 +1,4 @@
-"""The cache of tables: where it is, and how a table gets there once and whole."""
+"""The data folder: where it is, and how a table is built in it once, whole or not at all."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from weft.errors import DataError
-from weft.graphs import GraphTable, open_table
+
+if TYPE_CHECKING:
+    from weft.graphs import GraphTable
 
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 _TAKEN = {errno.ENOTEMPTY, errno.EEXIST}
@@ -62,7 +64,7 @@ def cached_table(
     """The table `name` of the data folder; `build` writes it if it is not there yet.
 
     `build(path)` writes the table to the folder `path` with `write_table`. It works under a
-    private name, so nobody ever sees half a table; when two processes build the same one, the
+    private name, so that half a table is never seen; when two processes build the same one, the
     first to finish wins and the other opens the winner's. What a killed process left behind is
     cleared by the next that builds the same table.
 
@@ -71,13 +73,16 @@ def cached_table(
         build: writes the table.
         data_dir: the data folder, see `data_folder`.
         rebuild: build even if the table is there; the old one stays until the new one is whole.
-        remedy: what the message about a damaged table tells the user to do.
+        remedy: what to do about a damaged table, for the message.
 
     Raises:
         DataError: the name cannot be a folder's, the folder cannot be written or the disk is full
             (nothing is left behind), or the table there is damaged (the message ends with
             `remedy`).
     """
+    # Imported here: finding the data folder should not need the libraries that read tables.
+    from weft.graphs import open_table
+
     if not _NAME.fullmatch(name):
         raise DataError(
             f"'{name}' is no name for a table; take letters, digits, '.', '_' and '-' and begin "
@@ -98,7 +103,7 @@ def cached_table(
             except OSError as error:
                 if error.errno not in _TAKEN:
                     raise
-    # Another process that rebuilds it moves the old table away before the new one comes.
+    # A process that rebuilds the table moves the old one away shortly before the new one appears.
     for pause in _PAUSES_SECONDS:
         time.sleep(pause)
         try:
@@ -159,7 +164,7 @@ def _clear_abandoned(path: Path) -> None:
 
 
 def _clear(workshop: Path, path: Path) -> None:
-    """Remove a workshop; the old table goes back if no new one has come to its place."""
+    """Remove a workshop; the old table is put back if no new one has taken its place."""
     if (workshop / _OLD).exists() and not path.exists():
         try:
             (workshop / _OLD).rename(path)
@@ -171,7 +176,7 @@ def _clear(workshop: Path, path: Path) -> None:
 
 @contextmanager
 def full_disk_named(folder: Path) -> Iterator[None]:
-    """Turn the failure of a write for want of room into a DataError that names `folder`."""
+    """Turn a write that fails on a full disk into a DataError that names `folder`."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
 """The compiled loops of this room.
 
 Random numbers are a function of (seed, node, walk, step), never of the thread or of what was drawn
-before: any number of threads, and any way of cutting the nodes into parts, gives the same walks.
+before: any number of threads, and any way of cutting the nodes into parts, makes the same walks.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _below(word: Any, count: int) -> int:
 
 @compiled()
 def _exponential_sums(edges: Any, offsets: Any, sums: Any, first_node: int, stop_node: int) -> None:
-    """Running sums, anew for each node, of exp((t - t_last) / Δ) over its edges in order of time.
+    """Running sums, from 0 for each node, of exp((t - t_last) / Δ) over its edges by time.
 
     Δ is the range of the node's times; the exponents are from -1 to 0, so nothing overflows and
     no term is lost in the sum. Where Δ is 0 every edge counts 1.
@@ -87,7 +87,7 @@ def _temporal(
     first_node: int,
     stop_node: int,
 ) -> None:
-    """Walks from some nodes; `offsets` and `edges` as `by_sender` gives them."""
+    """Walks from some nodes; `offsets` and `edges` as `by_sender` returns them."""
     length = out.shape[1]
     for start in range(first_node, stop_node):
         of_node = _word(seed, start)

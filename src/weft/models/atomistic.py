@@ -17,7 +17,7 @@ from weft.kernels import gather_receivers, gather_senders, segment_mean, segment
 from weft.kernels.pairs import EdgePairs, pair_spmm, sorted_pairs
 from weft.models.config import Pooling
 
-# Å². Padding edges have no length, and the root of 0 no slope.
+# Å². Padding edges have length 0, where the square root has no finite gradient.
 _TINY = 1e-12
 _HEAVIEST = 118
 
@@ -36,7 +36,7 @@ class Elements(nn.Module):
         super().__init__()
         if not known or not all(1 <= z <= _HEAVIEST for z in known) or len(set(known)) < len(known):
             raise ValueError(
-                f"elements are {list(known)}; give different atomic numbers from 1 to {_HEAVIEST}"
+                f"elements are {list(known)}; pass different atomic numbers from 1 to {_HEAVIEST}"
             )
         # Atomic number 0 is padding: any row will do. An unknown element has none, so that torch
         # refuses it.
@@ -75,8 +75,8 @@ def lengths(vectors: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Neighbours:
-    """P pairs of edges with their distances, nearest first where nothing is to learn from d.
+class NeighbourPairs:
+    """P pairs of edges with their distances, nearest first where d needs no gradient.
 
     Attributes:
         batch: whose edges they are.
@@ -109,7 +109,7 @@ class Neighbours:
         return *edges, *transposed, self.forward, self.backward, self.of_edge
 
 
-def neighbours_of(batch: GraphBatch, *, step: float, dtype: torch.dtype) -> Neighbours:
+def neighbours_of(batch: GraphBatch, *, step: float, dtype: torch.dtype) -> NeighbourPairs:
     """The pairs of `batch` by distance, in steps of `step` Å; distances are given as `dtype`.
 
     Where edges have no reverse each is a pair by itself.
@@ -121,7 +121,7 @@ def neighbours_of(batch: GraphBatch, *, step: float, dtype: torch.dtype) -> Neig
     if learns_from_places(batch):
         distance = lengths(edge_vectors(batch, forward))
     distance = distance.to(dtype)
-    return Neighbours(
+    return NeighbourPairs(
         batch=batch, distance=distance, forward=forward, backward=backward, of_edge=of_edge
     )
 
@@ -129,7 +129,7 @@ def neighbours_of(batch: GraphBatch, *, step: float, dtype: torch.dtype) -> Neig
 def learns_from_places(batch: GraphBatch) -> bool:
     """Whether gradients in the atoms' places are asked for, as forces are."""
     shift = batch.edges.get("shift")
-    # A shift learns where the cell does: its slope is the stress.
+    # A shift needs a gradient where the cell does: that gives the stress.
     return batch.nodes["pos"].requires_grad or (shift is not None and shift.requires_grad)
 
 
@@ -173,7 +173,7 @@ def glorot(model: nn.Module) -> None:
 
 
 def pool(batch: GraphBatch, values: Tensor, how: Pooling) -> Tensor:
-    """One value a graph, [G], of one a node, [N] or [N, 1]."""
+    """A value for each graph, [G], from one for each node, [N] or [N, 1]."""
     reduce = segment_sum if how == "sum" else segment_mean
     return reduce(values.reshape(-1, 1), batch.node_offsets, batch.node_graph)[:, 0]
 
@@ -184,11 +184,11 @@ def energy_and_forces(
     """Energies [G] and the forces -dE/dpos [N, 3] in the energy's unit per Å.
 
     Args:
-        model: gives an energy a graph.
+        model: returns an energy for each graph.
         batch: the structures.
-        training: keep the graph of the forces, so that a loss can be made of them.
+        training: keep the graph of the forces, so that a loss can use them.
     """
-    # Inference mode would give zeros: it records nothing, whatever asks for gradients.
+    # Inference mode would make the forces zero: it records nothing, even for requires_grad.
     with torch.inference_mode(False), torch.enable_grad():
         pos = batch.nodes["pos"].detach().clone().requires_grad_()
         energy = model(batch.replace(nodes={**batch.nodes, "pos": pos}))
@@ -196,7 +196,7 @@ def energy_and_forces(
         total = energy.masked_fill(~batch.graph_mask, 0.0).sum()
         if not total.requires_grad:
             return energy, torch.zeros_like(pos)
-        (slope,) = torch.autograd.grad(
+        (gradient,) = torch.autograd.grad(
             total, pos, create_graph=training, allow_unused=True, materialize_grads=True
         )
-    return (energy if training else energy.detach()), -slope
+    return (energy if training else energy.detach()), -gradient

@@ -1,4 +1,4 @@
-"""From what a network is good at, numbers around 0, to the target's own unit and back."""
+"""Scales of targets: from the numbers around 0 that a network learns best to the target's unit."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ class TargetScale(nn.Module):
         return raw.double() * self.std + self.mean + base
 
     def standardise(self, table: GraphTable, target: Array) -> Array:
-        """What a network should give for `target` [g] of the table's graphs: float32 [g]."""
+        """What a network should return for `target` [g] of the table's graphs: float32 [g]."""
         base = _sums(table, self.references.numpy(force=True)[table.columns["z"]])
         return ((target - base - float(self.mean)) / float(self.std)).astype(np.float32)
 
 
 class Standardised(nn.Module):
-    """A network and the scale of its target: gives values [G] in the target's unit.
+    """A network and the scale of its target: returns values [G] in the target's unit.
 
     Args:
-        network: gives raw values [G] of a batch.
+        network: returns raw values [G] of a batch.
         scale: of the target.
     """
 
@@ -68,7 +68,7 @@ class Standardised(nn.Module):
         self.scale = scale
 
     def forward(self, batch: GraphBatch) -> Tensor:
-        """Values [G], float64, in the target's unit; padding graphs' mean nothing."""
+        """Values [G], float64, in the target's unit; those of padding graphs are meaningless."""
         values: Tensor = self.scale(batch, self.network(batch))
         return values
 
@@ -88,9 +88,9 @@ def learn_scale(
         table: with the node column `z` and the graph column `target`.
         graphs: int [t], the training graphs.
         target: its name.
-        references: learn an energy for each element by least squares, so that only what the
-            atoms' kinds do not explain is left to the network. For what grows with the number of
-            atoms.
+        references: learn an energy for each element by least squares, so that the network
+            learns only what the composition does not explain. For targets that grow with the
+            number of atoms.
         extensive: the network adds up its atoms: all that is taken off the target is then one value
             per atom, so that twice the structure has twice the target, and the scale is the
             per-atom deviation.
@@ -108,7 +108,7 @@ def learn_scale(
     if references:
         elements, counts = element_counts(table)
         counts = counts[graphs]
-        # The smallest solution where the counts do not tell all elements apart.
+        # The smallest solution where the counts do not determine every element.
         by_element[elements] = np.linalg.lstsq(counts.astype(np.float64), y, rcond=None)[0]
         y = y - counts @ by_element[elements]
     mean = float(y.mean())
@@ -122,7 +122,7 @@ def learn_scale(
     std = float(y.std())
     if forces is not None:
         std = _root_mean_square(table, graphs, forces) or std
-    # What is left may be rounding: then any scale will do.
+    # The rest may be mere rounding: then any scale will do.
     return TargetScale(mean, std if std > 1e-12 * largest else 1.0, by_element)
 
 

@@ -78,7 +78,7 @@ def planetoid(folder: str | Path, name: str) -> Graph:
     Edges are undirected: both directions of each, once, without self-loops. Node columns:
     `x` float32 [n, f] as published (see `row_normalise`), `y` int64 [n], and the masks `train`
     (20 nodes a class), `validation` (500) and `test` (1000), bool [n]. CiteSeer has 15 nodes
-    that its files give edges but neither words nor class: x = 0, y = -1, and they are in no mask.
+    that have edges in its files but neither words nor class: x = 0, y = -1, in no mask.
 
     Args:
         folder: holds the eight files `ind.<name>.*`.
@@ -143,7 +143,7 @@ def _check_name(name: str) -> None:
 def _load(path: Path, kind: type) -> Any:
     loaded = load_pickle(path)
     if not isinstance(loaded, kind):
-        raise DataError(f"{path} holds a {type(loaded).__name__}; a {kind.__name__} is wanted")
+        raise DataError(f"{path} holds a {type(loaded).__name__}; a {kind.__name__} is needed")
     return loaded
 
 
@@ -217,7 +217,7 @@ def random_split(
         per_class: training nodes of each class.
         validation: validation nodes.
         test: test nodes.
-        seed: the same seed gives the same split.
+        seed: the same seed makes the same split.
 
     Raises:
         DataError: too few nodes in a class or in all.
@@ -235,7 +235,7 @@ def random_split(
     rest = order[~_mask(len(y), train)[order]]
     if len(rest) < validation + test:
         raise DataError(
-            f"{len(rest)} nodes are left beside the {len(train)} training nodes, too few for "
+            f"{len(rest)} nodes are left after the {len(train)} training nodes, too few for "
             f"{validation} validation and {test} test nodes"
         )
     return {
@@ -260,7 +260,7 @@ def cora_from_package() -> Graph:
             "Cora comes out of the package graphdatascience, read with pyarrow; "
             "install them with: pip install 'weft[data]'"
         )
-    # The package's own import needs a database driver and pandas; its files are all we want.
+    # Importing the package needs a database driver and pandas; only its files are needed here.
     folder = Path(spec.origin).parent / "resources" / "cora"
     nodes = _read_parquet(folder / "cora_nodes.parquet.gzip", ("nodeId", "subject", "features"))
     cites = _read_parquet(folder / "cora_rels.parquet.gzip", ("sourceNodeId", "targetNodeId"))
@@ -341,8 +341,8 @@ def _npz(path: Path) -> dict[str, Array]:
         inside = members(path, inside=file, limit=_ARRAY_LIMIT) if packed else [(name, file)]
         for member, content in inside:
             if member in arrays:
-                raise DataError(f"{path} holds {member} twice; give the npz file that is wanted")
-            # There are names of nodes and classes too, as pickles, which are not wanted.
+                raise DataError(f"{path} holds {member} twice; name the npz file to read")
+            # Names of nodes and classes are there too, as pickles; they are not read.
             if member.removesuffix(".npy") in _SHCHUR_ARRAYS:
                 try:
                     arrays[member] = read_array(content, allow_pickle=False)
@@ -356,3 +356,46 @@ def _stored_csr(arrays: Mapping[str, Array], name: str) -> csr_matrix[Any]:
     matrix = csr_matrix(parts, shape=tuple(arrays[f"{name}_shape"]))
     matrix.check_format(full_check=True)
     return matrix
+
+
+def pubmed_temporal(planetoid_folder: str | Path, temporal_folder: str | Path) -> Graph:
+    """PubMed's citations with the year of each, counted from the oldest paper (Passos et al. 2024).
+
+    Edges go from the citing paper to the cited one and have the column `time`; node columns are
+    those of `planetoid`.
+
+    Args:
+        planetoid_folder: holds the files `ind.pubmed.*`.
+        temporal_folder: holds `edge_time.npy` and `edge_directed.npy`, in the order of PubMed's
+            edges, both directions of each, by (from, to).
+
+    Raises:
+        DataError: a file is missing, damaged, or does not fit the others.
+    """
+    graph = planetoid(planetoid_folder, "pubmed")
+    folder = Path(temporal_folder)
+    time, directed = (_npy(folder / f"{name}.npy") for name in ("edge_time", "edge_directed"))
+    if time.shape != (graph.num_edges,) or directed.shape != (graph.num_edges,):
+        raise DataError(
+            f"{folder}: edge_time has shape {list(time.shape)} and edge_directed "
+            f"{list(directed.shape)}; PubMed has {graph.num_edges} directed edges"
+        )
+    cites = directed.astype(np.bool_)
+    # Ours are sorted by (receiver, sender); both directions are there, so that is (from, to).
+    return Graph(
+        num_nodes=graph.num_nodes,
+        senders=graph.receivers[cites],
+        receivers=graph.senders[cites],
+        nodes=graph.nodes,
+        edges={"time": time[cites].astype(np.float64)},
+    )
+
+
+def _npy(path: Path) -> Array:
+    try:
+        array: Array = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing") from None
+    except (OSError, EOFError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    return array

@@ -1,18 +1,16 @@
-"""The batches of one epoch, planned from sizes alone."""
+"""The batches of one epoch, planned from the sizes of the graphs alone, for one rank or many."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 
-from weft.batching.budgets import own_budget
-from weft.batching.config import Policy
-from weft.batching.loops import cut_in_order
-from weft.batching.packing import pack_evenly
-from weft.batching.ranks import deal, split
+from weft.batching.policies import Policy, single_graph_budget
+from weft.compiled import compiled
 from weft.graphs import Array, Budget
 
 # More than any graph has, and far from overflow in a sum.
@@ -93,7 +91,7 @@ class EpochPlan(Sequence[PlannedBatch]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
+class Capacity:
     """What one batch can hold: the policy, and its budget where it has one."""
 
     policy: Policy
@@ -118,7 +116,7 @@ class Room:
             )
             # Only a graph larger than the budget makes such a batch, and has it alone.
             over = (sizes > self.limits()).any(axis=1)
-            shapes[over] = own_budget(sizes[over, 0], sizes[over, 1])
+            shapes[over] = single_graph_budget(sizes[over, 0], sizes[over, 1])
             return shapes
         if self.policy.round_up is None:
             return sizes
@@ -131,7 +129,7 @@ def plan_epoch(
     num_nodes: Array,
     num_edges: Array,
     graphs: Array,
-    room: Room,
+    room: Capacity,
     *,
     shuffle: np.random.Generator | None,
     ranks: int,
@@ -166,11 +164,11 @@ def plan_epoch(
         turn = np.argsort(positions[starts[:-1]], kind="stable")
     positions, starts = _take(positions, starts, turn)
     if ranks > 1:
-        starts = split(starts, nodes[positions] + edges[positions], ranks)
+        starts = split_batches(starts, nodes[positions] + edges[positions], ranks)
     shapes = room.shapes(_batch_sizes(nodes[positions], edges[positions], starts))
     plan = EpochPlan(order[positions], starts, shapes, padded=room.policy.padded)
     if ranks > 1:
-        plan = plan._chosen(deal(shapes[:, 0] + shapes[:, 1], ranks))
+        plan = plan._chosen(deal_batches(shapes[:, 0] + shapes[:, 1], ranks))
     return plan
 
 
@@ -209,3 +207,159 @@ def _take(values: Array, starts: Array, batches: Array) -> tuple[Array, Array]:
     taken = np.concatenate([[0], np.cumsum(counts)])
     rows = np.arange(taken[-1]) + np.repeat(starts[batches] - taken[:-1], counts)
     return values[rows], taken
+
+
+# Batches that are filled at the same time. More fill a little better and take longer.
+_OPEN = 128
+
+
+def pack_evenly(nodes: Array, edges: Array, room: Array) -> Array:
+    """The batch of each graph, int64 [g]; batches are numbered from 0 without gaps.
+
+    Takes as many graphs in their order as fill some batches, and deals them out in decreasing
+    size, each to the batch with most room left. (The tightest fit would give the large graphs
+    batches of their own, which run out of edges while they have nodes left, and the small ones the
+    reverse.) What does not fit is dealt again with the next graphs.
+
+    Args:
+        nodes: int64 [g], in the order in which they are taken; none larger than the room.
+        edges: int64 [g].
+        room: int64 [3], the most nodes, edges and graphs of a batch.
+    """
+    count = len(nodes)
+    # How much of a batch each graph takes, in nodes, edges and graphs.
+    share = np.stack([nodes, edges, np.ones(count)]) / np.maximum(room, 1)[:, None]
+    before = np.concatenate([np.zeros((3, 1)), np.cumsum(share, axis=1)], axis=1)
+    batch = np.empty(count, dtype=np.int64)
+    held = np.empty(0, dtype=np.int64)
+    taken = made = 0
+    while len(held) or taken < count:
+        wanted = _OPEN - share[:, held].sum(axis=1)
+        stop = min(
+            int(np.searchsorted(row, row[taken] + more))
+            for row, more in zip(before, wanted, strict=True)
+        )
+        stop = min(max(stop, taken), count)
+        hand = np.concatenate([held, np.arange(taken, stop)])
+        taken = stop
+        # Rounding must not open a batch too many where the graphs fill them exactly.
+        need = int(np.ceil(share[:, hand].sum(axis=1).max() - 1e-9))
+        order = hand[np.argsort(-share[:2, hand].max(axis=0), kind="stable")]
+        dealt = deal_out(nodes[order], edges[order], room, max(1, min(need, _OPEN)))
+        fits = dealt >= 0
+        batch[order[fits]] = made + dealt[fits]
+        made = int(batch[order[fits]].max()) + 1
+        held = order[~fits]
+    return batch
+
+
+def split_batches(starts: Array, cost: Array, ranks: int) -> Array:
+    """`starts` [b + 1] with the costliest batches halved until `ranks` divides their number.
+
+    Args:
+        starts: int64 [b + 1], where batches begin among the graphs.
+        cost: int64 [g], of each graph.
+        ranks: processes that share the batches.
+    """
+    missing = -(len(starts) - 1) % ranks
+    if missing == 0:
+        return starts
+    before = np.concatenate([[0], np.cumsum(cost)])
+    sums = before[starts]
+    pieces = [
+        (-int(sums[b + 1] - sums[b]), int(starts[b]), int(starts[b + 1]))
+        for b in np.flatnonzero(np.diff(starts) > 1).tolist()
+    ]
+    heapq.heapify(pieces)
+    cuts: list[int] = []
+    while len(cuts) < missing:
+        if not pieces:
+            raise ValueError(
+                f"{len(starts) - 1 + len(cuts)} batches of one graph each cannot be shared evenly "
+                f"by {ranks} ranks; use a larger batch_size or budget, or other ranks"
+            )
+        _, first, stop = heapq.heappop(pieces)
+        half = (before[first] + before[stop]) / 2
+        cut = int(np.searchsorted(before[first + 1 : stop], half)) + first + 1
+        # Take the nearer of the two cuts around the middle.
+        if cut == stop or (cut - 1 > first and half - before[cut - 1] < before[cut] - half):
+            cut -= 1
+        cuts.append(cut)
+        for low, high in ((first, cut), (cut, stop)):
+            if high - low > 1:
+                heapq.heappush(pieces, (-int(before[high] - before[low]), low, high))
+    return np.sort(np.concatenate([starts, np.array(cuts, dtype=np.int64)]))
+
+
+def deal_batches(cost: Array, ranks: int) -> Array:
+    """An order of batches, int64 [b], in which each `ranks` in a row cost about the same.
+
+    Steps keep the order of their earliest batch; who has the costliest one changes from step to
+    step.
+    """
+    steps = np.argsort(-cost, kind="stable").reshape(-1, ranks)
+    steps = steps[np.argsort(steps.min(axis=1), kind="stable")]
+    turn = (np.arange(ranks)[None, :] + np.arange(len(steps))[:, None]) % ranks
+    dealt: Array = np.take_along_axis(steps, turn, axis=1).reshape(-1)
+    return dealt
+
+
+@compiled()
+def cut_in_order(nodes: Any, edges: Any, room: Any) -> Any:
+    """Where batches begin, int64 [b + 1], when graphs are appended until one does not fit.
+
+    Args:
+        nodes: int64 [g], in the order in which they are taken; none larger than the room.
+        edges: int64 [g].
+        room: int64 [3], the most nodes, edges and graphs of a batch.
+    """
+    count = nodes.shape[0]
+    starts = np.empty(count + 1, dtype=np.int64)
+    batches = 0
+    used_nodes = used_edges = used_graphs = 0
+    for i in range(count):
+        if (
+            i == 0
+            or used_nodes + nodes[i] > room[0]
+            or used_edges + edges[i] > room[1]
+            or used_graphs == room[2]
+        ):
+            starts[batches] = i
+            batches += 1
+            used_nodes = used_edges = used_graphs = 0
+        used_nodes += nodes[i]
+        used_edges += edges[i]
+        used_graphs += 1
+    starts[batches] = count
+    return starts[: batches + 1].copy()
+
+
+@compiled()
+def deal_out(nodes: Any, edges: Any, room: Any, batches: int) -> Any:
+    """The batch of each graph, int64 [g], -1 where it fits none: always the one with most room.
+
+    Args:
+        nodes: int64 [g], in the order in which they are dealt.
+        edges: int64 [g].
+        room: int64 [3], the most nodes, edges and graphs of a batch.
+        batches: how many, all empty.
+    """
+    by_nodes, by_edges = 1.0 / max(room[0], 1), 1.0 / max(room[1], 1)
+    used = np.zeros((batches, 3), dtype=np.int64)
+    batch = np.full(nodes.shape[0], -1, dtype=np.int64)
+    for i in range(nodes.shape[0]):
+        least = np.inf
+        for b in range(batches):
+            if (
+                used[b, 2] < room[2]
+                and used[b, 0] + nodes[i] <= room[0]
+                and used[b, 1] + edges[i] <= room[1]
+            ):
+                load = max(used[b, 0] * by_nodes, used[b, 1] * by_edges)
+                if load < least:
+                    batch[i], least = b, load
+        if batch[i] >= 0:
+            used[batch[i], 0] += nodes[i]
+            used[batch[i], 1] += edges[i]
+            used[batch[i], 2] += 1
+    return batch

@@ -54,7 +54,7 @@ def machine_rates(device: torch.device | str = "cpu") -> Rates:
     return _measured_rates(str(device), torch.get_num_threads())
 
 
-# What is timed has derivatives, even if a prediction asks.
+# The timed steps need gradients, even if this is called during a prediction.
 @functools.cache
 @torch.inference_mode(False)
 @torch.enable_grad()
@@ -67,11 +67,11 @@ def _measured_rates(device: str, threads: int) -> Rates:
     size, width = 1024, 64
     square, source, target = randn(size, size), randn(2**22), randn(2**22)
     edges = _band_of_edges().to(device)
-    weight, slope = randn(1, width, width).requires_grad_(), randn(edges.num_nodes, width)
+    weight, gradient = randn(1, width, width).requires_grad_(), randn(edges.num_nodes, width)
     h = randn(edges.num_nodes, width).requires_grad_()
 
     def sparse() -> object:
-        return torch.autograd.grad(edges.propagate(h, weight), (h, weight), slope)
+        return torch.autograd.grad(edges.propagate(h, weight), (h, weight), gradient)
 
     works: list[Callable[[], object]] = [
         lambda: square @ square,
@@ -121,7 +121,7 @@ def timed_by_turns(
 ) -> list[float]:
     """Median seconds of each of `works`, after one call that is not counted.
 
-    By turns, so that whatever else the machine does meanwhile slows all of them.
+    They alternate, so that other load on the machine slows all of them alike.
     """
     samples: list[list[float]] = [[] for _ in works]
     for _ in range(rounds + 1):
@@ -184,7 +184,7 @@ def _products_seconds(
 
 
 def blocks_from(least: int, num_nodes: int) -> list[int]:
-    """Block sizes worth a thought: not below `least`, and one that holds all nodes."""
+    """Block sizes to consider: not below `least`, and one that holds all nodes."""
     exact = max(-(-least // 8) * 8, 1)
     sizes = {size for size in _LADDER if least <= size < num_nodes} | {max(num_nodes, 1)}
     return sorted(sizes | ({exact} if 0 < exact < num_nodes else set()))

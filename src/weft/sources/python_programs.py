@@ -24,12 +24,9 @@ import numpy as np
 from weft.errors import DataError
 from weft.graphs import Array, GraphTable, table_from_columns, table_from_graphs, write_table
 from weft.sources.program_graph import EDGE_NAMES, PROGRAM_SCHEMA, VOCABULARY
-from weft.sources.progress import progress_bar
+from weft.sources.progress_bar import progress_bar
 from weft.sources.python_code import MAX_NODES, samples_of
-from weft.sources.python_units import Unusable, read_source
-
-EXTRACTION = 2
-"""Raise it with every change of the graphs of a file: tables in the cache are named after it."""
+from weft.sources.python_units import EXTRACTION, Unusable, read_source
 
 PARTS = ("train", "validation", "test")
 _TEST_FOLDERS = {"test", "tests", "idle_test"}
@@ -56,7 +53,7 @@ def standard_library() -> Path:
 def python_files(
     paths: Path | str | Sequence[Path | str], *, tests: bool = True
 ) -> list[tuple[str, Path]]:
-    """The .py files that `paths` name or hold, at any depth, with names for people, in order.
+    """The .py files that `paths` name or hold, at any depth, with readable names, in order.
 
     Args:
         paths: files and folders. A file of a folder is named by its path in the folder; with
@@ -111,11 +108,11 @@ def program_table(
     Args:
         paths: .py files or folders of them; None for the standard library.
         path: the folder the table is written to; None keeps it in memory.
-        slots_per_unit: at most so many samples of one function; None for all.
-        limit: at most so many graphs, from files taken as `seed` decides.
+        slots_per_unit: the most samples of one function; None for all.
+        limit: the most graphs, from files chosen by `seed`.
         max_nodes: functions with more nodes are left out.
         tests: take the folders of tests with the standard library.
-        workers: processes; by default one a core. Processes other than this one start by
+        workers: processes; by default one for each core. Processes other than this one start by
             importing the main module, so a script needs `if __name__ == "__main__":`.
         progress: show a progress bar.
         seed: of the choice of slots.
@@ -158,14 +155,13 @@ def program_table(
         def tables() -> Iterator[GraphTable]:
             count = 0
             with _results(tasks, workers) as results:
-                for task, (columns, left_out) in zip(tasks, results, strict=False):
+                for task, (table, left_out) in zip(tasks, results, strict=False):
                     names.append(task.name)
                     for reason, times in left_out.items():
                         skipped[reason] = skipped.get(reason, 0) + times
                     move(task.number + 1)
-                    if columns is None:
+                    if table is None:
                         continue
-                    table = _table(columns)
                     if limit is not None and count + len(table) >= limit:
                         yield table.select(np.arange(limit - count))
                         return
@@ -182,11 +178,8 @@ def program_table(
         return _joined(list(tables()), metadata)
 
 
-_Columns = dict[str, Array]
-
-
-def _file_columns(task: _Task) -> tuple[_Columns | None, dict[str, int]]:
-    """The columns of a file's samples (None without any), and what was left out."""
+def _file_table(task: _Task) -> tuple[GraphTable | None, dict[str, int]]:
+    """The samples of a file (None without any), and what was left out."""
     try:
         source = read_source(task.path)
     except Unusable as reason:
@@ -199,62 +192,41 @@ def _file_columns(task: _Task) -> tuple[_Columns | None, dict[str, int]]:
         max_nodes=task.max_nodes,
         file=task.number,
     )
-    if not found.samples:
-        return None, found.skipped
     graphs = [sample.graph for sample in found.samples]
-    columns: _Columns = {
-        "num_nodes": np.array([graph.num_nodes for graph in graphs], dtype=np.int64),
-        "num_edges": np.array([graph.num_edges for graph in graphs], dtype=np.int64),
-        "senders": np.concatenate([graph.senders for graph in graphs]),
-        "receivers": np.concatenate([graph.receivers for graph in graphs]),
-    }
-    for name, column in PROGRAM_SCHEMA.items():
-        if column.level == "graph":
-            columns[name] = np.stack([graph.graph[name] for graph in graphs])
-        else:
-            level = "nodes" if column.level == "node" else "edges"
-            columns[name] = np.concatenate([getattr(graph, level)[name] for graph in graphs])
-    return columns, found.skipped
-
-
-def _table(columns: _Columns, metadata: dict[str, Any] | None = None) -> GraphTable:
-    return table_from_columns(
-        PROGRAM_SCHEMA,
-        num_nodes=columns["num_nodes"],
-        num_edges=columns["num_edges"],
-        columns={k: v for k, v in columns.items() if k not in ("num_nodes", "num_edges")},
-        metadata=metadata,
-    )
+    return table_from_graphs(graphs, PROGRAM_SCHEMA) if graphs else None, found.skipped
 
 
 def _joined(tables: list[GraphTable], metadata: dict[str, Any]) -> GraphTable:
     if not tables:
         return table_from_graphs([], PROGRAM_SCHEMA, metadata=metadata)
-    columns = {
-        name: np.concatenate([table.columns[name] for table in tables])
-        for name in (*PROGRAM_SCHEMA, "senders", "receivers")
-    }
-    for name in ("num_nodes", "num_edges"):
-        columns[name] = np.concatenate([getattr(table, name) for table in tables])
-    return _table(columns, metadata)
+    return table_from_columns(
+        PROGRAM_SCHEMA,
+        num_nodes=np.concatenate([table.num_nodes for table in tables]),
+        num_edges=np.concatenate([table.num_edges for table in tables]),
+        columns={
+            name: np.concatenate([table.columns[name] for table in tables])
+            for name in (*PROGRAM_SCHEMA, "senders", "receivers")
+        },
+        metadata=metadata,
+    )
 
 
 @contextmanager
 def _results(
     tasks: list[_Task], workers: int | None
-) -> Iterator[Iterator[tuple[_Columns | None, dict[str, int]]]]:
-    """What `_file_columns` gives for each task, in order."""
+) -> Iterator[Iterator[tuple[GraphTable | None, dict[str, int]]]]:
+    """The result of `_file_table` for each task, in order."""
     if workers is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         workers = min(cores or 1, 1 + len(tasks) // _FILES_A_WORKER)
     if workers == 1:
-        yield map(_file_columns, tasks)
+        yield map(_file_table, tasks)
         return
     # A fork of a process with threads, such as torch's, may hang.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context)
     try:
-        yield pool.map(_file_columns, tasks, chunksize=4)
+        yield pool.map(_file_table, tasks, chunksize=4)
     except BrokenProcessPool:
         raise DataError(
             "a process that reads Python files ended early: out of memory, or the main script "
@@ -275,7 +247,7 @@ def split_by_file(
     Args:
         table: a table of programs.
         parts: shares of the graphs; they add up to 1.
-        seed: another seed gives another split.
+        seed: another seed makes another split.
 
     Returns:
         int64 arrays in ascending order for "train", "validation" and "test".
@@ -284,7 +256,7 @@ def split_by_file(
         raise DataError(f"parts are {parts}; they must be three shares that add up to 1")
     files = table.metadata.get("files")
     if files is None or "file" not in table.schema:
-        raise DataError("the table has no column 'file': it is no table of programs")
+        raise DataError("the table has no column 'file': it is not a table of programs")
     file = np.asarray(table.column("file"))
     graphs = np.bincount(file, minlength=len(files))
     order = sorted(range(len(files)), key=lambda i: (_digest(files[i], seed), i))
