@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.compiled import compiled
+from weft.runtime import compiled
 
 Check = Callable[..., None]
 _WHOLE = (torch.int32, torch.int64)

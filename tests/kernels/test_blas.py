@@ -4,7 +4,7 @@ import torch
 from numba import njit
 from numba.core.errors import TypingError
 
-from weft.kernels.blas import gemm, gemm_address
+from weft.runtime import gemm, gemm_address
 
 
 @njit

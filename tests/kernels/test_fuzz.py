@@ -11,7 +11,7 @@ import torch
 
 # Loads all that torch.ops.weft has.
 import weft.kernels.painn_mixing
-import weft.kernels.sparse_inputs  # noqa: F401
+import weft.kernels.sparse_linear  # noqa: F401
 from weft.kernels.sparse_linear import pattern_of
 
 
@@ -38,7 +38,7 @@ PATTERN = pattern_of(torch.tensor([0, 3]), 2, 2)
 
 # The operators behind the functions, whose callers are right: torch.ops reaches them all the same.
 RAW = {
-    "softplus_slope": (ones(5), ones(3)),
+    "softplus_backward": (ones(5), ones(3)),
     "pass_positive": (ones(5, 2), ones(3, 2), 1.0),
     "dropout": (ones(5, 2), torch.empty(0, dtype=torch.int64), 0.5, False, None, 0),
     "gru": (ones(5, 2), ones(5, 3), ones(9, 2), ones(9, 3), ones(9), ones(3)),

@@ -39,7 +39,7 @@ def test_shifted_softplus_keeps_infinity_and_nan():
     assert y[2].isnan()
 
 
-def test_shifted_softplus_slopes():
+def test_shifted_softplus_gradients():
     x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(shifted_softplus, x)
     assert torch.autograd.gradgradcheck(shifted_softplus, x)

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from weft.graphs import Graph, GraphBatch, assemble, table_from_graphs
-from weft.kernels import functions as F
-from weft.kernels import plain, segment_ops
+from weft.kernels import message_passing as F
+from weft.kernels import plain_torch as plain
+from weft.kernels import segment_ops
 
 
 def batch_of(num_nodes: int, num_edges: int, seed: int = 0) -> GraphBatch:

@@ -9,8 +9,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from weft.kernels.sparse_inputs import sparse_input_linear
-from weft.kernels.sparse_linear import dense_weight, parts_of, pattern_of, sparse_linear
+from weft.kernels.sparse_linear import (
+    dense_weight,
+    parts_of,
+    pattern_of,
+    sparse_input_linear,
+    sparse_linear,
+)
 
 
 def make_layer(

@@ -8,9 +8,9 @@ import torch
 
 from weft.graphs import Graph, assemble, table_from_graphs
 from weft.kernels import edge_softplus, gaussian_product, radial_filters, shifted_softplus
+from weft.kernels.edge_pairs import pair_spmm
 from weft.kernels.painn_message import painn_message
 from weft.kernels.painn_mixing import invariants, update
-from weft.kernels.pairs import pair_spmm
 
 BASIS = {"spacing": 0.1, "sharpness": 10.0}
 

@@ -10,8 +10,8 @@ from typing import Any, overload
 import numpy as np
 
 from weft.batching.policies import Policy, single_graph_budget
-from weft.compiled import compiled
 from weft.graphs import Array, Budget
+from weft.runtime import compiled
 
 # More than any graph has, and far from overflow in a sum.
 _ENDLESS = 2**62

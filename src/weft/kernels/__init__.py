@@ -1,9 +1,10 @@
 """The few hot loops, as torch operators: segment reductions, gathers, sparse products."""
 
 from weft.kernels.counter_dropout import dropout, relu_dropout
-from weft.kernels.edge_states import edge_softplus
-from weft.kernels.filters import radial_filters
-from weft.kernels.functions import (
+from weft.kernels.edge_types import typed_messages
+from weft.kernels.filter_networks import radial_filters
+from weft.kernels.gaussians import gaussian_basis, gaussian_product
+from weft.kernels.message_passing import (
     SortedEdges,
     gather_receivers,
     gather_senders,
@@ -14,10 +15,8 @@ from weft.kernels.functions import (
     sum_to_receivers,
     sum_to_senders,
 )
-from weft.kernels.gaussians import gaussian_basis, gaussian_product
 from weft.kernels.recurrent import gru
-from weft.kernels.softplus import shifted_softplus
-from weft.kernels.typed import typed_messages
+from weft.kernels.softplus import edge_softplus, shifted_softplus
 
 __all__ = [
     "SortedEdges",

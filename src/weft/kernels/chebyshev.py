@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,13 +20,8 @@ import torch
 from numpy.polynomial import chebyshev
 from torch import Tensor
 
-from weft.compiled import compiled
-from weft.kernels.blas import gemm, gemm_address
 from weft.kernels.custom_op import array_of, require
-from weft.kernels.threads import openmp, share, threads_for
-
-_here = sys.modules[__name__]
-_compiled = compiled(fastmath={"contract"}, error_model="numpy")
+from weft.runtime import gemm, gemm_address, kernel, shared_rows
 
 TERMS = 8
 """Terms of a series, and nodes of a bin."""
@@ -42,7 +36,8 @@ def bin_width(sharpness: float) -> float:
     return 0.15 * math.sqrt(10 / sharpness)
 
 
-# Not inference tensors, whoever asks first: the backward pass of later steps keeps them.
+# Not inference tensors, even if the first call is in inference mode: later steps save them for
+# their backward pass.
 @functools.lru_cache(maxsize=256)
 @torch.inference_mode(False)
 def nodes_of(bins: int, width: float) -> Tensor:
@@ -59,7 +54,7 @@ def _transform() -> Any:
     return np.linalg.inv(vandermonde).astype(np.float32)
 
 
-@_compiled
+@kernel
 def _polynomials(d: Any, place: int, width: float, out: Any) -> None:
     """out[i, k] = T_k of distance i's place in the bin."""
     number = d.dtype.type
@@ -76,7 +71,7 @@ def _polynomials(d: Any, place: int, width: float, out: Any) -> None:
             before, now = now, number(2) * t * now - before
 
 
-@_compiled
+@kernel
 def _bins(d: Any, width: float, count: int) -> Any:
     """The bin of each distance."""
     found = np.empty(d.shape[0], dtype=np.int64)
@@ -85,7 +80,7 @@ def _bins(d: Any, width: float, count: int) -> Any:
     return found
 
 
-@_compiled
+@kernel
 def _longest(starts: Any, first: int, stop: int) -> int:
     """Rows of the fullest of the bins first:stop; at least 1."""
     rows = 1
@@ -94,13 +89,13 @@ def _longest(starts: Any, first: int, stop: int) -> int:
     return rows
 
 
-@_compiled
+@kernel
 def _bin_of(distance: Any, width: float, last: float) -> Any:
     # In floats first, and the constants first: see `sorted_pairs`, which must find the same bins.
     return np.int64(min(last, max(0.0, distance / width)))
 
 
-@_compiled
+@kernel
 def _bin_starts(d: Any, width: float, starts: Any) -> bool:
     """Fill starts [B + 1], the first row of each bin; False if the rows are not in their order."""
     last = float(starts.shape[0] - 2)
@@ -119,7 +114,7 @@ def _bin_starts(d: Any, width: float, starts: Any) -> bool:
     return True
 
 
-@_compiled
+@kernel
 def _largest(x: Any) -> Any:
     """Of |x|; infinite if any is not finite."""
     largest = x.dtype.type(0)
@@ -130,8 +125,9 @@ def _largest(x: Any) -> Any:
     return largest
 
 
-@_compiled
-def value_bins(
+@shared_rows
+@kernel
+def _value_bins(
     address: int,
     d: Any,
     width: float,
@@ -164,14 +160,9 @@ def value_bins(
                 gemm(address, False, False, rows, features, TERMS, t, terms, out, False)
 
 
-@_compiled
-def share_value_bins(openmp: int, threads: int, arguments: Any, offsets: Any, bins: int) -> None:
-    """value_bins on a team of threads, see `share`."""
-    share(openmp, threads, _here.value_bins, arguments, offsets, bins)
-
-
-@_compiled
-def gradient_bins(
+@shared_rows
+@kernel
+def _gradient_bins(
     address: int,
     d: Any,
     width: float,
@@ -182,7 +173,7 @@ def gradient_bins(
     first: int,
     stop: int,
 ) -> None:
-    """The transpose of `value_bins`: outs [B · M, F], for bins first:stop, of grads [P, F]."""
+    """The transpose of `_value_bins`: outs [B · M, F], for bins first:stop, of grads [P, F]."""
     features = grads[0].shape[1]
     t = np.empty((_longest(starts, first, stop), TERMS), dtype=d.dtype)
     terms = np.empty((TERMS, features), dtype=d.dtype)
@@ -197,12 +188,6 @@ def gradient_bins(
             grad = grads[function][start : start + rows]
             gemm(address, True, False, TERMS, features, rows, t, grad, terms, False)
             gemm(address, True, False, TERMS, features, TERMS, transform, terms, out, False)
-
-
-@_compiled
-def share_gradient_bins(openmp: int, threads: int, arguments: Any, offsets: Any, bins: int) -> None:
-    """gradient_bins on a team of threads, see `share`."""
-    share(openmp, threads, _here.gradient_bins, arguments, offsets, bins)
 
 
 class Binned(NamedTuple):
@@ -250,8 +235,7 @@ def series_at(binned: Binned, at_nodes: Sequence[Any], width: float) -> list[Ten
     sizes = np.empty((bins, 2), dtype=np.float32)
     given = (gemm_address(torch.float32), d, width, starts, _transform())
     arguments = (*given, tuple(at_nodes), sizes, tuple(out.numpy() for out in outs))
-    threads = threads_for(TERMS * len(d) * features * len(outs))
-    share_value_bins(openmp(), threads, arguments, starts, bins)
+    _value_bins.share(arguments, bins, TERMS * len(d) * features * len(outs), starts)
     largest, last = sizes.max(axis=0)
     if not (last <= _TAIL * largest < math.inf):
         return None
@@ -262,10 +246,9 @@ def series_gradients(binned: Binned, grads: Sequence[Tensor], width: float) -> t
     """Gradients, arrays [B · M, F], in the values at the nodes, of those [P, F] in the results."""
     starts, order, d = binned
     bins = len(starts) - 1
-    slopes = grads if order is None else [grad[order] for grad in grads]
+    sorted_grads = grads if order is None else [grad[order] for grad in grads]
     outs = tuple(np.empty((bins * TERMS, grad.shape[1]), dtype=np.float32) for grad in grads)
     given = (gemm_address(torch.float32), d, width, starts, _transform())
-    arguments = (*given, tuple(map(array_of, slopes)), outs)
-    threads = threads_for(TERMS * sum(grad.numel() for grad in grads))
-    share_gradient_bins(openmp(), threads, arguments, starts, bins)
+    arguments = (*given, tuple(map(array_of, sorted_grads)), outs)
+    _gradient_bins.share(arguments, bins, TERMS * sum(grad.numel() for grad in grads), starts)
     return outs

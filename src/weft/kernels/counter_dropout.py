@@ -7,7 +7,6 @@ of splitting the rows.
 
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
 import math
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.compiled import compiled
 from weft.kernels.custom_op import array_of, has_loop, operator, require
-from weft.kernels.threads import openmp, share, threads_for
-
-# numba caches code that names a function by its module, not code that holds the function itself.
-_here = sys.modules[__name__]
+from weft.runtime import compiled, shared_rows
 
 _ROW = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -30,6 +25,7 @@ _HASH_1 = np.uint32(0x7FEB352D)
 _HASH_2 = np.uint32(0x846CA68B)
 
 
+@shared_rows
 @compiled()
 def _rows(
     x: Any,
@@ -70,6 +66,7 @@ def _rows(
             out[row, column] = value if keep else zero
 
 
+@shared_rows
 @compiled()
 def _pass_positive(grad: Any, out: Any, scale: Any, result: Any, first: int, stop: int) -> None:
     zero = grad.dtype.type(0)
@@ -77,16 +74,6 @@ def _pass_positive(grad: Any, out: Any, scale: Any, result: Any, first: int, sto
         for column in range(grad.shape[1]):
             passed = grad[row, column] * scale
             result[row, column] = zero if out[row, column] <= zero else passed
-
-
-@compiled()
-def _share_rows(openmp: int, threads: int, arguments: Any, rows: int) -> None:
-    share(openmp, threads, _here._rows, arguments, None, rows)
-
-
-@compiled()
-def _share_pass_positive(openmp: int, threads: int, arguments: Any, rows: int) -> None:
-    share(openmp, threads, _here._pass_positive, arguments, None, rows)
 
 
 def _limit(p: float) -> int:
@@ -137,14 +124,12 @@ def _dropout(
     number, limit = seed.numpy().view(np.uint64)[0], np.uint32(_limit(p))
     scale = array.dtype.type(1 / (1 - p))
     arguments = (array, number, limit, scale, relu, array_of(ids), first_column, out.numpy())
-    _share_rows(openmp(), threads_for(x.numel()), arguments, x.shape[0])
+    _rows.share(arguments, x.shape[0], x.numel())
     return out
 
 
 @_dropout.register_fake
-def _(
-    x: Tensor, seed: Tensor, p: float, relu: bool, ids: Tensor | None, first_column: int
-) -> Tensor:
+def _(x: Tensor, *_: Any) -> Tensor:
     return x.new_empty(x.shape)
 
 
@@ -157,12 +142,12 @@ def _positive_grad(grad: Tensor, out: Tensor, scale: float) -> Tensor:
     result = torch.empty(grad.shape, dtype=grad.dtype)
     array = array_of(grad)
     arguments = (array, array_of(out), array.dtype.type(scale), result.numpy())
-    _share_pass_positive(openmp(), threads_for(grad.numel()), arguments, grad.shape[0])
+    _pass_positive.share(arguments, grad.shape[0], grad.numel())
     return result
 
 
 @_positive_grad.register_fake
-def _(grad: Tensor, out: Tensor, scale: float) -> Tensor:
+def _(grad: Tensor, *_: Any) -> Tensor:
     return grad.new_empty(grad.shape)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.kernels.blas import gemm_address
+from weft.runtime import gemm_address
 
 _PLAIN = (Tensor, nn.Parameter)
 
@@ -52,6 +52,15 @@ class Operator:
 def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
     """Decorator that makes a torch operator of a function; its annotations are the schema."""
     return lambda implementation: Operator(name, implementation)
+
+
+def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """A setup_context that saves all tensors among the inputs, and keeps the others in ctx.others.
+
+    The backward pass then has ctx.saved_tensors in the order of the inputs.
+    """
+    ctx.save_for_backward(*(t for t in inputs if t is None or isinstance(t, Tensor)))
+    ctx.others = [t for t in inputs if not (t is None or isinstance(t, Tensor))]
 
 
 def _function(
@@ -118,23 +127,24 @@ def is_fusable(*tensors: Tensor | None) -> bool:
     return all(t is None or (is_plain(t) and t.dtype == dtype and t.is_cpu) for t in tensors)
 
 
-def slopes_to_learn_from(
+def differentiable_gradients(
     ctx: Any, function: Callable[..., Tensor], given: Sequence[Tensor | None], grad: Tensor
 ) -> list[Tensor | None]:
     """The gradients of function(*given) as functions of all that they depend on.
 
-    For the backward of an autograd Function whose first arguments are `given`: its loops have no
-    derivatives, but `function`, which computes the same, has.
+    For the backward of an autograd Function whose first arguments are `given`, when its gradient is
+    itself to be differentiated: its loops have no derivatives, but `function`, which computes the
+    same, has.
     """
     # Views, so that a tensor made from another one is no way to that one.
     views: list[Any] = [None if t is None else t.view_as(t) for t in given]
     wanted = [k for k in range(len(views)) if ctx.needs_input_grad[k]]
     found: list[Tensor | None] = [None] * len(views)
-    slopes = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         function(*views), [views[k] for k in wanted], grad, create_graph=True
     )
-    for k, slope in zip(wanted, slopes, strict=True):
-        found[k] = slope
+    for k, gradient in zip(wanted, gradients, strict=True):
+        found[k] = gradient
     return found
 
 

@@ -5,23 +5,238 @@
 
 over the edges s -> r that are not padding; by feature. The filters W are those of the edge's pair
 where both directions share them. The gradients are made of the same few loops, to any order.
+
+In the loops: N nodes, E edges, P pairs, F features; x and filters hold three parts of F features:
+for scalars, for the direction and for the vectors of the sender. Filters of two parts stand for
+vectors that are 0: `mu` is empty.
+
+Before the compiler may use vector instructions, it must know that what a loop writes is not what it
+reads. Of rows of arrays it has to ask at run time, for every pair of rows, and gives up when they
+are many. So sums over edges are kept on the stack, which it knows to be apart, a tile of features
+at a time.
 """
 
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from weft.checked_indices import check_pairs, check_segments
-from weft.kernels import painn_loops as loops
-from weft.kernels import plain
-from weft.kernels.custom_op import array_of, has_loop, operator, require
-from weft.kernels.functions import SortedEdges
-from weft.kernels.threads import openmp, threads_for
+from weft.kernels import plain_torch as plain
+from weft.kernels.custom_op import array_of, has_loop, operator, require, save_inputs
+from weft.kernels.message_passing import SortedEdges
+from weft.runtime import compiled, kernel, shared_rows, stack_numbers
 
+# Sums over edges: rows of features, at most so many and so long at a time.
+_ROWS, _TILE = 5, 128
+_SPACE = _ROWS * _TILE
 # Multiply-adds an edge and feature, to tell whether threads pay.
 _WORK = 12
+
+
+@shared_rows
+@kernel
+def _messages(
+    x: Any,
+    mu: Any,
+    filters: Any,
+    direction: Any,
+    mask: Any,
+    pair: Any,
+    senders: Any,
+    offsets: Any,
+    out_q: Any,
+    out_mu: Any,
+    first: int,
+    stop: int,
+) -> None:
+    """Scalars out_q [N, F] and vectors out_mu [N, 3, F] that reach each receiver."""
+    width = x.shape[2]
+    vectors = x.shape[1] == 3
+    sums = stack_numbers(x, _SPACE)
+    for row in range(first, stop):
+        for tile in range(0, width, _TILE):
+            start, count = np.uintp(tile), np.uintp(min(_TILE, width - tile))
+            for j in range(4 * _TILE):
+                sums[j] = 0
+            for edge in range(offsets[row], offsets[row + 1]):
+                if not mask[edge]:
+                    continue
+                s, p = senders[edge], pair[edge]
+                d0, d1, d2 = direction[edge, 0], direction[edge, 1], direction[edge, 2]
+                if vectors:
+                    for j in range(count):
+                        f = start + j
+                        along = filters[p, 1, f] * x[s, 1, f]
+                        turned = filters[p, 2, f] * x[s, 2, f]
+                        sums[j] += filters[p, 0, f] * x[s, 0, f]
+                        sums[_TILE + j] += d0 * along + turned * mu[s, 0, f]
+                        sums[2 * _TILE + j] += d1 * along + turned * mu[s, 1, f]
+                        sums[3 * _TILE + j] += d2 * along + turned * mu[s, 2, f]
+                else:
+                    for j in range(count):
+                        f = start + j
+                        along = filters[p, 1, f] * x[s, 1, f]
+                        sums[j] += filters[p, 0, f] * x[s, 0, f]
+                        sums[_TILE + j] += d0 * along
+                        sums[2 * _TILE + j] += d1 * along
+                        sums[3 * _TILE + j] += d2 * along
+            for j in range(count):
+                out_q[row, start + j] = sums[j]
+            for c in range(3):
+                for j in range(count):
+                    out_mu[row, c, start + j] = sums[(1 + c) * _TILE + j]
+
+
+@shared_rows
+@kernel
+def _to_senders(
+    grad_q: Any,
+    grad_mu: Any,
+    x: Any,
+    mu: Any,
+    filters: Any,
+    direction: Any,
+    mask: Any,
+    pair: Any,
+    receivers: Any,
+    offsets: Any,
+    order: Any,
+    grad_x: Any,
+    grad_mu_in: Any,
+    first: int,
+    stop: int,
+) -> None:
+    """Gradients grad_x, grad_mu_in of the senders, rows of `offsets` and `order`."""
+    width = x.shape[2]
+    vectors = x.shape[1] == 3
+    sums = stack_numbers(x, _SPACE)
+    for row in range(first, stop):
+        for tile in range(0, width, _TILE):
+            start, count = np.uintp(tile), np.uintp(min(_TILE, width - tile))
+            for j in range(5 * _TILE):
+                sums[j] = 0
+            for k in range(offsets[row], offsets[row + 1]):
+                edge = order[k]
+                if not mask[edge]:
+                    continue
+                r, p = receivers[edge], pair[edge]
+                d0, d1, d2 = direction[edge, 0], direction[edge, 1], direction[edge, 2]
+                if vectors:
+                    for j in range(count):
+                        f = start + j
+                        g0, g1, g2 = grad_mu[r, 0, f], grad_mu[r, 1, f], grad_mu[r, 2, f]
+                        w = filters[p, 2, f]
+                        sums[j] += filters[p, 0, f] * grad_q[r, f]
+                        sums[_TILE + j] += filters[p, 1, f] * (d0 * g0 + d1 * g1 + d2 * g2)
+                        sums[2 * _TILE + j] += w * g0
+                        sums[3 * _TILE + j] += w * g1
+                        sums[4 * _TILE + j] += w * g2
+                else:
+                    for j in range(count):
+                        f = start + j
+                        g0, g1, g2 = grad_mu[r, 0, f], grad_mu[r, 1, f], grad_mu[r, 2, f]
+                        sums[j] += filters[p, 0, f] * grad_q[r, f]
+                        sums[_TILE + j] += filters[p, 1, f] * (d0 * g0 + d1 * g1 + d2 * g2)
+            for part in range(2):
+                for j in range(count):
+                    grad_x[row, part, start + j] = sums[part * _TILE + j]
+            if vectors:
+                # The sender's own factors are the same for all its edges, so they come last.
+                for j in range(count):
+                    f = start + j
+                    grad_x[row, 2, f] = (
+                        mu[row, 0, f] * sums[2 * _TILE + j]
+                        + mu[row, 1, f] * sums[3 * _TILE + j]
+                        + mu[row, 2, f] * sums[4 * _TILE + j]
+                    )
+                for c in range(3):
+                    for j in range(count):
+                        grad_mu_in[row, c, start + j] = (
+                            x[row, 2, start + j] * sums[(2 + c) * _TILE + j]
+                        )
+
+
+@shared_rows
+@kernel
+def _to_filters(
+    grad_q: Any,
+    grad_mu: Any,
+    x: Any,
+    mu: Any,
+    direction: Any,
+    mask: Any,
+    forward: Any,
+    backward: Any,
+    receivers: Any,
+    senders: Any,
+    grad_filters: Any,
+    first: int,
+    stop: int,
+) -> None:
+    """Gradient of each pair's filters, from its edges forward[p] and backward[p]."""
+    width = x.shape[2]
+    vectors = x.shape[1] == 3
+    sums = stack_numbers(x, _SPACE)
+    for row in range(first, stop):
+        for tile in range(0, width, _TILE):
+            start, count = np.uintp(tile), np.uintp(min(_TILE, width - tile))
+            for j in range(3 * _TILE):
+                sums[j] = 0
+            for way in range(2):
+                edge = forward[row] if way == 0 else backward[row]
+                if (way == 1 and edge == forward[row]) or not mask[edge]:
+                    continue
+                r, s = receivers[edge], senders[edge]
+                d0, d1, d2 = direction[edge, 0], direction[edge, 1], direction[edge, 2]
+                if vectors:
+                    for j in range(count):
+                        f = start + j
+                        g0, g1, g2 = grad_mu[r, 0, f], grad_mu[r, 1, f], grad_mu[r, 2, f]
+                        sums[j] += grad_q[r, f] * x[s, 0, f]
+                        sums[_TILE + j] += x[s, 1, f] * (d0 * g0 + d1 * g1 + d2 * g2)
+                        sums[2 * _TILE + j] += x[s, 2, f] * (
+                            mu[s, 0, f] * g0 + mu[s, 1, f] * g1 + mu[s, 2, f] * g2
+                        )
+                else:
+                    for j in range(count):
+                        f = start + j
+                        g0, g1, g2 = grad_mu[r, 0, f], grad_mu[r, 1, f], grad_mu[r, 2, f]
+                        sums[j] += grad_q[r, f] * x[s, 0, f]
+                        sums[_TILE + j] += x[s, 1, f] * (d0 * g0 + d1 * g1 + d2 * g2)
+            for part in range(grad_filters.shape[1]):
+                for j in range(count):
+                    grad_filters[row, part, start + j] = sums[part * _TILE + j]
+
+
+@shared_rows
+# Dot products are summed in the order of the vector registers: fixed, whatever the threads.
+@compiled(fastmath={"contract", "reassoc"}, error_model="numpy")
+def _to_directions(
+    grad_mu: Any,
+    x: Any,
+    filters: Any,
+    mask: Any,
+    pair: Any,
+    receivers: Any,
+    senders: Any,
+    grad_direction: Any,
+    first: int,
+    stop: int,
+) -> None:
+    """Gradient [E, 3] of each edge's direction."""
+    width = x.shape[2]
+    for edge in range(first, stop):
+        r, s = receivers[edge], senders[edge]
+        p = pair[edge]
+        for c in range(3):
+            total = x.dtype.type(0)
+            if mask[edge]:
+                for f in range(width):
+                    total += filters[p, 1, f] * x[s, 1, f] * grad_mu[r, c, f]
+            grad_direction[edge, c] = total
 
 
 class PairedEdges(SortedEdges, Protocol):
@@ -141,20 +356,10 @@ def _message(
     nodes = x.shape[0]
     dq, dmu = x.new_empty(nodes, width), x.new_empty(nodes, 3, width)
     starts = array_of(in_offsets)
-    arguments = (
-        _parts(x, width),
-        _present(mu, x),
-        _parts(filters, width),
-        array_of(direction),
-        array_of(mask),
-        _pairing(of_edge, senders),
-        array_of(senders),
-        starts,
-        dq.numpy(),
-        dmu.numpy(),
-    )
-    threads = threads_for(_WORK * width * senders.shape[0])
-    loops.share_messages(openmp(), threads, arguments, starts, nodes)
+    given = (_parts(x, width), _present(mu, x), _parts(filters, width))
+    edges = (array_of(direction), array_of(mask), _pairing(of_edge, senders), array_of(senders))
+    arguments = (*given, *edges, starts, dq.numpy(), dmu.numpy())
+    _messages.share(arguments, nodes, _WORK * width * senders.shape[0], starts)
     return dq, dmu
 
 
@@ -162,10 +367,6 @@ def _message(
 def _(x: Tensor, mu: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
     width = x.shape[1] // (2 if mu is None else 3)
     return x.new_empty(x.shape[0], width), x.new_empty(x.shape[0], 3, width)
-
-
-def _message_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs)
 
 
 def _message_grad(ctx: Any, grad_q: Tensor, grad_mu: Tensor) -> tuple[Tensor | None, ...]:
@@ -182,7 +383,7 @@ def _message_grad(ctx: Any, grad_q: Tensor, grad_mu: Tensor) -> tuple[Tensor | N
     )
 
 
-_message.register_autograd(_message_grad, setup_context=_message_setup)
+_message.register_autograd(_message_grad, setup_context=save_inputs)
 
 
 @operator("weft::painn_message_backward")
@@ -225,47 +426,18 @@ def _message_backward(
     a_receivers, a_senders = array_of(receivers), array_of(senders)
     pair = _pairing(of_edge, senders)
     starts = array_of(out_offsets)
-    team = openmp(), threads_for(_WORK * width * edges)
+    operations = _WORK * width * edges
     common = a_q, a_mu, a_x, a_mu_in
-    loops.share_to_senders(
-        *team,
-        (
-            *common,
-            a_filters,
-            a_direction,
-            a_mask,
-            pair,
-            a_receivers,
-            starts,
-            array_of(out_order),
-            _parts(grad_x, width),
-            grad_mu_in.numpy(),
-        ),
-        starts,
-        nodes,
-    )
-    loops.share_to_filters(
-        *team,
-        (
-            *common,
-            a_direction,
-            a_mask,
-            _pairing(forward, senders),
-            _pairing(backward, senders),
-            a_receivers,
-            a_senders,
-            _parts(grad_filters, width),
-        ),
-        None,
-        filters.shape[0],
-    )
+    given = (*common, a_filters, a_direction, a_mask, pair, a_receivers, starts)
+    made = (_parts(grad_x, width), grad_mu_in.numpy())
+    _to_senders.share((*given, array_of(out_order), *made), nodes, operations, starts)
+    pairs = (_pairing(forward, senders), _pairing(backward, senders))
+    ends = (a_receivers, a_senders)
+    arguments = (*common, a_direction, a_mask, *pairs, *ends, _parts(grad_filters, width))
+    _to_filters.share(arguments, filters.shape[0], operations)
     if want_direction:
-        loops.share_to_directions(
-            *team,
-            (a_mu, a_x, a_filters, a_mask, pair, a_receivers, a_senders, grad_direction.numpy()),
-            None,
-            edges,
-        )
+        reached = (a_mu, a_x, a_filters, a_mask, pair, *ends, grad_direction.numpy())
+        _to_directions.share(reached, edges, operations)
     return grads
 
 
@@ -288,11 +460,6 @@ def _(
     )
 
 
-def _backward_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.want_direction = inputs
-    ctx.save_for_backward(*tensors)
-
-
 def _backward_grad(
     ctx: Any, to_x: Tensor, to_mu: Tensor, to_filters: Tensor, to_direction: Tensor
 ) -> tuple[Tensor | None, ...]:
@@ -304,7 +471,8 @@ def _backward_grad(
     grad_q, grad_mu, x, mu, filters, direction, *topology = ctx.saved_tensors
     if mu is None:
         to_mu = None  # type: ignore[assignment]
-    if not ctx.want_direction:
+    (want_direction,) = ctx.others
+    if not want_direction:
         to_direction = torch.zeros_like(direction)
     pushes = (
         (to_x, mu, filters, direction),
@@ -330,7 +498,7 @@ def _backward_grad(
     )
 
 
-_message_backward.register_autograd(_backward_grad, setup_context=_backward_setup)
+_message_backward.register_autograd(_backward_grad, setup_context=save_inputs)
 
 
 def _edge_rows(

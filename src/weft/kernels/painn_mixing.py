@@ -7,19 +7,123 @@ In plain torch these are some thirty passes over memory a layer, forwards and ba
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from weft.kernels import painn_loops as loops
-from weft.kernels.custom_op import array_of, has_loop, operator, require
-from weft.kernels.threads import openmp, threads_for
+from weft.kernels.custom_op import array_of, has_loop, operator, require, save_inputs
+from weft.runtime import kernel, shared_rows
 
 # Multiply-adds a row and feature, to tell whether threads pay.
 _WORK = 12
 
 
-def _share(loop: Callable[..., None], rows: int, width: int, *arguments: Any) -> None:
-    loop(openmp(), threads_for(_WORK * rows * width), arguments, None, rows)
+@shared_rows
+@kernel
+def _invariants_rows(
+    mixed: Any, q: Any, epsilon: Any, context: Any, dot: Any, right: Any, first: int, stop: int
+) -> None:
+    """context = [q, |left|] and dot = left · right of mixed [N, 3, 2, F]; a copy of `right`."""
+    width = q.shape[1]
+    for row in range(first, stop):
+        for f in range(width):
+            context[row, 0, f] = q[row, f]
+        for f in range(width):
+            a, b, c = mixed[row, 0, 0, f], mixed[row, 1, 0, f], mixed[row, 2, 0, f]
+            context[row, 1, f] = np.sqrt(a * a + b * b + c * c + epsilon)
+        for f in range(width):
+            dot[row, f] = (
+                mixed[row, 0, 0, f] * mixed[row, 0, 1, f]
+                + mixed[row, 1, 0, f] * mixed[row, 1, 1, f]
+                + mixed[row, 2, 0, f] * mixed[row, 2, 1, f]
+            )
+        for c in range(3):
+            for f in range(width):
+                right[row, c, f] = mixed[row, c, 1, f]
+
+
+@shared_rows
+@kernel
+def _invariants_backward_rows(
+    grad_context: Any,
+    grad_dot: Any,
+    grad_right: Any,
+    mixed: Any,
+    context: Any,
+    grad_mixed: Any,
+    first: int,
+    stop: int,
+) -> None:
+    """Gradient of `mixed`."""
+    width = grad_dot.shape[1]
+    for row in range(first, stop):
+        for c in range(3):
+            for f in range(width):
+                grad_mixed[row, c, 0, f] = (
+                    grad_context[row, 1, f] / context[row, 1, f] * mixed[row, c, 0, f]
+                    + grad_dot[row, f] * mixed[row, c, 1, f]
+                )
+            for f in range(width):
+                grad_mixed[row, c, 1, f] = (
+                    grad_dot[row, f] * mixed[row, c, 0, f] + grad_right[row, c, f]
+                )
+
+
+@shared_rows
+@kernel
+def _update_rows(
+    q: Any,
+    mu: Any,
+    mixes: Any,
+    dot: Any,
+    right: Any,
+    out_q: Any,
+    out_mu: Any,
+    first: int,
+    stop: int,
+) -> None:
+    """out_q = q + a + c · dot, out_mu = μ + b · right for mixes [N, 3, F] = a, b, c."""
+    width = q.shape[1]
+    for row in range(first, stop):
+        for f in range(width):
+            out_q[row, f] = q[row, f] + mixes[row, 0, f] + mixes[row, 2, f] * dot[row, f]
+        for c in range(3):
+            for f in range(width):
+                out_mu[row, c, f] = mu[row, c, f] + mixes[row, 1, f] * right[row, c, f]
+
+
+@shared_rows
+@kernel
+def _update_backward_rows(
+    grad_q: Any,
+    grad_mu: Any,
+    mixes: Any,
+    dot: Any,
+    right: Any,
+    grad_mixes: Any,
+    grad_dot: Any,
+    grad_right: Any,
+    first: int,
+    stop: int,
+) -> None:
+    """Gradients of `mixes`, `dot` and `right`."""
+    width = grad_q.shape[1]
+    for row in range(first, stop):
+        for f in range(width):
+            grad_mixes[row, 0, f] = grad_q[row, f]
+        for f in range(width):
+            grad_mixes[row, 1, f] = (
+                grad_mu[row, 0, f] * right[row, 0, f]
+                + grad_mu[row, 1, f] * right[row, 1, f]
+                + grad_mu[row, 2, f] * right[row, 2, f]
+            )
+        for f in range(width):
+            grad_mixes[row, 2, f] = grad_q[row, f] * dot[row, f]
+        for f in range(width):
+            grad_dot[row, f] = grad_q[row, f] * mixes[row, 2, f]
+        for c in range(3):
+            for f in range(width):
+                grad_right[row, c, f] = grad_mu[row, c, f] * mixes[row, 1, f]
 
 
 def _parts(tensor: Tensor, *shape: int) -> Any:
@@ -68,7 +172,7 @@ def invariants(mixed: Tensor, q: Tensor, epsilon: float) -> tuple[Tensor, Tensor
         dot.numpy(),
         right.numpy(),
     )
-    _share(loops.share_invariants, rows, width, *arguments)
+    _invariants_rows.share(arguments, rows, _WORK * rows * width)
     return context, dot, right
 
 
@@ -125,26 +229,20 @@ def _invariants_backward(
         _parts(context, 2, width),
         _parts(grad_mixed, 3, 2, width),
     )
-    _share(loops.share_invariants_backward, rows, width, *arguments)
+    _invariants_backward_rows.share(arguments, rows, _WORK * rows * width)
     return grad_mixed
 
 
 @_invariants_backward.register_fake
-def _(
-    grad_context: Tensor, grad_dot: Tensor, grad_right: Tensor, mixed: Tensor, context: Tensor
-) -> Tensor:
+def _(grad_context: Tensor, grad_dot: Tensor, grad_right: Tensor, mixed: Tensor, _: Any) -> Tensor:
     return mixed.new_empty(mixed.shape)
-
-
-def _keep_all(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs)
 
 
 def _invariants_backward_grad(ctx: Any, push: Tensor) -> tuple[Tensor | None, ...]:
     return tuple(_differentiate(_plain_invariants_backward, ctx.saved_tensors, (push,)))
 
 
-_invariants_backward.register_autograd(_invariants_backward_grad, setup_context=_keep_all)
+_invariants_backward.register_autograd(_invariants_backward_grad, setup_context=save_inputs)
 
 
 @operator("weft::painn_update")
@@ -168,8 +266,9 @@ def update(
         a, b, c = mixes.chunk(3, dim=1)
         return q + a + c * dot, mu + b[:, None] * right
     out_q, out_mu = q.new_empty(q.shape), q.new_empty(rows, 3, width)
-    arguments = array_of(q), array_of(mu), _parts(mixes, 3, width), array_of(dot), array_of(right)
-    _share(loops.share_update, rows, width, *arguments, out_q.numpy(), out_mu.numpy())
+    given = array_of(q), array_of(mu), _parts(mixes, 3, width), array_of(dot), array_of(right)
+    arguments = (*given, out_q.numpy(), out_mu.numpy())
+    _update_rows.share(arguments, rows, _WORK * rows * width)
     return out_q, out_mu
 
 
@@ -221,7 +320,7 @@ def _update_backward(
         grad_dot.numpy(),
         grad_right.numpy(),
     )
-    _share(loops.share_update_backward, rows, width, *arguments)
+    _update_backward_rows.share(arguments, rows, _WORK * rows * width)
     return grad_mixes, grad_dot, grad_right
 
 
@@ -239,4 +338,4 @@ def _update_backward_grad(
     return tuple(_differentiate(_plain_update_backward, ctx.saved_tensors, pushes))
 
 
-_update_backward.register_autograd(_update_backward_grad, setup_context=_keep_all)
+_update_backward.register_autograd(_update_backward_grad, setup_context=save_inputs)

@@ -1,26 +1,153 @@
 """A gated recurrent unit as one operator: no gate is written to memory twice.
 
-Same weights and result as torch.nn.GRUCell. N rows, I inputs, H features.
+Same weights and result as torch.nn.GRUCell. Blocks of rows go through all gates in one thread's
+cache. N rows, I inputs, H features, C chunks of rows. Gradients of the weights are summed by chunk
+first: how many threads there are then changes no bit.
 """
 
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from weft.kernels import recurrent_loops as loops
-from weft.kernels.blas import gemm_address
 from weft.kernels.custom_op import array_of, has_loop, have_one_loop, operator, require
-from weft.kernels.threads import openmp, threads_for
+from weft.kernels.vector_math import add_rows, sigmoid_of, tanh_of
+from weft.runtime import gemm, gemm_address, kernel, shared_rows
 
+# Rows of a block: their gates, four times 128 features, fill most of a second-level cache.
+_BLOCK_ROWS = 192
 # A chunk sums the gradients of the weights for itself: enough of them to share, not to fill memory.
 _CHUNKS = 16
 
 
+@kernel
+def _gates(sums: Any, h: Any, bias: Any, gates: Any, out: Any) -> None:
+    """The gates r, z, n and the state's part of n, from the sums of products; and the new state.
+
+    bias [4 H] is both biases of r and z, the input's of n, the state's of n.
+    """
+    width = h.shape[1]
+    # Loops of one or two results each: the compiler then uses vectors.
+    for i in range(h.shape[0]):
+        for j in range(2 * width):
+            gates[i, j] = sigmoid_of(sums[i, j] + bias[j])
+        for j in range(width):
+            gates[i, 3 * width + j] = sums[i, 3 * width + j] + bias[3 * width + j]
+        for j in range(width):
+            own = sums[i, 3 * width + j] + bias[3 * width + j]
+            new = sums[i, 2 * width + j] + bias[2 * width + j]
+            gates[i, 2 * width + j] = tanh_of(new + gates[i, j] * own)
+        for j in range(width):
+            n = gates[i, 2 * width + j]
+            out[i, j] = n + gates[i, width + j] * (h[i, j] - n)
+
+
+@shared_rows
+@kernel
+def _forward_chunks(
+    address: int,
+    x: Any,
+    h: Any,
+    input_weight: Any,
+    state_weight: Any,
+    bias: Any,
+    chunk: int,
+    gates: Any,
+    out: Any,
+    first: int,
+    stop: int,
+) -> None:
+    """Chunks first:stop of out [N, H] and of gates [N, 4 H]."""
+    inputs, width = x.shape[1], h.shape[1]
+    space = np.empty((_BLOCK_ROWS, 4 * width), dtype=h.dtype)
+    for number in range(first, stop):
+        end = min((number + 1) * chunk, h.shape[0])
+        for start in range(number * chunk, end, _BLOCK_ROWS):
+            last = min(start + _BLOCK_ROWS, end)
+            rows = last - start
+            given, state, both = x[start:last], h[start:last], space[:rows]
+            new, own = both[:, 2 * width :], both[:, 3 * width :]
+            input_new, state_new = input_weight[2 * width :], state_weight[2 * width :]
+            gemm(address, False, True, rows, 2 * width, inputs, given, input_weight, both, False)
+            gemm(address, False, True, rows, 2 * width, width, state, state_weight, both, True)
+            gemm(address, False, True, rows, width, inputs, given, input_new, new, False)
+            gemm(address, False, True, rows, width, width, state, state_new, own, False)
+            _gates(both, state, bias, gates[start:last], out[start:last])
+
+
+@kernel
+def _gate_gradients(gates: Any, h: Any, grad: Any, out: Any, grad_h: Any) -> None:
+    """The gradient in the four sums, and the part of the state's that goes past the gates."""
+    width = h.shape[1]
+    one = h.dtype.type(1)
+    for i in range(h.shape[0]):
+        for j in range(width):
+            r, z = gates[i, j], gates[i, width + j]
+            n, own = gates[i, 2 * width + j], gates[i, 3 * width + j]
+            given = grad[i, j]
+            new = given * (one - z) * (one - n * n)
+            out[i, j] = new * own * r * (one - r)
+            out[i, width + j] = given * (h[i, j] - n) * z * (one - z)
+            out[i, 2 * width + j] = new
+            out[i, 3 * width + j] = new * r
+            grad_h[i, j] = given * z
+
+
+@shared_rows
+@kernel
+def _backward_chunks(
+    address: int,
+    x: Any,
+    h: Any,
+    input_weight: Any,
+    state_weight: Any,
+    gates: Any,
+    grad: Any,
+    wanted: bool,
+    chunk: int,
+    grad_x: Any,
+    grad_h: Any,
+    input_grad: Any,
+    state_grad: Any,
+    bias_grad: Any,
+    first: int,
+    stop: int,
+) -> None:
+    """Chunks first:stop of the gradients in x and h, and those [C, ...] in the weights.
+
+    The weights' must be 0 before; that in h is only right if `wanted`. bias_grad [C, 4 H] is that
+    in the sums r, z, n and in the state's part of n.
+    """
+    inputs, width = x.shape[1], h.shape[1]
+    space = np.empty((_BLOCK_ROWS, 4 * width), dtype=h.dtype)
+    for number in range(first, stop):
+        end = min((number + 1) * chunk, h.shape[0])
+        for start in range(number * chunk, end, _BLOCK_ROWS):
+            last = min(start + _BLOCK_ROWS, end)
+            rows = last - start
+            given, state, own_grad = x[start:last], h[start:last], space[:rows]
+            before_x, before_h = grad_x[start:last], grad_h[start:last]
+            _gate_gradients(gates[start:last], state, grad[start:last], own_grad, before_h)
+            own, state_new = own_grad[:, 3 * width :], state_weight[2 * width :]
+            target, other = input_grad[number], state_grad[number]
+            new = other[2 * width :]
+            all_in = input_weight
+            gemm(address, False, False, rows, inputs, 3 * width, own_grad, all_in, before_x, False)
+            if wanted:
+                both = state_weight
+                gemm(address, False, False, rows, width, 2 * width, own_grad, both, before_h, True)
+                gemm(address, False, False, rows, width, width, own, state_new, before_h, True)
+            gemm(address, True, False, 3 * width, inputs, rows, own_grad, given, target, True)
+            gemm(address, True, False, 2 * width, width, rows, own_grad, state, other, True)
+            gemm(address, True, False, width, width, rows, own, state, new, True)
+            add_rows(own_grad, bias_grad[number])
+
+
 def _chunks_of(rows: int) -> tuple[int, int]:
-    size = max(loops.BLOCK_ROWS, -(-rows // _CHUNKS))
+    size = max(_BLOCK_ROWS, -(-rows // _CHUNKS))
     return size, -(-rows // size)
 
 
@@ -112,8 +239,7 @@ def _gru(
         gates.numpy(),
         out.numpy(),
     )
-    threads = threads_for(rows * input_weight.numel())
-    loops.share_forward_chunks(openmp(), threads, arguments, None, chunks)
+    _forward_chunks.share(arguments, chunks, rows * input_weight.numel())
     return out, gates
 
 
@@ -167,8 +293,7 @@ def _gru_backward(
         chunk,
         *(t.numpy() for t in (grad_x, grad_h, input_grad, state_grad, bias_grad)),
     )
-    threads = threads_for(2 * rows * input_weight.numel())
-    loops.share_backward_chunks(openmp(), threads, arguments, None, chunks)
+    _backward_chunks.share(arguments, chunks, 2 * rows * input_weight.numel())
     sums = bias_grad.sum(0)
     input_bias = sums[: 3 * width].clone()
     state_bias = torch.cat([sums[: 2 * width], sums[3 * width :]])

@@ -1,7 +1,9 @@
 """A linear layer whose weight is mostly zeros: only the weights that are there are multiplied.
 
 B samples, I inputs, O outputs, K weights. Outputs and gradients are stored feature by feature
-(strides (1, B)), as the next such layer reads them; elementwise functions keep that order.
+(strides (1, B)), as the next such layer reads them; elementwise functions keep that order. Where
+the input is itself mostly zeros, only pairs of an input and a weight that are both there are
+multiplied.
 """
 
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
@@ -11,12 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from weft.checked_indices import once
-from weft.compiled import compiled
+from weft.checked_indices import check_range, check_segments, once
 from weft.kernels import sparse_linear_loops as loops
 from weft.kernels.custom_op import array_of, has_loop, have_one_loop, operator, require
-from weft.kernels.sparse_vectors import BYTES
-from weft.kernels.threads import openmp, threads_for
+from weft.runtime import POOL, compiled, threads_for
 
 # A chunk of samples sums the gradient of the weights for itself: enough of them to share, not to
 # fill memory. Their number depends on the shapes alone, so that of threads changes no bit.
@@ -109,15 +109,15 @@ def sparse_linear(
         outputs: O.
         relu: give 0 for what is below 0.
     """
-    check_shapes(x, values, bias, pattern, outputs)
-    if not has_fast_loop(x, values, bias):
+    _check_shapes(x, values, bias, pattern, outputs)
+    if not _has_fast_loop(x, values, bias):
         sums = functional.linear(x, dense_weight(values, pattern, outputs, x.shape[1]), bias)
         return sums.relu() if relu else sums
     out: Tensor = _sparse_linear(x, values, bias, pattern, outputs, relu)
     return out
 
 
-def check_shapes(
+def _check_shapes(
     x: Tensor, values: Tensor, bias: Tensor | None, pattern: Tensor, outputs: int
 ) -> None:
     """Refuse what does not fit together."""
@@ -129,7 +129,7 @@ def check_shapes(
         require(right, needed, x, values, bias, pattern)
 
 
-def check_pattern(pattern: Tensor, outputs: int, inputs: int) -> None:
+def _check_pattern(pattern: Tensor, outputs: int, inputs: int) -> None:
     """Refuse a pattern that `pattern_of` did not make; the shapes are right."""
     once(_pattern, (pattern,), outputs, inputs)
 
@@ -166,7 +166,7 @@ def _is_pattern(columns: Any, offsets: Any, rows: Any, column_offsets: Any, orde
     return True
 
 
-def has_fast_loop(x: Tensor, values: Tensor, bias: Tensor | None) -> bool:
+def _has_fast_loop(x: Tensor, values: Tensor, bias: Tensor | None) -> bool:
     """Whether the compiled loops take these tensors, here and now."""
     same = x.dtype == values.dtype and x.device == values.device
     same = same and (bias is None or (bias.dtype == x.dtype and bias.device == x.device))
@@ -183,7 +183,7 @@ def _laid_out(x: Tensor) -> tuple[Any, bool]:
 
 def _blocks_of(samples: int, values: Tensor) -> tuple[int, int, int]:
     """Blocks of samples, blocks in a chunk, chunks."""
-    size = BYTES // values.element_size()
+    size = loops.BYTES // values.element_size()
     blocks = -(-samples // size)
     chunk = max(1, -(-blocks // _CHUNKS))
     return blocks, chunk, -(-blocks // chunk)
@@ -193,23 +193,20 @@ def _blocks_of(samples: int, values: Tensor) -> tuple[int, int, int]:
 def _sparse_linear(
     x: Tensor, values: Tensor, bias: Tensor | None, pattern: Tensor, outputs: int, relu: bool
 ) -> Tensor:
-    check_shapes(x, values, bias, pattern, outputs)
-    check_pattern(pattern, outputs, x.shape[1])
+    _check_shapes(x, values, bias, pattern, outputs)
+    _check_pattern(pattern, outputs, x.shape[1])
     require(have_one_loop(x, values, bias), "x, values and bias must have one dtype", x, values)
     samples = x.shape[0]
     out = x.new_empty(outputs, samples)
     given = (array_of(values), pattern.numpy(), array_of(bias))
     arguments = (*_laid_out(x), *given, relu, out.numpy())
     blocks, _, _ = _blocks_of(samples, values)
-    threads = threads_for(values.shape[0] * samples)
-    loops.share_forward_blocks(openmp(), threads, arguments, None, blocks)
+    loops.forward_blocks.share(arguments, blocks, values.shape[0] * samples)
     return out.t()
 
 
 @_sparse_linear.register_fake
-def _(
-    x: Tensor, values: Tensor, bias: Tensor | None, pattern: Tensor, outputs: int, relu: bool
-) -> Tensor:
+def _(x: Tensor, values: Any, bias: Any, pattern: Any, outputs: int, relu: bool) -> Tensor:
     return x.new_empty(outputs, x.shape[0]).t()
 
 
@@ -250,15 +247,15 @@ def _sparse_linear_backward(
     right = right and (made is None or made.shape == grad.shape)
     right = right and have_one_loop(x, values, grad, made)
     require(right, "gradients must have the shape and dtype of the output", grad, x, made)
-    check_shapes(x, values, None, pattern, grad.shape[1])
-    check_pattern(pattern, grad.shape[1], x.shape[1])
+    _check_shapes(x, values, None, pattern, grad.shape[1])
+    _check_pattern(pattern, grad.shape[1], x.shape[1])
     samples, inputs = x.shape
     count, outputs = values.shape[0], grad.shape[1]
     _, chunk, chunks = _blocks_of(samples, values)
     grad_x = x.new_empty(inputs if wanted else 0, samples)
     grad_values, grad_bias = x.new_empty(count), x.new_empty(outputs)
     loops.backward(
-        openmp(),
+        POOL,
         threads_for(2 * count * samples),
         threads_for(chunks * (count + outputs)),
         (*_laid_out(x), *_laid_out(grad), None if made is None else array_of(made.t())),
@@ -275,14 +272,12 @@ def _sparse_linear_backward(
 
 
 @_sparse_linear_backward.register_fake
-def _(
-    grad: Tensor, x: Tensor, values: Tensor, pattern: Tensor, made: Tensor | None, wanted: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    grad_x = x.new_empty(x.shape[1] if wanted else 0, x.shape[0]).t()
+def _(grad: Tensor, x: Tensor, values: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    grad_x = x.new_empty(x.shape[1] if others[-1] else 0, x.shape[0]).t()
     return grad_x, torch.empty_like(values), x.new_empty(grad.shape[1])
 
 
-def sum_of_chunks(parts: Tensor, order: Tensor, chunks: int) -> tuple[Tensor, Tensor]:
+def _sum_of_chunks(parts: Tensor, order: Tensor, chunks: int) -> tuple[Tensor, Tensor]:
     """The gradients in the weights [K] by rows and in the bias [O].
 
     Args:
@@ -294,7 +289,138 @@ def sum_of_chunks(parts: Tensor, order: Tensor, chunks: int) -> tuple[Tensor, Te
     values, bias = parts.new_empty(count), parts.new_empty(parts.shape[1] - count)
     if chunks:
         arguments = (parts.numpy(), order.numpy(), values.numpy(), bias.numpy())
-        threads = threads_for(parts.numel())
-        loops.share_sum_chunks(openmp(), threads, arguments, None, parts.shape[1])
+        loops.sum_chunks.share(arguments, parts.shape[1], parts.numel())
         return values, bias
     return values.zero_(), bias.zero_()
+
+
+def sparse_input_linear(
+    x: Tensor, values: Tensor, bias: Tensor | None, pattern: Tensor, outputs: int
+) -> Tensor:
+    """x Wᵀ + bias [B, O]; there is no gradient in x.
+
+    Args:
+        x: [B, I], of torch's sparse CSR layout.
+        values: [K], the weights by rows.
+        bias: [O], or None.
+        pattern: where they are, see `sparse_linear`.
+        outputs: O.
+    """
+    _check_shapes(x, values, bias, pattern, outputs)
+    if x.requires_grad:
+        raise ValueError(
+            "the gradient in a sparse input is not computed; give x.to_dense() if it is wanted"
+        )
+    given, places, starts = x.values(), x.col_indices(), x.crow_indices()
+    inputs = x.shape[1]
+    require(starts.shape == (x.shape[0] + 1,), "x [B, I] has B + 1 row offsets", x, starts)
+    if not _has_fast_loop(given, values, bias):
+        weight = dense_weight(values, pattern, outputs, inputs)
+        return functional.linear(x.to_dense(), weight, bias)
+    out: Tensor = _few_inputs(given, values, bias, places, starts, pattern, outputs)
+    return out
+
+
+def _by_columns(pattern: Tensor, count: int, outputs: int) -> tuple[Tensor, Tensor]:
+    """The second half of the pattern, and its `order`."""
+    return pattern[count + outputs + 1 :], pattern[pattern.shape[0] - count :]
+
+
+def _check_sparse_input(
+    x_values: Tensor,
+    x_columns: Tensor,
+    x_offsets: Tensor,
+    pattern: Tensor,
+    count: int,
+    outputs: int,
+) -> None:
+    """Refuse what the loops cannot follow; torch may have been told not to check a CSR tensor."""
+    inputs = pattern.numel() - 3 * count - outputs - 2
+    require(outputs >= 0 and inputs >= 0 and pattern.ndim == 1, "a pattern needed", pattern)
+    _check_pattern(pattern, outputs, inputs)
+    check_segments(x_values.numel(), x_offsets, None, None)
+    right = x_values.shape == x_columns.shape
+    require(right, "an input has a value and a column", x_values, x_columns)
+    check_range(x_columns, inputs)
+
+
+def _products(x_values: Tensor, by_columns: Tensor, count: int) -> int:
+    """Products of an input and a weight, about."""
+    inputs = by_columns.shape[0] - 2 * count - 1
+    return x_values.shape[0] * count // max(1, inputs)
+
+
+@operator("weft::sparse_input_linear")
+def _few_inputs(
+    x_values: Tensor,
+    values: Tensor,
+    bias: Tensor | None,
+    x_columns: Tensor,
+    x_offsets: Tensor,
+    pattern: Tensor,
+    outputs: int,
+) -> Tensor:
+    _check_sparse_input(x_values, x_columns, x_offsets, pattern, values.shape[0], outputs)
+    right = bias is None or bias.shape == (outputs,)
+    require(
+        right and _has_fast_loop(x_values, values, bias), "values and bias must fit", values, bias
+    )
+    samples = x_offsets.shape[0] - 1
+    by_columns, order = _by_columns(pattern, values.shape[0], outputs)
+    out = x_values.new_empty(samples, outputs)
+    given = (x_values, x_columns, x_offsets, values.detach().index_select(0, order), by_columns)
+    arguments = (*map(array_of, (*given, bias)), out.numpy())
+    operations = _products(x_values, by_columns, values.shape[0])
+    loops.few_inputs.share(arguments, samples, operations, array_of(x_offsets))
+    return out
+
+
+@_few_inputs.register_fake
+def _(x_values: Tensor, *others: Any) -> Tensor:
+    _, _, _, x_offsets, _, outputs = others
+    return x_values.new_empty(x_offsets.shape[0] - 1, outputs)
+
+
+def _few_inputs_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x_values, values, bias, x_columns, x_offsets, pattern, _ = inputs
+    ctx.save_for_backward(x_values, x_columns, x_offsets, pattern)
+    ctx.count, ctx.has_bias = values.shape[0], bias is not None
+
+
+def _few_inputs_grad(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    values, bias = _few_inputs_backward(grad, *ctx.saved_tensors, ctx.count)
+    return None, values, bias if ctx.has_bias else None, None, None, None, None
+
+
+_few_inputs.register_autograd(_few_inputs_grad, setup_context=_few_inputs_setup)
+
+
+@operator("weft::sparse_input_linear_backward")
+def _few_inputs_backward(
+    grad: Tensor,
+    x_values: Tensor,
+    x_columns: Tensor,
+    x_offsets: Tensor,
+    pattern: Tensor,
+    count: int,
+) -> tuple[Tensor, Tensor]:
+    """Gradients in the weights by rows [K], and in the bias."""
+    samples, outputs = grad.shape
+    _check_sparse_input(x_values, x_columns, x_offsets, pattern, count, outputs)
+    right = x_offsets.shape == (samples + 1,) and grad.dtype == x_values.dtype
+    require(right, "the gradient must have the shape and dtype of the output", grad, x_offsets)
+    by_columns, order = _by_columns(pattern, count, outputs)
+    chunk = max(1, -(-samples // _CHUNKS))
+    chunks = -(-samples // chunk)
+    parts = grad.new_empty(max(1, chunks), count + outputs)
+    given = (x_values, x_columns, x_offsets, grad, by_columns)
+    arguments = (*map(array_of, given), chunk, parts.numpy())
+    operations = _products(x_values, by_columns, count)
+    loops.few_inputs_backward.share(arguments, chunks, operations)
+    return _sum_of_chunks(parts, order, chunks)
+
+
+@_few_inputs_backward.register_fake
+def _(grad: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    count = others[-1]
+    return grad.new_empty(count), grad.new_empty(grad.shape[1])

@@ -1,4 +1,7 @@
-"""exp and softplus as compiled loops inline them: the compiler then works on whole vectors."""
+"""What compiled loops call: functions of a number, and passes over a block of rows in the cache.
+
+Functions of a number are inlined: the compiler then works on whole vectors.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import math
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic, overload
+from numba.extending import overload
+
+from weft.runtime import compiled, float_of_bits, kernel
 
 _HALF, _ONE, _TWO = np.float32(0.5), np.float32(1), np.float32(2)
 _LOG2_E = np.float32(1 / math.log(2))
@@ -19,16 +23,6 @@ _LN2_LOW = np.float32(math.log(2) - 0.693359375)
 _C2, _C3, _C4, _C5, _C6 = (np.float32(1 / math.factorial(k)) for k in range(2, 7))
 # 2^-126 is the smallest normal float32: less than that is 0.
 _LOWEST = np.float32(-126)
-
-
-@intrinsic
-def _float_of_bits(typing_context: Any, bits: Any) -> Any:
-    """The float32 with these 32 bits."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.int32), generate
 
 
 def exp_negative(a: Any) -> Any:
@@ -52,7 +46,7 @@ def _exp_negative(a: Any) -> Any:
         # By powers of two, not from the inside out: the sums do not wait for each other.
         r2 = r * r
         rest = ((_ONE + r) + (_C2 + _C3 * r) * r2) + ((_C4 + _C5 * r) + _C6 * r2) * (r2 * r2)
-        scale = _float_of_bits(np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)))
+        scale = float_of_bits(np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)))
         # In this order, so that nan stays nan.
         return np.float32(0) if power <= _LOWEST else rest * scale
 
@@ -102,13 +96,13 @@ def _softplus_of(x: Any) -> Any:
     return vector_friendly
 
 
-def slope_of(y: Any) -> Any:
+def softplus_derivative_of(y: Any) -> Any:
     """dy/dx of y = ln(1 + e^x) - ln 2, from y: 1 - e^-y / 2."""
     return 1.0 - 0.5 * math.exp(-y)
 
 
-@overload(slope_of, inline="always")
-def _slope_of(y: Any) -> Any:
+@overload(softplus_derivative_of, inline="always")
+def _softplus_derivative_of(y: Any) -> Any:
     if y != types.float32:
 
         def exact(y: Any) -> Any:
@@ -167,3 +161,50 @@ def _tanh_of(x: Any) -> Any:
         return (_ONE - t) / (_ONE + t)
 
     return vector_friendly
+
+
+@kernel
+def add_and_activate(x: Any, bias: Any, activate: bool) -> None:
+    """x[i, j] becomes softplus(x[i, j] + bias[j]) - ln 2, the softplus if `activate`."""
+    for i in range(x.shape[0]):
+        if bias is not None:
+            for j in range(x.shape[1]):
+                x[i, j] += bias[j]
+        if activate:
+            for j in range(x.shape[1]):
+                x[i, j] = softplus_of(x[i, j])
+
+
+@kernel
+def times_derivative(y: Any, grad: Any, out: Any) -> None:
+    """out = grad · dy/dx of y = softplus(x) - ln 2."""
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            out[i, j] = grad[i, j] * softplus_derivative_of(y[i, j])
+
+
+@kernel
+def multiply_by_derivative(y: Any, x: Any) -> None:
+    """x · dy/dx in place, y = softplus - ln 2: two arrays, as the compiler fears no third."""
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            x[i, j] *= softplus_derivative_of(y[i, j])
+
+
+@compiled()
+def add_rows(x: Any, out: Any) -> None:
+    """out[j] += Σ x[i, j]."""
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            out[j] += x[i, j]
+
+
+@kernel
+def sum_chunks(parts: Any, sums: Any) -> None:
+    """sums = Σ parts[c], in the order of the chunks."""
+    sums[:] = 0
+    for number in range(parts.shape[0]):
+        part = parts[number]
+        for i in range(sums.shape[0]):
+            for j in range(sums.shape[1]):
+                sums[i, j] += part[i, j]

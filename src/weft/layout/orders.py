@@ -13,9 +13,9 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
-from weft.compiled import compiled
 from weft.errors import DataError
 from weft.graphs import Array, GraphTable, open_table, table_from_columns, write_table
+from weft.runtime import compiled
 
 # Nodes of a part of the METIS order: about a block of a banded adjacency.
 _PART_NODES = 32

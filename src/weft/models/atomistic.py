@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from weft.checked_indices import right_pairs, trust
 from weft.graphs import GraphBatch
 from weft.kernels import gather_receivers, gather_senders, segment_mean, segment_sum
-from weft.kernels.pairs import EdgePairs, pair_spmm, sorted_pairs
+from weft.kernels.edge_pairs import EdgePairs, pair_spmm, sorted_pairs
 from weft.models.config import Pooling
 
 # Å². Padding edges have length 0, where the square root has no finite gradient.

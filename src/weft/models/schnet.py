@@ -10,8 +10,8 @@ from weft.graphs import GraphBatch
 from weft.kernels import radial_filters, shifted_softplus
 from weft.kernels.chebyshev import bin_width
 from weft.kernels.custom_op import is_fusable
-from weft.kernels.interaction import interaction
-from weft.kernels.readout import readout
+from weft.kernels.schnet_interaction import interaction
+from weft.kernels.schnet_readout import readout
 from weft.models.atomistic import (
     Elements,
     NeighbourPairs,

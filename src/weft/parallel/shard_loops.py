@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiled import compiled
+from weft.runtime import compiled
 
 
 @compiled()

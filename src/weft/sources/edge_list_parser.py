@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiled import compiled
+from weft.runtime import compiled
 
 SRC, DST, TIME, WEIGHT = 0, 1, 2, 3
 """Roles of a line's tokens."""

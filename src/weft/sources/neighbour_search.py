@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiled import compiled
 from weft.errors import DataError
 from weft.graphs import Array
+from weft.runtime import compiled
 
 
 @compiled()

@@ -17,8 +17,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from weft.kernels.sparse_inputs import sparse_input_linear
-from weft.kernels.sparse_linear import Pattern, dense_weight, parts_of, pattern_of, sparse_linear
+from weft.kernels.sparse_linear import (
+    Pattern,
+    dense_weight,
+    parts_of,
+    pattern_of,
+    sparse_input_linear,
+    sparse_linear,
+)
 
 
 class SparseLinear(nn.Module):

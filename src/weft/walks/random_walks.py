@@ -10,7 +10,6 @@ import numpy as np
 from weft.errors import DataError
 from weft.graphs import Array, Graph, GraphTable
 from weft.graphs.edge_loops import counting_order, group_starts
-from weft.kernels.threads import openmp, threads_for
 from weft.sources import EdgeList
 from weft.walks import walk_loops
 from weft.walks.time_order import by_sender
@@ -40,8 +39,7 @@ def uniform_walks(edges: Edges, *, walks: int = 10, length: int = 80, seed: int 
     """
     offsets, receivers, out = _prepared(edges, walks, length, seed)
     arguments = (offsets, receivers, walks, np.uint64(seed), out)
-    threads = threads_for(out.size * _STEP)
-    walk_loops.share_uniform(openmp(), threads, arguments, len(offsets) - 1)
+    walk_loops.uniform_walks.share(arguments, len(offsets) - 1, out.size * _STEP)
     return out
 
 
@@ -70,8 +68,7 @@ def node2vec_walks(
             raise ValueError(f"{name} is {value}; it must be above 0 and finite")
     offsets, receivers, out = _prepared(edges, walks, length, seed)
     arguments = (offsets, receivers, float(p), float(q), walks, np.uint64(seed), out)
-    threads = threads_for(out.size * _STEP)
-    walk_loops.share_node2vec(openmp(), threads, arguments, len(offsets) - 1)
+    walk_loops.node2vec_walks.share(arguments, len(offsets) - 1, out.size * _STEP)
     return out
 
 
@@ -107,11 +104,11 @@ def temporal_walks(edges: Edges, *, walks: int = 10, length: int = 5, seed: int 
     nodes = graph.num_nodes
     offsets, ordered = by_sender(graph.senders, graph.receivers, time, nodes)
     sums = np.empty_like(time)
-    threads = threads_for(len(time) * _EXPONENTIAL)
-    walk_loops.share_exponential_sums(openmp(), threads, (ordered, offsets, sums), offsets, nodes)
+    work = len(time) * _EXPONENTIAL
+    walk_loops.exponential_sums.share((ordered, offsets, sums), nodes, work, offsets)
     out = np.empty((nodes * walks, length), dtype=np.int32)
     arguments = (offsets, ordered, sums, walks, np.uint64(seed), out)
-    walk_loops.share_temporal(openmp(), threads_for(out.size * _STEP), arguments, nodes)
+    walk_loops.temporal_walks.share(arguments, nodes, out.size * _STEP)
     return out
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from weft.compiled import compiled
 from weft.graphs import Array
 from weft.graphs.edge_loops import group_starts
+from weft.runtime import compiled
 
 # Bits of a digit: the ends of 2^8 growing lists fit the nearest cache.
 _DIGIT = 8

@@ -6,16 +6,11 @@ before: any number of threads, and any way of cutting the nodes into parts, make
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
 
-from weft.compiled import compiled
-from weft.kernels.threads import share
-
-# numba caches code that names a function by its module, not code that holds the function itself.
-_here = sys.modules[__name__]
+from weft.runtime import compiled, shared_rows
 
 _WEYL = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -46,8 +41,9 @@ def _below(word: Any, count: int) -> int:
     return min(int(_fraction(word) * count), count - 1)
 
 
+@shared_rows
 @compiled()
-def _exponential_sums(edges: Any, offsets: Any, sums: Any, first_node: int, stop_node: int) -> None:
+def exponential_sums(edges: Any, offsets: Any, sums: Any, first_node: int, stop_node: int) -> None:
     """Running sums, from 0 for each node, of exp((t - t_last) / Δ) over its edges by time.
 
     Δ is the range of the node's times; the exponents are from -1 to 0, so nothing overflows and
@@ -76,8 +72,9 @@ def _exponential_sums(edges: Any, offsets: Any, sums: Any, first_node: int, stop
             sums[edge] = total
 
 
+@shared_rows
 @compiled()
-def _temporal(
+def temporal_walks(
     offsets: Any,
     edges: Any,
     sums: Any,
@@ -119,8 +116,9 @@ def _temporal(
             row[step:] = -1
 
 
+@shared_rows
 @compiled()
-def _uniform(
+def uniform_walks(
     offsets: Any,
     receivers: Any,
     walks: int,
@@ -129,6 +127,7 @@ def _uniform(
     first_node: int,
     stop_node: int,
 ) -> None:
+    """Uniform walks from nodes first_node:stop_node."""
     length = out.shape[1]
     for start in range(first_node, stop_node):
         of_node = _word(seed, start)
@@ -212,8 +211,9 @@ def _weight(offsets: Any, receivers: Any, before: int, node: int, p: float, q: f
     return 1.0 if _is_edge(offsets, receivers, before, node) else 1.0 / q
 
 
+@shared_rows
 @compiled()
-def _node2vec(
+def node2vec_walks(
     offsets: Any,
     receivers: Any,
     p: float,
@@ -224,6 +224,7 @@ def _node2vec(
     first_node: int,
     stop_node: int,
 ) -> None:
+    """Biased walks from nodes first_node:stop_node."""
     length = out.shape[1]
     for start in range(first_node, stop_node):
         of_node = _word(seed, start)
@@ -248,29 +249,3 @@ def _node2vec(
                 row[step] = node
                 step += 1
             row[step:] = -1
-
-
-@compiled()
-def share_exponential_sums(
-    openmp: int, threads: int, arguments: Any, offsets: Any, nodes: int
-) -> None:
-    """Sums of every node's edges; `arguments` as `_exponential_sums` has them."""
-    share(openmp, threads, _here._exponential_sums, arguments, offsets, nodes)
-
-
-@compiled()
-def share_temporal(openmp: int, threads: int, arguments: Any, nodes: int) -> None:
-    """Temporal walks from every node; `arguments` as `_temporal` has them."""
-    share(openmp, threads, _here._temporal, arguments, None, nodes)
-
-
-@compiled()
-def share_uniform(openmp: int, threads: int, arguments: Any, nodes: int) -> None:
-    """Uniform walks from every node; `arguments` as `_uniform` has them."""
-    share(openmp, threads, _here._uniform, arguments, None, nodes)
-
-
-@compiled()
-def share_node2vec(openmp: int, threads: int, arguments: Any, nodes: int) -> None:
-    """Biased walks from every node; `arguments` as `_node2vec` has them."""
-    share(openmp, threads, _here._node2vec, arguments, None, nodes)

@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from weft.graphs import Budget, Graph, assemble, table_from_graphs
 from weft.kernels.custom_op import is_fusable
-from weft.kernels.interaction import interaction
-from weft.kernels.pairs import EdgePairs
+from weft.kernels.edge_pairs import EdgePairs
+from weft.kernels.schnet_interaction import interaction
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from weft.kernels.typed import _typed, _typed_backward
+from weft.kernels.edge_types import _typed, _typed_backward
 from weft.layout import TypedEdges
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from weft.kernels.readout import readout
+from weft.kernels.schnet_readout import readout
 
 # The second graph and the last have no nodes, as those after a padding graph.
 SIZES = (3, 0, 5, 1, 7, 0)

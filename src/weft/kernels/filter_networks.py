@@ -1,7 +1,9 @@
 """Filter networks of distances, all of a model's at once: Gaussians, a layer, softplus, a layer.
 
 Row blocks go through the whole network while they are in the cache, forward and backward, and the
-Gaussians of a block are a band (see `gaussians`). P pairs, K centres, L networks, F features.
+Gaussians of a block are a band (see `gaussians`). P pairs, K centres, L networks, F features, C
+chunks of rows. Gradients of the weights are summed by chunk first: how many threads there are then
+changes no bit.
 """
 
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
@@ -15,20 +17,131 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from weft.compiled import compiled
-from weft.kernels import filter_loops as loops
-from weft.kernels.blas import gemm_address
 from weft.kernels.chebyshev import TERMS, bin_width, in_bins, nodes_of, series_at, series_gradients
 from weft.kernels.custom_op import array_of, has_loop, operator, require
-from weft.kernels.gaussians import chunks_of, gaussian_basis, reach, require_basis
-from weft.kernels.interaction_loops import sum_chunks
+from weft.kernels.gaussians import (
+    BLOCK_ROWS,
+    band_of,
+    chunks_of,
+    fill_gaussians,
+    gaussian_basis,
+    reach,
+    require_basis,
+)
 from weft.kernels.softplus import shifted_softplus
-from weft.kernels.threads import openmp, threads_for
-
-_compiled = compiled(error_model="numpy")
+from weft.kernels.vector_math import (
+    add_and_activate,
+    add_rows,
+    multiply_by_derivative,
+    sum_chunks,
+    times_derivative,
+)
+from weft.runtime import gemm, gemm_address, kernel, shared_rows
 
 # From this many pairs a node of the series, they pay.
 _PAIRS_A_NODE = 1.5
+
+
+@shared_rows
+@kernel
+def _filter_chunks(
+    address: int,
+    d: Any,
+    table: Any,
+    first_bias: Any,
+    second: Any,
+    second_bias: Any,
+    spacing: float,
+    sharpness: float,
+    reach: float,
+    activate: bool,
+    chunk: int,
+    inner: Any,
+    outs: Any,
+    first: int,
+    stop: int,
+) -> None:
+    """Chunks first:stop of `chunk` rows: the filters `outs` and the activations `inner`.
+
+    table [K, L · F] and second [L, F, F] (out by in) are the weights.
+    """
+    centres, width = table.shape[0], second.shape[1]
+    space = np.empty(BLOCK_ROWS * centres, dtype=d.dtype)
+    for number_of_chunk in range(first, stop):
+        end = min((number_of_chunk + 1) * chunk, d.shape[0])
+        for start in range(number_of_chunk * chunk, end, BLOCK_ROWS):
+            rows = min(BLOCK_ROWS, end - start)
+            low, high = band_of(d[start : start + rows], spacing, reach, centres)
+            basis = space[: rows * (high - low)].reshape(rows, high - low)
+            fill_gaussians(d[start : start + rows], low, spacing, sharpness, basis)
+            part = inner[start : start + rows]
+            band, near = high - low, table[low:]
+            gemm(address, False, False, rows, part.shape[1], band, basis, near, part, False)
+            add_and_activate(part, first_bias, True)
+            for number in range(len(outs)):
+                own = part[:, number * width :]
+                out = outs[number][start : start + rows]
+                gemm(address, False, True, rows, width, width, own, second[number], out, False)
+                bias = None if second_bias is None else second_bias[number]
+                add_and_activate(out, bias, activate)
+
+
+@shared_rows
+@kernel
+def _gradient_chunks(
+    address: int,
+    d: Any,
+    second: Any,
+    inner: Any,
+    outs: Any,
+    grads: Any,
+    spacing: float,
+    sharpness: float,
+    reach: float,
+    activate: bool,
+    bias: bool,
+    chunk: int,
+    first_grad: Any,
+    first_bias: Any,
+    second_grad: Any,
+    second_bias: Any,
+    first: int,
+    stop: int,
+) -> None:
+    """Chunks first:stop: the weights' gradients [C, ...] of each, which must be 0 before."""
+    centres, width = first_grad.shape[1], second.shape[1]
+    total = inner.shape[1]
+    space = np.empty(BLOCK_ROWS * centres, dtype=d.dtype)
+    outer = np.empty((BLOCK_ROWS, width), dtype=d.dtype)
+    before = np.empty((BLOCK_ROWS, total), dtype=d.dtype)
+    for number_of_chunk in range(first, stop):
+        end = min((number_of_chunk + 1) * chunk, d.shape[0])
+        for start in range(number_of_chunk * chunk, end, BLOCK_ROWS):
+            rows = min(BLOCK_ROWS, end - start)
+            part = inner[start : start + rows]
+            for number in range(len(grads)):
+                columns = number * width
+                own_grad = outer[:rows]
+                grad = grads[number][start : start + rows]
+                if activate:
+                    times_derivative(outs[number][start : start + rows], grad, own_grad)
+                else:
+                    own_grad[:] = grad
+                if bias:
+                    add_rows(own_grad, second_bias[number_of_chunk, number])
+                own, result = part[:, columns:], before[:rows, columns:]
+                target, weight = second_grad[number_of_chunk, number], second[number]
+                gemm(address, True, False, width, width, rows, own_grad, own, target, True)
+                gemm(address, False, False, rows, width, width, own_grad, weight, result, False)
+            inputs = before[:rows]
+            multiply_by_derivative(part, inputs)
+            if bias:
+                add_rows(inputs, first_bias[number_of_chunk])
+            low, high = band_of(d[start : start + rows], spacing, reach, centres)
+            basis = space[: rows * (high - low)].reshape(rows, high - low)
+            fill_gaussians(d[start : start + rows], low, spacing, sharpness, basis)
+            target = first_grad[number_of_chunk, low:]
+            gemm(address, True, False, high - low, total, rows, basis, inputs, target, True)
 
 
 def radial_filters(
@@ -136,7 +249,7 @@ def _plain(d: Tensor, layers: _Layers, settings: _Settings) -> list[Tensor]:
 
 
 class _Series:
-    """The filters by series (see `series`), and what their gradients need.
+    """The filters by series (see `chebyshev`), and what their gradients need.
 
     Attributes:
         values: the filters, or None if the series do not converge.
@@ -167,8 +280,8 @@ class _Series:
         self.values = series_at(self.binned, self.at_nodes, self.width)
 
     def gradients(self, grads: Sequence[Tensor]) -> _Layers:
-        slopes = series_gradients(self.binned, grads, self.width)
-        arguments = (self.nodes, self.second, self.inner, self.at_nodes, slopes, self.centres)
+        at_nodes = series_gradients(self.binned, grads, self.width)
+        arguments = (self.nodes, self.second, self.inner, self.at_nodes, at_nodes, self.centres)
         first, first_bias, second, second_bias = _run_back(*arguments, self.settings, self.bias)
         networks, features, _ = self.second.shape
         firsts, seconds = (
@@ -183,7 +296,7 @@ class _Series:
         return _Layers(firsts, of_first.unbind(), seconds, of_second.unbind())
 
 
-@_compiled
+@kernel
 def _pack(first: Any, second: Any, table: Any, stacked: Any) -> None:
     """table [K, L · F] and stacked [L, F, F] of the weights first [F, K] and second [F, F]."""
     features = stacked.shape[1]
@@ -195,7 +308,7 @@ def _pack(first: Any, second: Any, table: Any, stacked: Any) -> None:
         stacked[number] = second[number]
 
 
-@_compiled
+@kernel
 def _unpack(table: Any, stacked: Any, first: Any, second: Any) -> None:
     """Sums over chunks of table [C, K, L · F] and stacked [C, L, F, F], as `_pack` takes them."""
     features = stacked.shape[2]
@@ -271,15 +384,14 @@ def _run(
     inner: Any,
     outs: Any,
 ) -> None:
-    """Fill the activations inner [P, L · F] and the filters; arrays, as `filter_chunks` takes."""
+    """Fill the activations inner [P, L · F] and the filters; arrays, as `_filter_chunks` takes."""
     chunk, chunks = chunks_of(len(d))
     dtype = torch.float32 if inner.dtype == np.float32 else torch.float64
     spacing, sharpness, activate = settings
     basis = (spacing, sharpness, reach(sharpness), activate, chunk)
     weights = (table, first_bias, second, second_bias)
     arguments = (gemm_address(dtype), d, *weights, *basis, inner, outs)
-    threads = threads_for(inner.size * second.shape[1])
-    loops.share_filter_chunks(openmp(), threads, arguments, None, chunks)
+    _filter_chunks.share(arguments, chunks, inner.size * second.shape[1])
 
 
 @_filters.register_fake
@@ -303,9 +415,9 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Tensor | None, ...]:
     d, second, inner, *outs = ctx.saved_tensors
     like = inner.new_zeros(()).expand(inner.shape[0], second.shape[1])
-    slopes = [like.contiguous() if grad is None else grad for grad in grads[:-1]]
+    given = [like.contiguous() if grad is None else grad for grad in grads[:-1]]
     settings = (ctx.centres, ctx.spacing, ctx.sharpness, ctx.activate, ctx.bias)
-    first, first_bias, weight, bias = _filters_backward(d, second, inner, outs, slopes, *settings)
+    first, first_bias, weight, bias = _filters_backward(d, second, inner, outs, given, *settings)
     if not ctx.bias:
         first_bias = bias = None
     return None, first, first_bias, weight, bias, None, None, None
@@ -355,7 +467,7 @@ def _run_back(
     settings: _Settings,
     bias: bool,
 ) -> tuple[Any, Any, Any, Any]:
-    """Gradients [C, ...] by chunk; arrays, as `gradient_chunks` has them."""
+    """Gradients [C, ...] by chunk; arrays, as `_gradient_chunks` has them."""
     chunk, chunks = chunks_of(len(d))
     dtype = torch.float32 if inner.dtype == np.float32 else torch.float64
     made = (
@@ -367,20 +479,13 @@ def _run_back(
     spacing, sharpness, activate = settings
     basis = (spacing, sharpness, reach(sharpness), activate, bias, chunk)
     arguments = (gemm_address(dtype), d, second, inner, outs, grads, *basis, *made)
-    threads = threads_for(inner.size * second.shape[1])
-    loops.share_gradient_chunks(openmp(), threads, arguments, None, chunks)
+    _gradient_chunks.share(arguments, chunks, inner.size * second.shape[1])
     return made
 
 
 @_filters_backward.register_fake
 def _(
-    d: Tensor,
-    second: Tensor,
-    inner: Tensor,
-    outs: list[Tensor],
-    grads: list[Tensor],
-    centres: int,
-    *_: Any,
+    d: Tensor, second: Tensor, inner: Tensor, outs: Any, grads: Any, centres: int, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     width = inner.shape[1]
     return (

@@ -2,21 +2,137 @@
 
 One matrix product a type, over the rows that are not empty. A row is a type and a node: either the
 receiver, whose messages are summed before the product, or the sender, whose message is made once
-for all its receivers. N nodes, R rows sorted by type, P types, H and O features.
+for all its receivers. N nodes, R rows sorted by type, P types, H and O features, C chunks of rows
+of one type. Gradients of the weights are summed by chunk first: how many threads there are then
+changes no bit.
 """
 
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from weft.checked_indices import check_range, check_segments, check_transposes
-from weft.kernels import plain
-from weft.kernels import typed_loops as loops
-from weft.kernels.blas import gemm_address
-from weft.kernels.custom_op import array_of, has_loop, have_one_loop, operator, require
-from weft.kernels.threads import openmp, threads_for
+from weft.kernels import plain_torch as plain
+from weft.kernels.custom_op import array_of, has_loop, have_one_loop, operator, require, save_inputs
+from weft.runtime import gemm, gemm_address, kernel, shared_rows
+
+# Rows of a block: what is gathered and what it becomes fit into a second-level cache.
+_BLOCK_ROWS = 256
+
+
+@kernel
+def _sum_rows(x: Any, columns: Any, offsets: Any, out: Any, first: int, stop: int) -> None:
+    """out[r - first] = Σ x[columns[k]] over k in offsets[r]:offsets[r + 1], rows first:stop."""
+    width = x.shape[1]
+    for row in range(first, stop):
+        low, high = offsets[row], offsets[row + 1]
+        to = row - first
+        if high - low == 1:
+            column = columns[low]
+            for f in range(width):
+                out[to, f] = x[column, f]
+            continue
+        for f in range(width):
+            out[to, f] = 0
+        for k in range(low, high):
+            column = columns[k]
+            for f in range(width):
+                out[to, f] += x[column, f]
+
+
+@shared_rows
+@kernel
+def _sum_part(x: Any, columns: Any, offsets: Any, out: Any, first: int, stop: int) -> None:
+    """_sum_rows into rows first:stop of the whole out."""
+    _sum_rows(x, columns, offsets, out[first:stop], first, stop)
+
+
+@shared_rows
+@kernel
+def _forward_chunks(
+    address: int,
+    h: Any,
+    weight: Any,
+    bias: Any,
+    columns: Any,
+    offsets: Any,
+    counts: Any,
+    chunk_types: Any,
+    chunk_starts: Any,
+    out: Any,
+    first: int,
+    stop: int,
+) -> None:
+    """Chunks first:stop of out [R, O] = (Σ h over the row's columns) @ weight[type] + count b."""
+    width, outputs = weight.shape[1:]
+    space = np.empty((_BLOCK_ROWS, width), dtype=h.dtype)
+    for chunk in range(first, stop):
+        kind, end = chunk_types[chunk], chunk_starts[chunk + 1]
+        own = weight[kind]
+        for start in range(chunk_starts[chunk], end, _BLOCK_ROWS):
+            last = min(start + _BLOCK_ROWS, end)
+            rows = last - start
+            _sum_rows(h, columns, offsets, space, start, last)
+            result = out[start:last]
+            gemm(address, False, False, rows, outputs, width, space, own, result, False)
+            if bias is not None:
+                for row in range(rows):
+                    count = counts[start + row]
+                    for f in range(outputs):
+                        result[row, f] += count * bias[kind, f]
+
+
+@shared_rows
+@kernel
+def _backward_chunks(
+    address: int,
+    h: Any,
+    weight: Any,
+    grad: Any,
+    columns: Any,
+    offsets: Any,
+    to_columns: Any,
+    to_offsets: Any,
+    counts: Any,
+    chunk_types: Any,
+    chunk_starts: Any,
+    wanted: bool,
+    grad_rows: Any,
+    weight_grad: Any,
+    bias_grad: Any,
+    first: int,
+    stop: int,
+) -> None:
+    """Chunks first:stop: the gradient in the gathered rows [R, H], and [C, ...] in the weights.
+
+    `to_columns`, `to_offsets` say which nodes' gradients [N, O] come back to a row. There is no
+    gradient in the rows unless it is `wanted`.
+    """
+    width, outputs = weight.shape[1:]
+    gathered = np.empty((_BLOCK_ROWS, width), dtype=h.dtype)
+    row_grads = np.empty((_BLOCK_ROWS, outputs), dtype=h.dtype)
+    for chunk in range(first, stop):
+        kind, end = chunk_types[chunk], chunk_starts[chunk + 1]
+        own, target = weight[kind], weight_grad[chunk]
+        begin = chunk_starts[chunk]
+        for start in range(begin, end, _BLOCK_ROWS):
+            last = min(start + _BLOCK_ROWS, end)
+            rows = last - start
+            _sum_rows(h, columns, offsets, gathered, start, last)
+            _sum_rows(grad, to_columns, to_offsets, row_grads, start, last)
+            if wanted:
+                result = grad_rows[start:last]
+                gemm(address, False, True, rows, width, outputs, row_grads, own, result, False)
+            more = start > begin
+            gemm(address, True, False, width, outputs, rows, gathered, row_grads, target, more)
+            if bias_grad is not None:
+                for row in range(rows):
+                    count = counts[start + row]
+                    for f in range(outputs):
+                        bias_grad[chunk, f] += count * row_grads[row, f]
 
 
 def typed_messages(
@@ -183,9 +299,8 @@ def _typed(
     made = h.new_empty(rows, outputs)
     given = (h, weight, bias, into_columns, into_offsets, counts, chunk_types, chunk_starts)
     arguments = (gemm_address(h.dtype), *map(array_of, given), made.numpy())
-    threads = threads_for(rows * weight.shape[1] * outputs)
-    starts, chunks = array_of(chunk_starts), chunk_types.shape[0]
-    loops.share_forward_chunks(openmp(), threads, arguments, starts, chunks)
+    operations, starts = rows * weight.shape[1] * outputs, array_of(chunk_starts)
+    _forward_chunks.share(arguments, chunk_types.shape[0], operations, starts)
     return _sums(made, out_offsets, out_columns)
 
 
@@ -193,18 +308,13 @@ def _sums(x: Tensor, offsets: Tensor, columns: Tensor) -> Tensor:
     out = x.new_empty(offsets.shape[0] - 1, x.shape[1])
     starts = array_of(offsets)
     arguments = (array_of(x), array_of(columns), starts, out.numpy())
-    threads = threads_for(columns.shape[0] * x.shape[1])
-    loops.share_sum_rows(openmp(), threads, arguments, starts, out.shape[0])
+    _sum_part.share(arguments, out.shape[0], columns.shape[0] * x.shape[1], starts)
     return out
 
 
 @_typed.register_fake
 def _(h: Tensor, weight: Tensor, *_: Any) -> Tensor:
     return h.new_empty(h.shape[0], weight.shape[2])
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -220,7 +330,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     )
 
 
-_typed.register_autograd(_backward, setup_context=_setup)
+_typed.register_autograd(_backward, setup_context=save_inputs)
 
 
 @operator("weft::typed_messages_backward")
@@ -264,8 +374,8 @@ def _typed_backward(
         weight_grad.numpy(),
         None if bias is None else bias_grad.numpy(),
     )
-    threads = threads_for(2 * rows * weight.shape[1] * weight.shape[2])
-    loops.share_backward_chunks(openmp(), threads, arguments, array_of(chunk_starts), chunks)
+    operations = 2 * rows * weight.shape[1] * weight.shape[2]
+    _backward_chunks.share(arguments, chunks, operations, array_of(chunk_starts))
     kinds = chunk_types.long()
     grad_weight = torch.zeros_like(weight).index_add_(0, kinds, weight_grad)
     grad_bias = h.new_zeros(weight.shape[0], weight.shape[2]).index_add_(0, kinds, bias_grad)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from weft.kernels.pairs import pair_products, pair_spmm, sorted_pairs
+from weft.kernels.edge_pairs import pair_products, pair_spmm, sorted_pairs
 
 
 def topology(batch):

@@ -6,7 +6,6 @@ one where an edge is alone) and `of_edge` [E] the pair of each edge, as GraphBat
 
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
 import functools
-import sys
 from typing import Any
 
 import numpy as np
@@ -14,20 +13,17 @@ import torch
 from torch import Tensor
 
 from weft.checked_indices import check_pairs, check_range, check_segments, right_pairs, trust
-from weft.compiled import compiled
-from weft.kernels import plain
-from weft.kernels.custom_op import array_of, has_loop, operator, require
-from weft.kernels.loops import prefetch
-from weft.kernels.threads import openmp, share, threads_for
+from weft.kernels import plain_torch as plain
+from weft.kernels.custom_op import array_of, has_loop, operator, require, save_inputs
+from weft.runtime import kernel, prefetch, shared_rows
 
-_here = sys.modules[__name__]
-_compiled = compiled(fastmath={"contract"}, error_model="numpy")
 _AHEAD, _LINE = 8, 16
-# The square of the shortest distance: padding edges have no length, and the root of 0 no slope.
+# The square of the shortest distance: padding edges have no length, and a root no derivative at 0.
 _TINY = 1e-12
 
 
-@_compiled
+@shared_rows
+@kernel
 def spmm_rows(
     x: Any,
     weight: Any,
@@ -60,13 +56,8 @@ def spmm_rows(
                 out[row, f] += weight[pair, f] * x[column, f]
 
 
-@_compiled
-def share_spmm_rows(openmp: int, threads: int, arguments: Any, offsets: Any, rows: int) -> None:
-    """spmm_rows on a team of threads, see `share`."""
-    share(openmp, threads, _here.spmm_rows, arguments, offsets, rows)
-
-
-@_compiled
+@shared_rows
+@kernel
 def product_rows(
     a: Any,
     b: Any,
@@ -90,12 +81,6 @@ def product_rows(
         else:
             for f in range(width):
                 out[pair, f] = a[row, f] * b[column, f] + a[other_row, f] * b[other_column, f]
-
-
-@_compiled
-def share_product_rows(openmp: int, threads: int, arguments: Any, offsets: Any, rows: int) -> None:
-    """product_rows on a team of threads, see `share`."""
-    share(openmp, threads, _here.product_rows, arguments, offsets, rows)
 
 
 def _require_pairs(
@@ -168,7 +153,7 @@ def pair_spmm(
 ) -> Tensor:
     """out[r] = Σ weight[of_edge[e]] · x[columns[e]] over the edges e with rows[e] = r, [N, F].
 
-    Arguments as those of `operators.spmm`; weight [P, F], one row per pair.
+    Arguments as those of `segment_ops.spmm`; weight [P, F], one row per pair.
     """
     right = x.ndim == weight.ndim == 2 and weight.shape == (forward.numel(), x.shape[1])
     require(right, "a pair needs a weight for each feature", weight, forward, x)
@@ -179,27 +164,15 @@ def pair_spmm(
         return plain.spmm(x, weight.index_select(0, of_edge), columns, offsets, order)
     out = torch.empty(offsets.shape[0] - 1, x.shape[1], dtype=x.dtype)
     starts = array_of(offsets)
-    arguments = (
-        array_of(x),
-        array_of(weight),
-        array_of(of_edge),
-        array_of(columns),
-        starts,
-        array_of(order),
-        out.numpy(),
-    )
-    threads = threads_for(columns.shape[0] * x.shape[1])
-    share_spmm_rows(openmp(), threads, arguments, starts, out.shape[0])
+    given = map(array_of, (x, weight, of_edge, columns))
+    arguments = (*given, starts, array_of(order), out.numpy())
+    spmm_rows.share(arguments, out.shape[0], columns.shape[0] * x.shape[1], starts)
     return out
 
 
 @pair_spmm.register_fake
 def _(x: Tensor, weight: Tensor, rows: Tensor, columns: Tensor, offsets: Tensor, *_: Any) -> Tensor:
     return x.new_empty(offsets.shape[0] - 1, x.shape[1])
-
-
-def _spmm_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
 
 
 def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -213,7 +186,7 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return grad_x, grad_weight, *(None,) * 9
 
 
-pair_spmm.register_autograd(_spmm_backward, setup_context=_spmm_setup)
+pair_spmm.register_autograd(_spmm_backward, setup_context=save_inputs)
 
 
 @operator("weft::pair_products")
@@ -240,16 +213,8 @@ def pair_products(
         products = plain.edge_products(a, b, rows, columns, by_feature=True)
         return plain.pair_sums(products, forward, backward)
     out = torch.empty(forward.shape[0], a.shape[1], dtype=a.dtype)
-    arguments = (
-        array_of(a),
-        array_of(b),
-        array_of(rows),
-        array_of(columns),
-        array_of(forward),
-        array_of(backward),
-        out.numpy(),
-    )
-    share_product_rows(openmp(), threads_for(2 * out.numel()), arguments, None, out.shape[0])
+    arguments = (*map(array_of, (a, b, rows, columns, forward, backward)), out.numpy())
+    product_rows.share(arguments, out.shape[0], 2 * out.numel())
     return out
 
 
@@ -266,7 +231,7 @@ def _products_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return grad_a, grad_b, *(None,) * 9
 
 
-pair_products.register_autograd(_products_backward, setup_context=_spmm_setup)
+pair_products.register_autograd(_products_backward, setup_context=save_inputs)
 
 
 @operator("weft::pair_sums")
@@ -313,7 +278,7 @@ pair_sums.register_autograd(_sums_backward, setup_context=_pairs_setup)
 _pair_rows.register_autograd(_rows_backward, setup_context=_pairs_setup)
 
 
-@_compiled
+@kernel
 def _sort(
     pos: Any,
     shift: Any,
@@ -423,16 +388,8 @@ def sorted_pairs(
 
 
 @sorted_pairs.register_fake
-def _(
-    pos: Tensor,
-    shift: Tensor | None,
-    senders: Tensor,
-    receivers: Tensor,
-    forward: Tensor,
-    backward: Tensor,
-    of_edge: Tensor,
-    width: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(pos: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _, _, _, forward, backward, of_edge, _ = others
     return (
         pos.new_empty(forward.shape[0]),
         torch.empty_like(forward),

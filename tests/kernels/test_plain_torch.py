@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from weft.kernels import edge_softplus, functions, segment_ops
+from weft.kernels import edge_softplus, message_passing, segment_ops
+from weft.kernels.edge_pairs import pair_products, pair_spmm
 from weft.kernels.painn_message import painn_message
-from weft.kernels.pairs import pair_products, pair_spmm
 from weft.kernels.sparse_linear import pattern_of, sparse_linear
 from weft.layout import TypedEdges
 
@@ -59,14 +59,14 @@ def cases(batch):
         batch.senders.numpy(), batch.receivers.numpy(), rng.integers(0, 3, edges), nodes, 3
     )
     pattern = pattern_of(torch.tensor([0, 3, 7, 11]), 2, 6)
-    yield "spmm", lambda x, w: functions.spmm(batch, x, w), (x, randn(edges))
-    yield "spmm by feature", lambda x, w: functions.spmm(batch, x, w), (x, values)
-    yield "gather_senders", lambda x: functions.gather_senders(batch, x), (x,)
-    yield "gather_receivers", lambda x: functions.gather_receivers(batch, x), (x,)
-    yield "sum_to_senders", lambda v: functions.sum_to_senders(batch, v), (values,)
-    yield "sum_to_receivers", lambda v: functions.sum_to_receivers(batch, v), (values,)
+    yield "spmm", lambda x, w: message_passing.spmm(batch, x, w), (x, randn(edges))
+    yield "spmm by feature", lambda x, w: message_passing.spmm(batch, x, w), (x, values)
+    yield "gather_senders", lambda x: message_passing.gather_senders(batch, x), (x,)
+    yield "gather_receivers", lambda x: message_passing.gather_receivers(batch, x), (x,)
+    yield "sum_to_senders", lambda v: message_passing.sum_to_senders(batch, v), (values,)
+    yield "sum_to_receivers", lambda v: message_passing.sum_to_receivers(batch, v), (values,)
     for name in ("segment_sum", "segment_mean", "segment_max"):
-        yield name, lambda v, n=name: getattr(functions, n)(v, batch.in_offsets), (values,)
+        yield name, lambda v, n=name: getattr(message_passing, n)(v, batch.in_offsets), (values,)
     yield (
         "edge_products",
         lambda a, b: segment_ops.edge_products(a, b, *views, False),
@@ -125,7 +125,7 @@ def test_whole_numbers_are_summed_without_atomics():
     for dtype in (torch.int64, torch.int32, torch.int8, torch.uint8):
         given = values.to(dtype)
         with Recorder() as recorder:
-            found = functions.segment_sum(given, offsets)
+            found = message_passing.segment_sum(given, offsets)
         assert recorder.calls
         assert recorder.atomic == []
         # Sums that overflow wrap, as those of torch do.

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from weft.kernels import segment_ops as operators
+from weft.kernels import segment_ops
 
 
 class SortedEdges(Protocol):
@@ -45,7 +45,7 @@ def spmm(edges: SortedEdges, x: Tensor, weight: Tensor | None = None) -> Tensor:
             )
         else:
             weight = _flat(weight)
-    out = operators.spmm(
+    out = segment_ops.spmm(
         flat,
         weight,
         edges.receivers,
@@ -60,25 +60,25 @@ def spmm(edges: SortedEdges, x: Tensor, weight: Tensor | None = None) -> Tensor:
 
 def gather_senders(edges: SortedEdges, x: Tensor) -> Tensor:
     """x [N, ...] of each edge's sender, [E, ...]."""
-    out = operators.gather(_flat(x), edges.senders, edges.out_offsets, edges.out_order)
+    out = segment_ops.gather(_flat(x), edges.senders, edges.out_offsets, edges.out_order)
     return _shaped(out, x)
 
 
 def gather_receivers(edges: SortedEdges, x: Tensor) -> Tensor:
     """x [N, ...] of each edge's receiver, [E, ...]."""
-    out = operators.gather(_flat(x), edges.receivers, edges.in_offsets, None)
+    out = segment_ops.gather(_flat(x), edges.receivers, edges.in_offsets, None)
     return _shaped(out, x)
 
 
 def sum_to_receivers(edges: SortedEdges, values: Tensor) -> Tensor:
     """Sum of edge values [E, ...] over the edges that enter each node, [N, ...]."""
-    out = operators.segment_sum(_flat(values), edges.in_offsets, None, edges.receivers, False)
+    out = segment_ops.segment_sum(_flat(values), edges.in_offsets, None, edges.receivers, False)
     return _shaped(out, values)
 
 
 def sum_to_senders(edges: SortedEdges, values: Tensor) -> Tensor:
     """Sum of edge values [E, ...] over the edges that leave each node, [N, ...]."""
-    out = operators.segment_sum(
+    out = segment_ops.segment_sum(
         _flat(values), edges.out_offsets, edges.out_order, edges.senders, False
     )
     return _shaped(out, values)
@@ -89,19 +89,19 @@ def segment_sum(values: Tensor, offsets: Tensor, index: Tensor | None = None) ->
 
     `index` [E], the segment of each row, saves the backward pass from finding it again.
     """
-    out = operators.segment_sum(_flat(values), offsets, None, index, False)
+    out = segment_ops.segment_sum(_flat(values), offsets, None, index, False)
     return _shaped(out, values)
 
 
 def segment_mean(values: Tensor, offsets: Tensor, index: Tensor | None = None) -> Tensor:
     """Means of consecutive rows, as `segment_sum`; 0 for an empty segment."""
-    out = operators.segment_sum(_flat(values), offsets, None, index, True)
+    out = segment_ops.segment_sum(_flat(values), offsets, None, index, True)
     return _shaped(out, values)
 
 
 def segment_max(values: Tensor, offsets: Tensor) -> Tensor:
     """Largest of consecutive rows by feature, as `segment_sum`; 0 for an empty segment."""
-    out, _ = operators.segment_max(_flat(values), offsets, None)
+    out, _ = segment_ops.segment_max(_flat(values), offsets, None)
     return _shaped(out, values)
 
 

@@ -1,0 +1,395 @@
+"""One of SchNet's interactions as one operator: messages, their sums and two layers, h added.
+
+On a small batch the calls of a dozen operators take longer than what they compute. Blocks of nodes
+go through all layers in one thread's cache. N nodes, P pairs of edges, H features, F filters, C
+chunks of nodes. Gradients of the weights are summed by chunk first, and the chunks depend on N
+alone: how many threads there are then changes no bit.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from weft.kernels import edge_pairs
+from weft.kernels.custom_op import array_of, differentiable_gradients, require
+from weft.kernels.edge_pairs import EdgePairs, pair_spmm, spmm_rows
+from weft.kernels.softplus import shifted_softplus
+from weft.kernels.vector_math import add_and_activate, add_rows, multiply_by_derivative, sum_chunks
+from weft.runtime import POOL, gemm, gemm_address, kernel, share_rows, threads_for
+
+# numba caches code that names a function by its module, not code that holds the function itself.
+_here = sys.modules[__name__]
+
+# Rows of a block: with 64 features, what a block is at any time stays in a first-level cache.
+BLOCK_ROWS = 64
+
+
+# A chunk sums the gradients of the weights for itself: enough of them to share, not to fill memory.
+_CHUNKS = 16
+_CHUNK_ROWS = 32
+
+
+def chunk_of(nodes: int) -> int:
+    """Rows of a chunk."""
+    return max(_CHUNK_ROWS, -(-nodes // _CHUNKS))
+
+
+@kernel
+def _over_edges(x: Any, offsets: Any, start: int) -> None:
+    """x[i] becomes x[i] / (edges of row start + i), where there are any."""
+    for i in range(x.shape[0]):
+        edges = max(offsets[start + i + 1] - offsets[start + i], 1)
+        factor = x.dtype.type(1) / x.dtype.type(edges)
+        for j in range(x.shape[1]):
+            x[i, j] *= factor
+
+
+@kernel
+def _message_chunks(
+    address: int, h: Any, weight: Any, chunk: int, messages: Any, first: int, stop: int
+) -> None:
+    """Chunks first:stop of messages [N, F] = h [N, H] @ weightᵀ [F, H]."""
+    width, filters = h.shape[1], weight.shape[0]
+    for number in range(first, stop):
+        end = min((number + 1) * chunk, h.shape[0])
+        for start in range(number * chunk, end, BLOCK_ROWS):
+            last = min(start + BLOCK_ROWS, end)
+            given, made = h[start:last], messages[start:last]
+            gemm(address, False, True, last - start, filters, width, given, weight, made, False)
+
+
+@kernel
+def _update_chunks(
+    address: int,
+    h: Any,
+    messages: Any,
+    weight: Any,
+    of_edge: Any,
+    columns: Any,
+    offsets: Any,
+    order: Any,
+    mean: bool,
+    update: Any,
+    update_bias: Any,
+    out: Any,
+    out_bias: Any,
+    chunk: int,
+    sums: Any,
+    inner: Any,
+    result: Any,
+    first: int,
+    stop: int,
+) -> None:
+    """Chunks first:stop of the sums or means [N, F], the activations and the result [N, H]."""
+    width, filters = h.shape[1], weight.shape[1]
+    for number in range(first, stop):
+        end = min((number + 1) * chunk, h.shape[0])
+        for start in range(number * chunk, end, BLOCK_ROWS):
+            last = min(start + BLOCK_ROWS, end)
+            rows = last - start
+            spmm_rows(messages, weight, of_edge, columns, offsets, order, sums, start, last)
+            own, active, new = sums[start:last], inner[start:last], result[start:last]
+            if mean:
+                _over_edges(own, offsets, start)
+            gemm(address, False, True, rows, width, filters, own, update, active, False)
+            add_and_activate(active, update_bias, True)
+            new[:] = h[start:last]
+            gemm(address, False, True, rows, width, width, active, out, new, True)
+            add_and_activate(new, out_bias, False)
+
+
+@kernel
+def _forward_loop(
+    pool: int,
+    threads: int,
+    address: int,
+    h: Any,
+    weight: Any,
+    topology: Any,
+    mean: bool,
+    message: Any,
+    update: Any,
+    update_bias: Any,
+    out: Any,
+    out_bias: Any,
+    chunk: int,
+    messages: Any,
+    sums: Any,
+    inner: Any,
+    result: Any,
+) -> None:
+    """The whole interaction; topology as `EdgePairs.arrays`."""
+    _, columns, offsets, order, _, _, _, _, of_edge = topology
+    chunks = -(-h.shape[0] // chunk)
+    arguments = (address, h, message, chunk, messages)
+    share_rows(pool, threads, _here._message_chunks, arguments, None, chunks)
+    edges = (of_edge, columns, offsets, order)
+    layers = (mean, update, update_bias, out, out_bias)
+    others = (address, h, messages, weight, *edges, *layers, chunk, sums, inner, result)
+    share_rows(pool, threads, _here._update_chunks, others, None, chunks)
+
+
+@kernel
+def _receiver_chunks(
+    address: int,
+    grad: Any,
+    inner: Any,
+    sums: Any,
+    offsets: Any,
+    mean: bool,
+    update: Any,
+    out: Any,
+    chunk: int,
+    sum_grads: Any,
+    update_grad: Any,
+    out_grad: Any,
+    biases: Any,
+    first: int,
+    stop: int,
+) -> None:
+    """Chunks first:stop of the gradient sum_grads [N, F] in the sums, and of the weights'.
+
+    The weights' are [C, ...], a row a chunk; so are biases [2, C, H], or None.
+    """
+    width, filters = grad.shape[1], update.shape[1]
+    space = np.empty((BLOCK_ROWS, width), dtype=grad.dtype)
+    for number in range(first, stop):
+        if biases is not None:
+            biases[:, number] = 0
+        begin = number * chunk
+        end = min(begin + chunk, grad.shape[0])
+        for start in range(begin, end, BLOCK_ROWS):
+            last = min(start + BLOCK_ROWS, end)
+            rows = last - start
+            given, active, before = grad[start:last], inner[start:last], space[:rows]
+            own, own_grad = sums[start:last], sum_grads[start:last]
+            gemm(address, False, False, rows, width, width, given, out, before, False)
+            multiply_by_derivative(active, before)
+            gemm(address, False, False, rows, filters, width, before, update, own_grad, False)
+            if mean:
+                _over_edges(own_grad, offsets, start)
+            more = start > begin
+            of_out, of_update = out_grad[number], update_grad[number]
+            gemm(address, True, False, width, width, rows, given, active, of_out, more)
+            gemm(address, True, False, width, filters, rows, before, own, of_update, more)
+            if biases is not None:
+                add_rows(before, biases[0, number])
+                add_rows(given, biases[1, number])
+
+
+@kernel
+def _sender_chunks(
+    address: int,
+    grad: Any,
+    h: Any,
+    sum_grads: Any,
+    weight: Any,
+    of_edge: Any,
+    rows: Any,
+    offsets: Any,
+    order: Any,
+    message: Any,
+    chunk: int,
+    messages: Any,
+    grad_h: Any,
+    message_grad: Any,
+    first: int,
+    stop: int,
+) -> None:
+    """Chunks first:stop of the gradients in the messages [N, F], in h and in `message`."""
+    width, filters = h.shape[1], weight.shape[1]
+    for number in range(first, stop):
+        begin = number * chunk
+        end = min(begin + chunk, h.shape[0])
+        for start in range(begin, end, BLOCK_ROWS):
+            last = min(start + BLOCK_ROWS, end)
+            count = last - start
+            spmm_rows(sum_grads, weight, of_edge, rows, offsets, order, messages, start, last)
+            own, state, before = messages[start:last], h[start:last], grad_h[start:last]
+            before[:] = grad[start:last]
+            gemm(address, False, False, count, width, filters, own, message, before, True)
+            of_message, more = message_grad[number], start > begin
+            gemm(address, True, False, filters, width, count, own, state, of_message, more)
+
+
+@kernel
+def _backward_loop(
+    pool: int,
+    threads: int,
+    address: int,
+    grad: Any,
+    h: Any,
+    weight: Any,
+    topology: Any,
+    mean: bool,
+    message: Any,
+    update: Any,
+    out: Any,
+    saved: Any,
+    chunk: int,
+    grad_h: Any,
+    grad_weight: Any,
+    grad_message: Any,
+    grad_update: Any,
+    grad_out: Any,
+    biases: Any,
+) -> None:
+    """All gradients.
+
+    `saved` are messages [N, F], sums or means [N, F] and activations [N, H] of the forward pass.
+    grad_weight [P, F] is None if it is not wanted; biases [2, C, H], the gradients by chunk in
+    those of `update` and `out`, are None without.
+    """
+    rows, columns, in_offsets, _, offsets, order, one_way, other_way, of_edge = topology
+    messages, sums, inner = saved
+    nodes, width = h.shape
+    filters = weight.shape[1]
+    chunks = -(-nodes // chunk)
+    sum_grads = np.empty((nodes, filters), dtype=h.dtype)
+    senders = np.empty((nodes, filters), dtype=h.dtype)
+    of_message = np.empty((chunks, filters, width), dtype=h.dtype)
+    of_update = np.empty((chunks, width, filters), dtype=h.dtype)
+    of_out = np.empty((chunks, width, width), dtype=h.dtype)
+    given = (address, grad, inner, sums, in_offsets, mean, update, out, chunk)
+    arguments = (*given, sum_grads, of_update, of_out, biases)
+    share_rows(pool, threads, _here._receiver_chunks, arguments, None, chunks)
+    edges = (of_edge, rows, offsets, order)
+    made = (senders, grad_h, of_message)
+    others = (address, grad, h, sum_grads, weight, *edges, message, chunk, *made)
+    share_rows(pool, threads, _here._sender_chunks, others, None, chunks)
+    if grad_weight is not None:
+        ends = (sum_grads, messages, rows, columns, one_way, other_way, grad_weight)
+        share_rows(pool, threads, edge_pairs.product_rows, ends, None, grad_weight.shape[0])
+    sum_chunks(of_message, grad_message)
+    sum_chunks(of_update, grad_update)
+    sum_chunks(of_out, grad_out)
+
+
+def interaction(
+    h: Tensor,
+    weight: Tensor,
+    message: Tensor,
+    update: Tensor,
+    update_bias: Tensor | None,
+    out: Tensor,
+    out_bias: Tensor | None,
+    pairs: EdgePairs,
+    *,
+    mean: bool,
+) -> Tensor:
+    """h + out(softplus(update(Σ weight[pair] · message(h)[sender]))), [N, H].
+
+    The softplus is the shifted one. Tensors are such as `is_fusable` allows.
+
+    Args:
+        h: [N, H].
+        weight: [P, F], a filter row a pair.
+        message: [F, H], out by in, as the weights of torch.nn.Linear.
+        update: [H, F].
+        update_bias: [H].
+        out: [H, H].
+        out_bias: [H].
+        pairs: the edges.
+        mean: of the messages that reach a node, instead of their sum.
+    """
+    nodes, width, filters = pairs.nodes, h.shape[-1], weight.shape[-1]
+    right = h.shape == (nodes, width) and weight.shape == (pairs.count, filters)
+    right = right and message.shape == (filters, width) and update.shape == (width, filters)
+    right = right and out.shape == (width, width)
+    needed = "h [N, H], weight [P, F], layers [F, H], [H, F] and [H, H] needed"
+    require(right, needed, h, weight, message, update, out)
+    right = all(bias is None or bias.shape == (width,) for bias in (update_bias, out_bias))
+    require(right, "biases [H] needed", update_bias, out_bias)
+    if (update_bias is None) != (out_bias is None):
+        raise ValueError("both layers have a bias, or neither")
+    # As one argument: each tensor that autograd looks at takes microseconds.
+    fixed = (pairs, mean)
+    learned = (h, weight, message, update, update_bias, out, out_bias)
+    result: Tensor = _Interaction.apply(*learned, fixed)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Interaction(torch.autograd.Function):
+    # One function with ctx: torch would inspect the signature of a separate forward at each call.
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        h, weight, message, update, update_bias, out, out_bias, (pairs, mean) = arguments
+        (nodes, width), filters = h.shape, weight.shape[1]
+        messages, sums = h.new_empty(nodes, filters), h.new_empty(nodes, filters)
+        inner, result = h.new_empty(nodes, width), h.new_empty(nodes, width)
+        given: Any = (
+            POOL,
+            threads_for(h.numel() * width),
+            gemm_address(h.dtype),
+            *map(array_of, (h, weight)),
+            pairs.arrays,
+            mean,
+            *map(array_of, (message, update, update_bias, out, out_bias)),
+            chunk_of(nodes),
+            *(t.numpy() for t in (messages, sums, inner, result)),
+        )
+        _forward_loop(*given)
+        ctx.save_for_backward(*arguments[:7], messages, sums, inner)
+        ctx.fixed = arguments[7]
+        assert isinstance(result, Tensor)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        *given, messages, sums, inner = ctx.saved_tensors
+        pairs, mean = ctx.fixed
+        if torch.is_grad_enabled():
+            function = functools.partial(_plain, pairs=pairs, mean=mean)
+            return *differentiable_gradients(ctx, function, given, grad), None
+        h, weight, message, update, bias, out, _ = given
+        nodes, width = h.shape
+        chunk = chunk_of(nodes)
+        grad_h, *grad_layers = (
+            torch.empty(t.shape, dtype=h.dtype) for t in (h, message, update, out)
+        )
+        grad_weight = torch.empty(weight.shape, dtype=h.dtype) if ctx.needs_input_grad[1] else None
+        biases = None if bias is None else h.new_empty(2, -(-nodes // chunk), width)
+        arguments: Any = (
+            POOL,
+            threads_for(h.numel() * width),
+            gemm_address(h.dtype),
+            *map(array_of, (grad, h, weight)),
+            pairs.arrays,
+            mean,
+            *map(array_of, (message, update, out)),
+            (messages.numpy(), sums.numpy(), inner.numpy()),
+            chunk,
+            *map(array_of, (grad_h, grad_weight, *grad_layers, biases)),
+        )
+        _backward_loop(*arguments)
+        grad_message, grad_update, grad_out = grad_layers
+        of_update, of_out = (None, None) if biases is None else biases.sum(1)
+        return grad_h, grad_weight, grad_message, grad_update, of_update, grad_out, of_out, None
+
+
+def _plain(
+    h: Tensor,
+    weight: Tensor,
+    message: Tensor,
+    update: Tensor,
+    update_bias: Tensor | None,
+    out: Tensor,
+    out_bias: Tensor | None,
+    *,
+    pairs: EdgePairs,
+    mean: bool,
+) -> Tensor:
+    sums = pair_spmm(functional.linear(h, message), weight, *pairs.tensors)
+    if mean:
+        offsets = pairs.tensors[2]
+        sums = sums / offsets.diff().clamp(min=1).to(h.dtype)[:, None]
+    inner = shifted_softplus(functional.linear(sums, update, update_bias))
+    return h + functional.linear(inner, out, out_bias)
