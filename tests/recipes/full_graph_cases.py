@@ -11,9 +11,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 import weft.cli.train  # noqa: F401  (once for all ranks that run a command)
 from weft.cli import main
 from weft.errors import DataError
@@ -21,36 +18,8 @@ from weft.graphs import GraphTable, open_table
 from weft.parallel.network import GridNetwork
 from weft.parallel.world import World, joined
 from weft.recipes.full_graph import training as full_graph
-from weft.recipes.full_graph.checkpoint import Checkpoints
 from weft.recipes.full_graph.session import check_alike
 from weft.recipes.full_graph.training import FullGraphConfig
-
-
-def _join() -> int:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
-    return int(os.environ["RANK"])
-
-
-def save_and_load(folder: str, fingerprint: dict[str, Any]) -> list[Any]:
-    rank = _join()
-    checkpoints = Checkpoints(Path(folder if rank == 0 else "/nowhere"), fingerprint)
-    assert checkpoints.load() is None
-    checkpoints.save(7, {"w": torch.arange(3.0) + rank}, {"best": 0.5})
-    found = checkpoints.load()
-    dist.destroy_process_group()
-    assert found is not None
-    return [found.epoch, found.progress, found.tensors["w"].tolist()]
-
-
-def load_stale(folder: str, fingerprint: dict[str, Any]) -> str:
-    _join()
-    try:
-        Checkpoints(Path(folder), {**fingerprint, "data": "other"}).load()
-    except DataError as error:
-        return str(error)
-    finally:
-        dist.destroy_process_group()
-    return "taken"
 
 
 def dying(path: Path, job: Any) -> Any:

@@ -21,8 +21,10 @@ import torch._dynamo
 import torch.multiprocessing
 from small_programs import config, small_programs
 
-from weft.training import programs, read_metrics
-from weft.training.ranks import joined_ranks, shared_run
+from weft.parallel.world import joined_replicas
+from weft.recipes.programs import training as programs
+from weft.training import read_metrics
+from weft.training.ranks import shared_run
 
 SECONDS = 600
 OPTIONS: dict[str, Any] = {
@@ -43,24 +45,20 @@ def free_port() -> int:
 
 def at_step(step: int, act: Callable[[], None], losses: list[float]) -> None:
     """Note the losses of all steps, and `act` in the middle of step `step`."""
-    make, measure = programs._loss, programs.candidate_loss
+    take, measure = programs.ProgramsStep.take, programs.candidate_loss
 
-    def recorded(*parts: Any) -> Any:
-        inner = make(*parts)
-
-        def loss(model: Any, each: Any) -> Any:
-            found = inner(model, each)
-            losses.append(float(found[0].detach()))
-            return found
-
-        return loss
+    def recorded(self: Any, model: Any, batch: Any) -> Any:
+        found = take(self, model, batch)
+        losses.append(found.loss)
+        return found
 
     def acting(*parts: Any, **options: Any) -> Any:
         if torch.is_grad_enabled() and len(losses) + 1 == step:
             act()
         return measure(*parts, **options)
 
-    programs._loss, programs.candidate_loss = recorded, acting
+    programs.ProgramsStep.take = recorded  # type: ignore[method-assign]
+    programs.candidate_loss = acting
 
 
 def train(rank: int, size: int, port: int, folder: str, step: int, way: str, who: int) -> None:
@@ -79,10 +77,10 @@ def train(rank: int, size: int, port: int, folder: str, step: int, way: str, who
     at_step(step, act, losses)
     table, asked = small_programs(96), config(**OPTIONS)
     with (
-        joined_ranks(timedelta(seconds=SECONDS)) as ranks,
-        shared_run(Path(folder), asked, ranks, resume=True, tensorboard=False) as run,
+        joined_replicas(timedelta(seconds=SECONDS)) as world,
+        shared_run(Path(folder), asked, world, resume=True, tensorboard=False) as run,
     ):
-        trained = programs.train_programs(table, asked, run=run, ranks=ranks, quiet=True)
+        trained = programs.train_programs(table, asked, run=run, world=world, quiet=True)
         if rank == 0:
             weights = [p.double().flatten().tolist() for p in trained.model.parameters()]
             run.summarise(weights=weights, **trained.scores)

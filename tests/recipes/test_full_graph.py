@@ -14,6 +14,7 @@ import full_graph_cases
 import numpy as np
 import pytest
 from elsewhere import DEVICE, Elsewhere, There
+from old_checkpoints import write_old
 
 from weft.cli import main
 from weft.errors import DataError
@@ -21,13 +22,19 @@ from weft.graphs import Graph, GraphTable, open_table, store, write_table
 from weft.parallel.grid import Grid, grid_of
 from weft.parallel.network import GridNetwork
 from weft.parallel.prepare import prepare
+from weft.parallel.shard import GraphShard
 from weft.parallel.world import joined
 from weft.recipes.full_graph import training as module
-from weft.recipes.full_graph.checkpoint import last_epoch
-from weft.recipes.full_graph.session import _Session, train_shared
-from weft.recipes.full_graph.training import FullGraphConfig, TrainedFullGraph, train_full_graph
+from weft.recipes.full_graph.session import take_weights, train_shared
+from weft.recipes.full_graph.training import (
+    FullGraphConfig,
+    TrainedFullGraph,
+    last_epoch,
+    train_full_graph,
+)
 from weft.sources import planted_partition
-from weft.training import NonFiniteLoss, read_metrics
+from weft.training import NonFiniteLoss, ScheduleConfig, checkpoint, read_metrics
+from weft.training.checkpoint import load_checkpoint
 from weft.training.launch import RankError, launch
 from weft.training.run import Run
 
@@ -94,10 +101,7 @@ def test_one_process_leaves_a_whole_run(table, folder, serial):
     assert summary["counts"] == table.metadata["counts"]
     assert 0 < summary["test_accuracy"] <= 1
     assert (run / "weights.safetensors").exists()
-    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [
-        "epoch-000006",
-        "epoch-000008",
-    ]
+    assert last_epoch(run) == 8
     line = read_metrics(run)[-1]
     assert line["bytes_received"] == 0
     assert line["peak_memory_bytes"] > 0
@@ -130,7 +134,7 @@ def test_another_device_gives_the_same_run_and_goes_on_elsewhere(table, serial, 
             joined("1d", device=DEVICE) as world,
             Run.create(run, config.recipe(), resume=resume) as kept,
         ):
-            return train_shared(table, world, config, folder=run, run=kept, quiet=True)
+            return train_shared(table, world, config, run=kept, quiet=True)
 
     on_device(replace(CONFIG, epochs=3))
     # On the CPU, back to the device, each from the other's checkpoint.
@@ -144,10 +148,12 @@ def test_another_device_gives_the_same_run_and_goes_on_elsewhere(table, serial, 
 
 def test_weights_to_start_from_reach_the_device(table, serial, folder):
     with Elsewhere(), joined("1d", device=DEVICE) as world:
-        session = _Session(table, world, CONFIG, folder / "unused", None, quiet=True)
-        session.take_weights(folder / "serial")
-        found = session.network.evaluate()
-        assert {type(value) for value in session.model.parameters()} == {There}
+        shard = GraphShard.open(table, world, CONFIG.method, CONFIG.torch_dtype)
+        network = GridNetwork(CONFIG.make_model(shard.features, shard.classes), shard)
+        take_weights(network.model, folder / "serial", world)
+        network.model.eval()
+        found = network.evaluate()
+        assert {type(value) for value in network.model.parameters()} == {There}
     summary = json.loads((folder / "serial" / "summary.json").read_text())
     assert found["test_loss"] == pytest.approx(summary["test_loss"], rel=1e-10)
 
@@ -158,7 +164,8 @@ def test_a_rank_that_dies_in_the_first_step_is_named(table, tmp_path, monkeypatc
     with pytest.raises(RankError, match=r"^rank 1 was killed by SIGKILL.*logs are in .*run/logs$"):
         train(table, tmp_path / "run", Grid(rows=2), max_restarts=0)
     # Nothing is lost: the beginning was kept.
-    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["epoch-000000"]
+    assert (tmp_path / "run" / "last.pt").exists()
+    assert last_epoch(tmp_path / "run") == 0
 
 
 def test_a_run_goes_on_with_other_ranks_and_another_grid(table, serial, tmp_path):
@@ -169,6 +176,110 @@ def test_a_run_goes_on_with_other_ranks_and_another_grid(table, serial, tmp_path
     np.testing.assert_allclose(losses(run), serial, rtol=1e-10)
     with pytest.raises(DataError, match="holds a run already"):
         train(table, run, Grid(rows=2))
+
+
+def in_old_format(run: Path) -> None:
+    """Replace the checkpoint of a run by one that the versions before wrote."""
+    state = load_checkpoint(run / "last.pt")
+    names = list(state["model"])
+    tensors = {f"model.{name}": value for name, value in state["model"].items()}
+    tensors |= {f"best.{name}": value for name, value in (state["best"] or {}).items()}
+    for number, own in state["optimizer"]["state"].items():
+        tensors |= {f"optimizer.{names[number]}.{key}": value for key, value in own.items()}
+    kept = ("epoch", "seconds", "train_seconds", "metrics", "evaluated_epoch")
+    best = ("best_value", "best_epoch", "best_metrics")
+    progress = {name: state["progress"][name] for name in (*kept, *best)}
+    progress["lines"] = state["metrics_lines"]
+    fingerprint = state["extras"]["fingerprint"]
+    write_old(run / "checkpoints", progress["epoch"], tensors, progress, fingerprint)
+    (run / "last.pt").unlink()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_of_an_earlier_version_goes_on_to_the_bit(table, serial, tmp_path, ranks):
+    run = tmp_path / "run"
+    train(table, run, config=replace(CONFIG, epochs=4))
+    in_old_format(run)
+    assert last_epoch(run) == 4
+    trained = train(table, run, Grid(rows=ranks), resume=True)
+    assert trained.result.epochs == CONFIG.epochs
+    assert last_epoch(run) == 8
+    if ranks == 1:
+        np.testing.assert_array_equal(losses(run), serial)
+    np.testing.assert_allclose(losses(run), serial, rtol=1e-10)
+
+
+def test_a_checkpoint_of_an_earlier_version_and_of_another_run(table, tmp_path):
+    run = tmp_path / "run"
+    train(table, run, config=replace(CONFIG, epochs=2))
+    in_old_format(run)
+    other = prepare(graph(seed=9), tmp_path / "other.weft", blocks=1, dtype="float64")
+    config = json.loads((run / "config.json").read_text())
+    del config["data"]
+    (run / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DataError, match=r"epoch-000002 is of another run: data is .* there and "):
+        train(other, run, resume=True)
+
+
+@pytest.mark.parametrize("harm", ["cut", "flipped"])
+def test_a_damaged_checkpoint_is_named_on_every_rank(table, tmp_path, harm):
+    run = tmp_path / "run"
+    train(table, run, config=replace(CONFIG, epochs=2))
+    raw = bytearray((run / "last.pt").read_bytes())
+    raw[len(raw) // 2] ^= 255
+    (run / "last.pt").write_bytes(raw[:-9] if harm == "cut" else raw)
+    with pytest.raises(DataError, match=r"last\.pt is (cut, )?damaged"):
+        train(table, run, resume=True)
+    with pytest.raises(DataError, match=r"rank \d: .*last\.pt is (cut, )?damaged"):
+        train(table, run, Grid(rows=2), resume=True)
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(table, serial, tmp_path, monkeypatch):
+    run, write = tmp_path / "run", checkpoint.write_atomically
+
+    def full(path: Path, writer: Any) -> None:
+        if path.name == "last.pt" and path.exists() and last_epoch(run) == 3:
+            raise DataError(f"cannot write {path}: No space left on device")
+        write(path, writer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_atomically", full)
+        with pytest.raises(DataError, match=r"cannot write .*last\.pt: No space left"):
+            train(table, run)
+    assert last_epoch(run) == 3
+    train(table, run, resume=True)
+    np.testing.assert_array_equal(losses(run), serial)
+
+
+def test_killed_while_a_checkpoint_is_written(table, serial, tmp_path, monkeypatch):
+    run, save = tmp_path / "run", checkpoint.torch.save
+
+    def stop(state: Any, file: Any) -> None:
+        if state["progress"]["step"] == 6:
+            raise KeyboardInterrupt
+        save(state, file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.torch, "save", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(table, run)
+    assert last_epoch(run) == 3
+    train(table, run, resume=True)
+    np.testing.assert_array_equal(losses(run), serial)
+
+
+def test_a_schedule_and_clipping_on_any_grid(table, tmp_path):
+    config = replace(
+        CONFIG, schedule=ScheduleConfig(shape="cosine", warmup=2), clip_norm=0.05, epochs=6
+    )
+    train(table, tmp_path / "one", config=config)
+    train(table, tmp_path / "four", grid_of("2d", 4), config=config)
+    found = losses(tmp_path / "one")
+    np.testing.assert_allclose(losses(tmp_path / "four"), found, rtol=1e-10)
+    train(table, tmp_path / "plain", config=replace(CONFIG, epochs=6))
+    assert losses(tmp_path / "plain") != found
+    assert "schedule" not in replace(CONFIG, epochs=6).recipe()
+    assert config.recipe()["clip_norm"] == 0.05
 
 
 def test_a_stale_checkpoint_says_what_differs_before_anything_is_lost(table, tmp_path):
@@ -183,7 +294,7 @@ def test_a_stale_checkpoint_says_what_differs_before_anything_is_lost(table, tmp
     config = json.loads((run / "config.json").read_text())
     del config["data"]
     (run / "config.json").write_text(json.dumps(config))
-    with pytest.raises(DataError, match=r"epoch-000002 is of another run: data is .* there and "):
+    with pytest.raises(DataError, match=r"run/last\.pt is of another run: data is .* there and "):
         train(other, run, resume=True)
     config = json.loads((run / "config.json").read_text())
     del config["data"]
@@ -311,7 +422,7 @@ def test_a_signal_stops_with_a_checkpoint(table, serial, tmp_path, monkeypatch, 
         patch.setattr(GridNetwork, "step", signalled)
         trained = train(table, tmp_path / "run")
     assert trained.result.stopped == "interrupted by SIGTERM"
-    assert trained.result.epochs == last_epoch(tmp_path / "run" / "checkpoints") == epoch
+    assert trained.result.steps == last_epoch(tmp_path / "run") == epoch
     train(table, tmp_path / "run", resume=True)
     np.testing.assert_array_equal(losses(tmp_path / "run"), serial)
 
@@ -340,7 +451,7 @@ def test_early_stopping_and_weights_of_another_run(table, folder, serial, tmp_pa
 
 def test_a_loss_that_is_not_finite(table, tmp_path):
     config = replace(CONFIG, learning_rate=1e300, epochs=20)
-    with pytest.raises(NonFiniteLoss, match=r"the loss is .* at epoch \d"):
+    with pytest.raises(NonFiniteLoss, match=r"the loss is .* at step \d+ \(epoch \d"):
         train(table, tmp_path / "run", config=config)
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from script_reports import report_of
 
+SCRIPT = str(Path(__file__).with_name("program_runs.py"))
+
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    found: dict[str, Any] = report_of("program_runs.py", tmp_path_factory.mktemp("runs"))
+    found: dict[str, Any] = report_of(SCRIPT, tmp_path_factory.mktemp("runs"))
     return found
 
 

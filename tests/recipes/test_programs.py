@@ -14,13 +14,14 @@ from weft.errors import DataError
 from weft.graphs import Graph, table_from_graphs
 from weft.layout.config import LayoutConfig
 from weft.models.ggnn import candidate_loss
+from weft.parallel.grid import Grid
+from weft.parallel.world import alone, single
 from weft.recipes.programs import training as programs
 from weft.recipes.programs.data import baselines, check_programs, split_programs, step_budget
 from weft.recipes.programs.supergraphs import StepLoader
 from weft.recipes.programs.training import prepare_programs, train_programs
 from weft.sources.program_graph import PROGRAM_SCHEMA
 from weft.training import Compilation, ScheduleConfig
-from weft.training.ranks import Ranks
 
 BANDED = LayoutConfig(form="banded", block=16)
 
@@ -32,21 +33,16 @@ def table():
 
 def losses_of(table, monkeypatch, **options):
     """The losses of all steps."""
-    losses, make = [], programs._loss
+    losses, take = [], programs.ProgramsStep.take
 
-    def recorded(*parts):
-        inner = make(*parts)
+    def recorded(self, model, batch):
+        found = take(self, model, batch)
+        losses.append(found.loss)
+        return found
 
-        def loss(model, step):
-            found = inner(model, step)
-            losses.append(float(found[0].detach()))
-            return found
-
-        return loss
-
-    monkeypatch.setattr(programs, "_loss", recorded)
-    trained = train_programs(table, config(**options), quiet=True)
-    monkeypatch.setattr(programs, "_loss", make)
+    with monkeypatch.context() as patch:
+        patch.setattr(programs.ProgramsStep, "take", recorded)
+        trained = train_programs(table, config(**options), quiet=True)
     return losses, trained
 
 
@@ -117,9 +113,9 @@ def test_gradients_do_not_depend_on_how_graphs_are_packed(table):
         loader = StepLoader(
             prepared.table, prepared.sampler, programs._Former(prepared), per_step=100
         )
-        loss = programs._loss(model, asked, Ranks())
-        for step in loader:
-            loss(model, step)
+        step = programs.ProgramsStep(model, asked, single())
+        for batch in loader:
+            step.take(model, batch)
         return [p.grad for p in model.parameters() if p.grad is not None]
 
     for one, other in zip(gradients(64), gradients(1024), strict=True):
@@ -241,7 +237,7 @@ def test_tables_that_cannot_be_used(table):
     with pytest.raises(DataError, match="of 1 files none is for"):
         prepare_programs(table.select([0, 1, 2, 3]), config())
     with pytest.raises(ValueError, match="there are 3 ranks; each needs one at least"):
-        prepare_programs(table, config(), ranks=Ranks(rank=0, size=3))
+        prepare_programs(table, config(), world=alone(Grid(rows=3), 0))
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from small_programs import config, small_programs
 
 from weft.errors import DataError
 from weft.layout.config import LayoutConfig
+from weft.parallel.grid import Grid
+from weft.parallel.world import alone
 from weft.recipes.programs.supergraph_choice import measured_supergraphs, settled
 from weft.recipes.programs.training import prepare_programs
-from weft.training.ranks import Ranks
 
 TABLE = small_programs(400)
 ALL = np.arange(400)
@@ -56,6 +57,6 @@ def test_what_is_given_stays_and_auto_is_decided():
 
 
 def test_ranks_do_not_measure():
-    ranks = Ranks(rank=0, size=2)
+    world = alone(Grid(rows=2), 0)
     with pytest.raises(ValueError, match="2 ranks may measure differently; give --nodes"):
-        prepare_programs(TABLE, config(nodes=0, supergraphs_per_step=2), ranks=ranks)
+        prepare_programs(TABLE, config(nodes=0, supergraphs_per_step=2), world=world)

@@ -10,9 +10,10 @@ import pytest
 from small_programs import config, small_programs
 
 from weft.layout import TypedEdges
+from weft.parallel.grid import Grid
+from weft.parallel.world import alone
 from weft.recipes.programs.supergraphs import StepLoader
 from weft.recipes.programs.training import prepare_programs
-from weft.training.ranks import Ranks
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +23,8 @@ def prepared():
 
 def loader(prepared, *, per_step=3, rank=0, size=1):
     form = partial(TypedEdges.of_batch, num_types=20)
-    ranks = Ranks(rank=rank, size=size)
-    return StepLoader(prepared.table, prepared.sampler, form, per_step=per_step, ranks=ranks)
+    world = alone(Grid(rows=size), rank)
+    return StepLoader(prepared.table, prepared.sampler, form, per_step=per_step, world=world)
 
 
 def taken(steps):

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import DataError
-from weft.training.launch import LaunchStopped, launch, note_signals
+from weft.training.launch import LaunchStopped, launch
+from weft.training.stopping import stop_on_signals
 
 
 def rank() -> int:
@@ -82,11 +83,11 @@ def silent(who: int) -> None:
 def waiting(folder: str) -> None:
     """Works until it is asked to stop."""
     Path(folder, f"pid-{rank()}").write_text(str(os.getpid()))
-    with note_signals() as heard:
+    with stop_on_signals(patient=True) as request:
         Path(folder, f"ready-{rank()}").touch()
-        while not heard:
+        while request.signal is None:
             time.sleep(0.05)
-        Path(folder, f"stopped-{rank()}").write_text(heard[0])
+        Path(folder, f"stopped-{rank()}").write_text(request.signal)
 
 
 def main(folder: Path) -> None:

@@ -13,11 +13,11 @@ import pytest
 
 
 def report_of(script: str, folder: Path) -> Any:
-    """The JSON that the script prints when it works in `folder`."""
+    """The JSON that the script, beside this file or anywhere, prints when it works in `folder`."""
     if not hasattr(os, "fork"):
         pytest.skip("needs fork")
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name(script)), str(folder)],
+        [sys.executable, str(Path(__file__).parent / script), str(folder)],
         capture_output=True,
         text=True,
         timeout=600,

@@ -24,6 +24,7 @@ from weft.errors import DataError
 from weft.graphs import GraphTable
 from weft.parallel.device import own_device
 from weft.parallel.grid import Grid, grid_of, grids_for
+from weft.parallel.world import process_group
 from weft.recipes.full_graph.candidates import FullGraphRecipe
 from weft.recipes.full_graph.config import FullGraphConfig
 from weft.recipes.full_graph.data import full_graph_table
@@ -32,7 +33,6 @@ from weft.recipes.full_graph.training import train_full_graph
 from weft.recipes.structures.data import file_name_of
 from weft.training import Run, prepare_process
 from weft.training.launch import RankError, is_a_rank, lost_ranks_named
-from weft.training.ranks import joined_ranks
 
 # What ranks wait at most for the first of their host to prepare the graph.
 _PREPARING = timedelta(hours=2)
@@ -116,7 +116,7 @@ class FullGraph:
             console.print(f"There is no run in {folder} to resume; a new one starts.")
         joined: AbstractContextManager[object] = nullcontext()
         if is_a_rank():
-            joined = joined_ranks(max(config.wait, _PREPARING))
+            joined = process_group(timeout=max(config.wait, _PREPARING))
             resume = resume or int(os.environ.get(_RESTARTED, "0")) > 0
         with lost_ranks_named(), joined:
             table, grid = _first_of_host(lambda: self._data(config, console))

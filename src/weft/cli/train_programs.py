@@ -15,6 +15,7 @@ from weft.cli.plan_option import PlanOption, notes
 from weft.cli.show import interrupted, print_config
 from weft.errors import DataError
 from weft.graphs.checksums import table_checksums
+from weft.parallel.world import joined_replicas
 from weft.recipes.programs.candidates import ProgramsRecipe
 from weft.recipes.programs.config import ProgramsConfig
 from weft.recipes.programs.data import read_programs
@@ -26,7 +27,7 @@ from weft.recipes.programs.training import (
 )
 from weft.recipes.structures.data import file_name_of, some_of
 from weft.training import prepare_process
-from weft.training.ranks import joined_ranks, shared_run
+from weft.training.ranks import shared_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,37 +82,37 @@ class Programs:
         if self.init_from and not self.init_from.exists():
             raise DataError(f"--init-from {self.init_from} does not exist")
         prepare_process()
-        with joined_ranks() as ranks:
+        with joined_replicas() as world:
             # The first builds the table, and the others find it in the cache.
-            with ranks.in_turn():
+            with world.in_turn():
                 table = read_programs(
                     config.data,
                     files=self.files,
                     data_dir=self.data_dir,
-                    progress=not self.quiet and ranks.rank == 0,
+                    progress=not self.quiet and world.rank == 0,
                 )
                 table = some_of(table, config.limit, config.split_seed)
                 config = option.settle(
                     config,
                     lambda: ProgramsRecipe(table, self.config),
-                    console if ranks.rank == 0 else notes(quiet=True),
+                    console if world.rank == 0 else notes(quiet=True),
                     data_dir=self.data_dir,
-                    quiet=self.quiet or ranks.rank > 0,
+                    quiet=self.quiet or world.rank > 0,
                 )
                 if self.resume:
                     config = settled_in(folder, config)
-                prepared = prepare_programs(table, config, ranks=ranks)
+                prepared = prepare_programs(table, config, world=world)
             config = prepared.config
             data = table_checksums(table)
-            with shared_run(folder, config, ranks, data=data, resume=self.resume) as run:
+            with shared_run(folder, config, world, data=data, resume=self.resume) as run:
                 option.keep(run)
-                if self.resume and not run.resumed and ranks.rank == 0:
+                if self.resume and not run.resumed and world.rank == 0:
                     console.print(f"There is no run in {folder} to resume; a new one starts.")
                 trained = train_prepared_programs(
-                    prepared, run=run, init_from=self.init_from, ranks=ranks, quiet=self.quiet
+                    prepared, run=run, init_from=self.init_from, world=world, quiet=self.quiet
                 )
                 if trained.result.stopped.startswith("interrupted"):
-                    return interrupted(trained.result, folder, console, show=ranks.rank == 0)
+                    return interrupted(trained.result, folder, console, show=world.rank == 0)
                 run.summarise(
                     **trained.scores,
                     counts=trained.counts,
@@ -121,7 +122,7 @@ class Programs:
                     outside_share=trained.outside_share,
                     compilation=trained.compilation.report(),
                 )
-        if ranks.rank == 0:
+        if world.rank == 0:
             _show(trained, config, folder, console)
         return 0
 

@@ -27,6 +27,7 @@ from weft.files import read_object
 from weft.graphs import Graph, assemble, table_from_graphs
 from weft.kernels import spmm
 from weft.parallel.cost_model import Link, Machine, product_bytes
+from weft.parallel.world import process_group
 
 _SMALL, _LARGE = 8, 2**23
 _ROUNDS = 9
@@ -116,14 +117,8 @@ def local_rates(nodes: int = 2**15, degree: int = 16, width: int = 32) -> tuple[
 
 def _rank(rank: int, ranks: int, folder: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meeting",
-        rank=rank,
-        world_size=ranks,
-        timeout=_TIMEOUT,
-    )
-    try:
+    meeting = f"file://{folder}/meeting"
+    with process_group(init_method=meeting, rank=rank, ranks=ranks, timeout=_TIMEOUT):
         links = {}
         size = 2
         while True:
@@ -142,8 +137,6 @@ def _rank(rank: int, ranks: int, folder: str) -> None:
         if rank == 0:
             (Path(folder) / "links.json").write_text(json.dumps(links), encoding="utf-8")
         dist.barrier()
-    finally:
-        dist.destroy_process_group()
 
 
 def _round_trip(count: int, group: dist.ProcessGroup) -> float:

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from weft.errors import DataError
 from weft.parallel.device import backend_of, own_device
 from weft.parallel.grid import Grid, grid_of
 from weft.parallel.recorder import Along, Event, Kind, Recorder
 
 # What a rank waits for another at most; longer than any product takes.
 _TIMEOUT = timedelta(minutes=10)
+# Longer than anything that one rank does while others wait: building a table, compiling a model.
+_LONG_TIMEOUT = timedelta(minutes=30)
 
+_Operation = Literal["sum", "max", "min"]
+_OPERATIONS: dict[_Operation, Any] = {
+    "sum": dist.ReduceOp.SUM,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
 _Sender = Callable[[dist.ProcessGroup], Any]
 _Finisher = Callable[[Tensor], Tensor]
 
@@ -85,6 +95,8 @@ class World:
         groups: dict[Along, dist.ProcessGroup | None] | None,
         device: torch.device,
     ) -> None:
+        if not 0 <= rank < grid.ranks:
+            raise ValueError(f"rank is {rank} of {grid.ranks}; ranks are counted from 0")
         self.grid, self.rank, self.place = grid, rank, grid.place(rank)
         self.device = device
         self.recorder = Recorder()
@@ -125,14 +137,13 @@ class World:
         return self._start("broadcast", along, received, purpose, tensor, send)
 
     def all_reduce(
-        self, along: Along, tensor: Tensor, purpose: str, op: Literal["sum", "max", "min"] = "sum"
+        self, along: Along, tensor: Tensor, purpose: str, op: _Operation = "sum"
     ) -> Tensor:
         """Replace `tensor` (contiguous) by its sum, maximum or minimum over the group."""
         size = self.size(along)
-        operation = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
         def send(group: dist.ProcessGroup) -> Any:
-            return dist.all_reduce(tensor, operation[op], group=group, async_op=True)
+            return dist.all_reduce(tensor, _OPERATIONS[op], group=group, async_op=True)
 
         received = 2 * (_bytes(tensor) * (size - 1) // size)
         return self._start("all_reduce", along, received, purpose, tensor, send).wait()
@@ -216,6 +227,109 @@ class World:
 
         return self._start("all_to_all", along, _bytes(found), purpose, found, send)
 
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are in all."""
+        return self.grid.ranks
+
+    # What follows is about a run, not about a product of the grid, and is not recorded.
+
+    def reduce(self, values: Tensor, op: _Operation = "sum") -> None:
+        """Replace `values` by their sum, maximum or minimum over all ranks."""
+        if self._talks:
+            dist.all_reduce(values, _OPERATIONS[op], group=self._groups["world"])
+
+    def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Replace every gradient by its sum over all ranks; a rank without one brings zeros."""
+        if not self._talks:
+            return
+        learned = [p for p in parameters if p.requires_grad]
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in learned]
+        # As one: a message for each of many small tensors would cost more than what it carries.
+        flat = torch.cat([grad.flatten() for grad in grads])
+        self.reduce(flat)
+        pieces = torch.split(flat, [grad.numel() for grad in grads])
+        for parameter, piece in zip(learned, pieces, strict=True):
+            parameter.grad = piece.view_as(parameter)
+
+    def broadcast_bytes(self, raw: bytes) -> bytes:
+        """Those of rank 0, on every rank."""
+        if not self._talks:
+            return raw
+        values = torch.frombuffer(bytearray(raw or b" "), dtype=torch.uint8)
+        size = torch.tensor([len(raw)])
+        dist.broadcast(size, 0)
+        if self.rank > 0:
+            values = torch.empty(int(size), dtype=torch.uint8)
+        if int(size):
+            dist.broadcast(values, 0)
+        return values.numpy().tobytes()[: int(size)]
+
+    def broadcast_from_rank0(self, work: Callable[[], Any]) -> Any:
+        """What `work` gives on rank 0, a JSON value, on every rank; all of them must call this.
+
+        Raises:
+            DataError: with the same words on every rank, where rank 0 has met a user error or a
+                file that it cannot read or write.
+        """
+        if not self._talks:
+            return work()
+        said: dict[str, Any] = {}
+        failed: Exception | None = None
+        if self.rank == 0:
+            try:
+                said = {"value": work()}
+            except (ValueError, OSError) as error:
+                failed, said = error, {"error": str(error)}
+            except BaseException:
+                self.broadcast_bytes(b'{"error": "rank 0 has failed; see its message"}')
+                raise
+        said = json.loads(self.broadcast_bytes(json.dumps(said).encode()))
+        if failed is not None:
+            raise failed
+        if "error" in said:
+            raise DataError(said["error"])
+        return said["value"]
+
+    def all_texts(self, text: str) -> list[str]:
+        """Everyone's text, in the order of the ranks."""
+        if not self._talks:
+            return [text]
+        raw = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        longest = torch.tensor([raw.numel()])
+        dist.all_reduce(longest, dist.ReduceOp.MAX)
+        padded = torch.full((int(longest),), ord(" "), dtype=torch.uint8)
+        padded[: raw.numel()] = raw
+        found = [torch.empty_like(padded) for _ in range(self.ranks)]
+        dist.all_gather(found, padded)
+        return [bytes(each.tolist()).decode() for each in found]
+
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Rank 0 goes through the block first: it builds what the others then find.
+
+        Raises:
+            DataError: on the other ranks, where rank 0 has failed.
+        """
+        failed = torch.zeros(1)
+        if self.rank > 0:
+            self.reduce(failed)
+            if failed.item():
+                raise DataError(f"rank {self.rank} stops because rank 0 has; see its message")
+            yield
+            return
+        try:
+            yield
+        except BaseException:
+            failed += 1
+            raise
+        finally:
+            self.reduce(failed)
+
+    @property
+    def _talks(self) -> bool:
+        return self.ranks > 1 and not self.dry
+
     def _start(
         self,
         kind: Kind,
@@ -269,6 +383,39 @@ def alone(grid: Grid, rank: int, device: torch.device | None = None) -> World:
     return World(grid, rank, None, device or torch.device("cpu"))
 
 
+def single() -> World:
+    """This process alone, on the CPU."""
+    return World(Grid(rows=1), 0, {}, torch.device("cpu"))
+
+
+@contextmanager
+def process_group(
+    *,
+    timeout: timedelta = _TIMEOUT,
+    init_method: str | None = None,
+    rank: int = -1,
+    ranks: int = -1,
+) -> Iterator[None]:
+    """Join the processes of this run through gloo meanwhile; those joined already stay so.
+
+    Args:
+        timeout: what a rank waits for another at most.
+        init_method: where they meet; by default as torchrun has told them.
+        rank: of this process, where torchrun has not told it.
+        ranks: how many there are, where torchrun has not told it.
+    """
+    if dist.is_initialized():
+        yield
+        return
+    dist.init_process_group(
+        "gloo", init_method=init_method, timeout=timeout, rank=rank, world_size=ranks
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
 @contextmanager
 def joined(
     name: str,
@@ -297,14 +444,16 @@ def joined(
     if ranks == 1:
         yield World(grid, 0, {}, device)
         return
-    started_here = not dist.is_initialized()
-    if started_here:
-        dist.init_process_group("gloo", timeout=timeout)
-    try:
+    with process_group(timeout=timeout):
         yield World(grid, dist.get_rank(), _groups(grid, device, timeout), device)
-    finally:
-        if started_here:
-            dist.destroy_process_group()
+
+
+def joined_replicas(timeout: timedelta = _LONG_TIMEOUT) -> AbstractContextManager[World]:
+    """The processes that torchrun has started, each with the whole model, on the CPU.
+
+    They share every batch of a training run. Without torchrun this process is alone.
+    """
+    return joined("1d", device=torch.device("cpu"), timeout=timeout)
 
 
 def _groups(

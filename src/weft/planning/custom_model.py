@@ -36,7 +36,7 @@ from weft.planning.show import show_plan
 from weft.planning.task import ENDLESS, best_of, content_of, thread_counts
 from weft.planning.worker import prepare_workers
 from weft.training import Compilation, CompileMode, FitConfig, fit, seed_everything
-from weft.training.loop import Loss
+from weft.training.step import Loss
 
 _RECIPE = "own model"
 _POLICY = "batching.policy"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from weft.errors import DataError
 from weft.training.randomness import random_state, set_random_state, torch_random_state
+
+if TYPE_CHECKING:
+    from weft.parallel.world import World
 
 
 @runtime_checkable
@@ -34,6 +38,55 @@ def graphs_in(batch: Any) -> int:
     if isinstance(batch, Tensor) and batch.dim() > 0:
         return batch.shape[0]
     return 1
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """A rank's part of a batch that several ranks share.
+
+    Attributes:
+        batch: of the same kind as the whole one.
+        counts: False where the batch has too few graphs to give this rank any: `batch` is then a
+            stand-in that another rank has as well, so that every rank computes something.
+    """
+
+    batch: Any
+    counts: bool = True
+
+
+class RowBatches:
+    """Batches of `batch_size` rows of some tensors, in an order of its own for each epoch.
+
+    The order is a function of (seed, epoch), so that a resumed run finds it again. With a `world`
+    of several ranks each of them gets its `Share` of every batch.
+    """
+
+    def __init__(
+        self, *tensors: Tensor, batch_size: int, seed: int = 0, world: World | None = None
+    ) -> None:
+        rows = {len(tensor) for tensor in tensors}
+        assert len(rows) == 1, f"tensors of {rows} rows"
+        self.tensors, self.batch_size, self.seed = tensors, batch_size, seed
+        self.rows, self.epoch = rows.pop(), 0
+        self._rank, self._ranks = (0, 1) if world is None else (world.rank, world.ranks)
+
+    def __len__(self) -> int:
+        return -(-self.rows // self.batch_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Shuffle for this epoch."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...] | Share]:
+        generator = torch.Generator().manual_seed((self.seed << 32) + self.epoch)
+        order = torch.randperm(self.rows, generator=generator)
+        for chosen in torch.split(order, self.batch_size):
+            if self._ranks == 1:
+                yield tuple(tensor[chosen] for tensor in self.tensors)
+            else:
+                own = chosen[self._rank :: self._ranks]
+                some = own if len(own) else chosen[:1]
+                yield Share(tuple(tensor[some] for tensor in self.tensors), len(own) > 0)
 
 
 class Batches:

@@ -9,7 +9,7 @@ import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from torch import Tensor, nn
 
 from weft.errors import DataError
 from weft.files import json_text, parse_json, write_atomically
+
+if TYPE_CHECKING:
+    from weft.parallel.world import World
 
 CHECKPOINT = "last.pt"
 WEIGHTS = "weights.safetensors"
@@ -57,7 +60,10 @@ def _plain(value: Any, where: str) -> Any:
         return type(value)(_plain(part, f"{where}.{i}") for i, part in enumerate(value))
     if isinstance(value, np.generic):
         return _plain(value.item(), where)
-    if isinstance(value, Tensor) or type(value) in _PLAIN:
+    if isinstance(value, Tensor):
+        # A run goes on wherever it is resumed, whatever it was trained on.
+        return value if value.device.type == "cpu" else value.detach().cpu()
+    if type(value) in _PLAIN:
         return value
     raise DataError(
         f"the checkpoint cannot hold {where}, a {type(value).__module__}."
@@ -119,6 +125,37 @@ def load_checkpoint(path: Path, *needed: str) -> dict[str, Any]:
     if not isinstance(state.get("model", {}), dict):
         raise DataError(f"{path} is damaged (its part 'model' holds no weights); {remedy}")
     return state
+
+
+def shared_checkpoint(
+    path: Path | None, world: World | None, *needed: str
+) -> tuple[str, dict[str, Any]] | None:
+    """Name and content of the checkpoint that a run goes on from; None where there is none yet.
+
+    Args:
+        path: the file, if it is there; rank 0's counts, and the others get what it has read.
+        world: the ranks, all of which call this; None for this process alone.
+        needed: parts that it must have.
+
+    Raises:
+        DataError: the checkpoint is damaged, see `load_checkpoint`; on every rank.
+    """
+    held: dict[str, Any] = {}
+
+    def read() -> str | None:
+        if path is None or not path.exists():
+            return None
+        held.update(load_checkpoint(path, *needed))
+        return str(path)
+
+    name = read() if world is None else world.broadcast_from_rank0(read)
+    if name is None:
+        return None
+    if world is not None and world.ranks > 1:
+        raw = world.broadcast_bytes(Path(name).read_bytes() if world.rank == 0 else b"")
+        if world.rank > 0:
+            held = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
+    return name, held
 
 
 def plain_module(model: nn.Module) -> nn.Module:

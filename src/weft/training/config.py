@@ -60,7 +60,8 @@ class FitConfig:
         checkpoint_every: steps from one checkpoint to the next; 0 goes by `checkpoint_seconds`.
         checkpoint_seconds: seconds from one checkpoint to the next: what a killed run has to do
             again, at most.
-        log_every: steps from one line of metrics to the next; each epoch has one line besides.
+        log_every: steps from one line of metrics to the next, None for no such lines; each epoch
+            has one line besides.
         clip_norm: gradients are scaled down to this norm.
         quiet: no progress.
     """
@@ -74,7 +75,7 @@ class FitConfig:
     evaluate_every: int = 1
     checkpoint_every: int = 0
     checkpoint_seconds: float = 30.0
-    log_every: int = 10
+    log_every: int | None = 10
     clip_norm: float | None = None
     quiet: bool = False
 

@@ -27,7 +27,12 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from weft.errors import DataError
 from weft.training.hardware import cores
-from weft.training.stopping import hear_signals, heard_signals, leave_lost_terminal, terminals
+from weft.training.stopping import (
+    heard_signals,
+    leave_lost_terminal,
+    terminals,
+    was_asked_to_stop,
+)
 
 LOGS = "logs"
 """Folder, in that of a run, with what the ranks have written."""
@@ -245,7 +250,7 @@ def run_rank(
     finally:
         with suppress(OSError):
             log.close()
-        if _heard:
+        if was_asked_to_stop():
             # The launcher that stops reads no answers any more, and torch would wait for that.
             _in_background(_end_later, _STOP_SECONDS)
 
@@ -286,24 +291,6 @@ def _end_later(seconds: float) -> None:
 
 def _in_background(function: Callable[..., None], *arguments: Any) -> None:
     threading.Thread(target=function, args=arguments, daemon=True).start()
-
-
-_heard: list[str] = []
-
-
-@contextmanager
-def note_signals() -> Iterator[list[str]]:
-    """Note signals that ask to stop instead of ending; gives the names that have come so far.
-
-    However many come: of one Ctrl-C a rank hears from the terminal, and from its launcher too,
-    which ends it for good if it takes too long. Only the main thread can listen.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield []
-        return
-    _heard.clear()
-    with hear_signals(_heard.append):
-        yield _heard
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -16,22 +17,22 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from weft.errors import DataError
-from weft.training.batches import Batches, Stateful, graphs_in
+from weft.training.batches import Batches, Stateful
 from weft.training.checkpoint import (
     copy_weights,
-    load_checkpoint,
     plain_module,
     put_weights,
     save_checkpoint,
     save_weights,
+    shared_checkpoint,
 )
 from weft.training.config import FitConfig, FitResult, NonFiniteLoss
-from weft.training.loss_outputs import loss_and_values, metrics_of
 from weft.training.numerics import denormals_flushed
 from weft.training.progress import FitProgress, RecentRate
 from weft.training.run import Run
+from weft.training.step import Loss, LossStep, Step, metrics_of
 from weft.training.step_hooks import current_pace
-from weft.training.stopping import is_better, stop_on_signals
+from weft.training.stopping import stop_on_signals
 
 # Of a checkpoint, to go on from.
 _PARTS = (
@@ -39,11 +40,9 @@ _PARTS = (
     *("progress", "best", "batches", "metrics_lines"),
 )
 
-Loss = Callable[[Any, Any], "Tensor | tuple[Tensor, Mapping[str, Tensor | float]]"]
-
 
 @dataclass(kw_only=True)
-class _State:
+class FitState:
     """How far a run has come; all plain values, so that a checkpoint holds it as it is."""
 
     epoch: int = 0
@@ -66,7 +65,7 @@ def fit(
     model: nn.Module,
     optimizer: Optimizer,
     train: Iterable[Any],
-    loss: Loss,
+    loss: Loss | Step,
     *,
     config: FitConfig,
     evaluate: Callable[[Any], Mapping[str, float]] | None = None,
@@ -94,13 +93,14 @@ def fit(
             batch. It is not for an order drawn from any other generator (numpy's default_rng),
             or bit by bit between the batches: give such an object a state_dict.
         loss: gives the loss of a batch, a tensor of one value, and, if wanted, more values by
-            name, to be averaged over the graphs of the epoch.
+            name, to be averaged over the graphs of the epoch. Or a `Step`, which says what a step
+            does and which ranks take it together.
         config: how long, and what to watch.
         evaluate: measures the model, which is in eval mode meanwhile, and gives metrics by name.
             Gradients stay on: use torch.no_grad() in it unless it needs them.
         scheduler: stepped after every optimizer step (ReduceLROnPlateau: at every evaluation,
             with the monitored metric).
-        run: a folder for checkpoints and metrics.
+        run: a folder for checkpoints and metrics; of several ranks that of rank 0 alone is used.
         extras: whatever else has a state to be resumed, by name: averaged weights, masks.
 
     Raises:
@@ -121,8 +121,10 @@ def fit(
             "go on with this one by Run.create(..., resume=True)"
         )
     with denormals_flushed(), FitProgress(epochs=config.epochs, quiet=config.quiet) as progress:
+        step = loss if isinstance(loss, Step) else LossStep(loss)
+        every = {**step.extras, **(extras or {})}
         return _Fit(
-            model, optimizer, Batches(train), loss, config, evaluate, scheduler, run, extras or {}
+            model, optimizer, Batches(train), step, config, evaluate, scheduler, run, every
         ).go(progress)
 
 
@@ -134,17 +136,18 @@ class _Fit:
         model: nn.Module,
         optimizer: Optimizer,
         batches: Batches,
-        loss: Loss,
+        stepper: Step,
         config: FitConfig,
         evaluate: Callable[[Any], Mapping[str, float]] | None,
         scheduler: LRScheduler | ReduceLROnPlateau | None,
         run: Run | None,
         extras: Mapping[str, Stateful],
     ) -> None:
-        self.model, self.optimizer, self.batches, self.loss = model, optimizer, batches, loss
+        self.model, self.optimizer, self.batches, self.stepper = model, optimizer, batches, stepper
         self.config, self.evaluate, self.scheduler = config, evaluate, scheduler
-        self.run, self.extras = run, extras
-        self.at = _State()
+        first = stepper.world is None or stepper.world.rank == 0
+        self.run, self.extras = run if first else None, extras
+        self.at = FitState()
         self.best_weights: dict[str, Any] | None = None
         self.best_is_saved = True
         self.clock = self.saved_at = time.perf_counter()
@@ -154,16 +157,20 @@ class _Fit:
     def go(self, progress: FitProgress) -> FitResult:
         if not self.model.training:
             self.model.train()
-        if self.run is not None and self.run.checkpoint.exists():
-            self.resume(self.run)
-            progress.note(f"going on after step {self.at.step} of {self.run.folder}")
+        path = None if self.run is None else self.run.checkpoint
+        saved = shared_checkpoint(path, self.stepper.world, *_PARTS)
+        if saved is not None:
+            self.resume(*saved)
+            if self.run is not None:
+                progress.note(f"going on after step {self.at.step} of {self.run.folder}")
         else:
             if self.run is not None:
                 self.run.metrics.keep(0, 0)
             # At once: a folder that cannot be written is better known now than in an hour.
             self.save()
-        with stop_on_signals() as request:
-            stopped = self.train(progress, lambda: request.signal)
+        with stop_on_signals(patient=self.stepper.is_shared) as request:
+            self.stepper.heard = lambda: request.signal
+            stopped = self.train(progress)
             self.save()
         if self.best_weights is not None:
             put_weights(self.model, self.best_weights, "the best epoch")
@@ -184,9 +191,9 @@ class _Fit:
             self.run.trained = True
         return result
 
-    def train(self, progress: FitProgress, signal: Callable[[], str | None]) -> str:
+    def train(self, progress: FitProgress) -> str:
         """Epochs until there is a reason to stop, which it gives."""
-        at = self.at
+        at, signal = self.at, self.stepper.stop_signal
         while True:
             if self.is_stale():
                 return "early stopping"
@@ -205,12 +212,12 @@ class _Fit:
                     batch = next(batches)
                 except StopIteration:
                     break
-                value = self.step(batch)
+                value, graphs = self.step(batch)
                 seconds = time.perf_counter() - began
                 at.train_seconds += seconds
-                self.recent.add(graphs_in(batch), seconds)
+                self.recent.add(graphs, seconds)
                 if self.pace is not None:
-                    self.pace.after_step(graphs_in(batch))
+                    self.pace.after_step(graphs)
                 progress.step(
                     epoch=at.epoch + 1,
                     step=at.step,
@@ -242,17 +249,15 @@ class _Fit:
             return self.at.step % self.config.checkpoint_every == 0
         return time.perf_counter() - self.saved_at >= self.config.checkpoint_seconds
 
-    def step(self, batch: Any) -> float:
-        """Forward, backward, update; returns the loss."""
+    def step(self, batch: Any) -> tuple[float, int]:
+        """Gradients, update; returns the loss and the graphs of the batch."""
         at = self.at
         self.optimizer.zero_grad(set_to_none=True)
-        value, others = loss_and_values(self.loss(self.model, batch))
-        number = float(value.detach())
+        number, others, graphs = self.stepper.take(self.model, batch)
         if not math.isfinite(number):
             # Not this batch's doing where the step before left a weight that is not finite.
             self.check_weights()
             self.fail(f"the loss is {number}")
-        value.backward()  # type: ignore[no-untyped-call]
         if self.config.clip_norm is not None:
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
             norm = float(nn.utils.clip_grad_norm_(parameters, self.config.clip_norm))
@@ -262,17 +267,17 @@ class _Fit:
         self.optimizer.step()
         if self.scheduler is not None and not isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step()
+        self.stepper.updated()
         values = {"loss": number, **others}
-        graphs = graphs_in(batch)
         at.step += 1
         at.position += 1
         at.graphs += graphs
         at.epoch_graphs += graphs
         for name, each in values.items():
             at.epoch_sums[name] = at.epoch_sums.get(name, 0.0) + each * graphs
-        if at.step % self.config.log_every == 0:
+        if self.config.log_every and at.step % self.config.log_every == 0:
             self.log({**values, "lr": rate})
-        return number
+        return number, graphs
 
     def end_epoch(self, progress: FitProgress) -> None:
         """Average, evaluate, remember the best; an epoch cut by max_steps stays open."""
@@ -301,7 +306,8 @@ class _Fit:
             at.epoch, at.position, at.epoch_graphs, at.epoch_sums = number, 0, 0, {}
             if evaluated:
                 at.evaluated_epoch = number
-        self.log({**at.metrics, "graphs_per_second": self.recent.value()})
+        more = self.stepper.epoch_metrics()
+        self.log({**at.metrics, **more, "graphs_per_second": self.recent.value()})
         if not config.checkpoint_every and self.is_due():
             self.save()
 
@@ -325,7 +331,9 @@ class _Fit:
         # A run resumed inside the epoch must find the rate of one that was never cut.
         if isinstance(self.scheduler, ReduceLROnPlateau) and not cut:
             self.scheduler.step(value)
-        if is_better(value, at.best_value, self.config.mode):
+        best = at.best_value
+        better = best is None or (value < best if self.config.mode == "min" else value > best)
+        if better:
             at.best_value, at.best_epoch, at.best_metrics = value, epoch, dict(at.metrics)
             if self.config.keep_best:
                 self.best_weights, self.best_is_saved = copy_weights(self.model), False
@@ -368,19 +376,16 @@ class _Fit:
         """Write a checkpoint, then the best weights if they are new."""
         run.metrics.sync()
         self.tick()
-        save_checkpoint(
+        save_fit_checkpoint(
             run.checkpoint,
-            {
-                "model": dict(plain_module(self.model).state_dict()),
-                "best": self.best_weights,
-                "kinds": self.kinds(),
-                "optimizer": self.optimizer.state_dict(),
-                "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
-                "extras": {name: extra.state_dict() for name, extra in self.extras.items()},
-                "progress": dataclasses.asdict(self.at),
-                "batches": self.batches.state(self.at.position, rewind=rewind),
-                "metrics_lines": run.metrics.lines,
-            },
+            self.at,
+            model=dict(plain_module(self.model).state_dict()),
+            best=self.best_weights,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            extras=self.extras,
+            batches=self.batches.state(self.at.position, rewind=rewind),
+            metrics_lines=run.metrics.lines,
         )
         # After the checkpoint, which holds them too: whoever resumes it writes this file again.
         if self.best_weights is not None and not self.best_is_saved:
@@ -399,26 +404,16 @@ class _Fit:
             )
         self.fail(f"the parameter '{broken}' is not finite", taken=True)
 
-    def kinds(self) -> dict[str, Any]:
-        """Which classes the states in a checkpoint belong to."""
-        return {
-            "optimizer": type(self.optimizer).__name__,
-            "scheduler": type(self.scheduler).__name__,
-            "extras": sorted(self.extras),
-        }
-
     def about(self) -> dict[str, Any]:
         """What is written into the header of the weights."""
         if self.best_weights is None:
             return {"epoch": self.at.epoch, "step": self.at.step, "metrics": self.at.metrics}
         return {"epoch": self.at.best_epoch, "metrics": self.at.best_metrics}
 
-    def resume(self, run: Run) -> None:
-        """Put everything back as the run's checkpoint has it."""
-        source = run.checkpoint
-        state = load_checkpoint(source, *_PARTS)
-        put_weights(self.model, state["model"], str(source))
-        for name, now in self.kinds().items():
+    def resume(self, source: str, state: dict[str, Any]) -> None:
+        """Put everything back as the run's checkpoint `source` has it."""
+        put_weights(self.model, state["model"], source)
+        for name, now in _kinds(self.optimizer, self.scheduler, self.extras).items():
             if (before := state["kinds"][name]) != now:
                 raise DataError(
                     f"{source} was made with {name} = {before}, now it is {now}; resume with the "
@@ -434,11 +429,12 @@ class _Fit:
             self.scheduler.load_state_dict(state["scheduler"])
         for name, extra in self.extras.items():
             extra.load_state_dict(state["extras"][name])
-        self.at = _State(**state["progress"])
+        self.at = FitState(**state["progress"])
         if self.config.keep_best:
             self.best_weights, self.best_is_saved = state["best"], False
         self.batches.resume(state["batches"])
-        run.metrics.keep(state["metrics_lines"], self.at.step)
+        if self.run is not None:
+            self.run.metrics.keep(state["metrics_lines"], self.at.step)
 
     def fail(self, what: str, *, taken: bool = False) -> NoReturn:
         """Stop at the step under way (or just `taken`), with a checkpoint before it if possible."""
@@ -464,6 +460,60 @@ class _Fit:
             epoch=epoch,
             batch=batch,
         )
+
+
+def save_fit_checkpoint(
+    path: Path,
+    at: FitState,
+    *,
+    model: Mapping[str, Any],
+    best: Mapping[str, Any] | None,
+    optimizer: Optimizer,
+    scheduler: LRScheduler | ReduceLROnPlateau | None,
+    extras: Mapping[str, Stateful],
+    batches: Mapping[str, Any],
+    metrics_lines: int,
+) -> None:
+    """Write what `fit` goes on from.
+
+    Args:
+        path: the file.
+        at: how far the run has come.
+        model: its weights.
+        best: those of the best epoch, if any is.
+        optimizer: with its state.
+        scheduler: with its state.
+        extras: what else has a state.
+        batches: where in the training data the run is, see `Batches.state`.
+        metrics_lines: lines of metrics so far.
+    """
+    save_checkpoint(
+        path,
+        {
+            "model": dict(model),
+            "best": best,
+            "kinds": _kinds(optimizer, scheduler, extras),
+            "optimizer": optimizer.state_dict(),
+            "scheduler": None if scheduler is None else scheduler.state_dict(),
+            "extras": {name: extra.state_dict() for name, extra in extras.items()},
+            "progress": dataclasses.asdict(at),
+            "batches": dict(batches),
+            "metrics_lines": metrics_lines,
+        },
+    )
+
+
+def _kinds(
+    optimizer: Optimizer,
+    scheduler: LRScheduler | ReduceLROnPlateau | None,
+    extras: Mapping[str, Stateful],
+) -> dict[str, Any]:
+    """Which classes the states in a checkpoint belong to."""
+    return {
+        "optimizer": type(optimizer).__name__,
+        "scheduler": type(scheduler).__name__,
+        "extras": sorted(extras),
+    }
 
 
 def _first_non_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:

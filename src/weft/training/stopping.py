@@ -1,4 +1,4 @@
-"""When to stop: no better for too long, or asked to by a signal."""
+"""Signals that ask a run to stop: they are noted, and the step under way is finished first."""
 
 from __future__ import annotations
 
@@ -14,11 +14,8 @@ SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 """Names of the signals that ask a run to stop: Ctrl-C, a scheduler, a closed terminal."""
 
 
-def is_better(value: float, best: float | None, mode: str) -> bool:
-    """Whether `value` beats `best` (None: nothing yet); a draw does not."""
-    if best is None:
-        return True
-    return value < best if mode == "min" else value > best
+# Those that have come while `stop_on_signals` listened last.
+_came: list[str] = []
 
 
 @dataclass
@@ -33,21 +30,32 @@ class StopRequest:
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
+def stop_on_signals(*, patient: bool = False) -> Iterator[StopRequest]:
     """Turn the first of SIGNALS into a request; a second one raises KeyboardInterrupt.
 
     A second SIGHUP does not: a closing terminal may send it twice.
+
+    Args:
+        patient: none of them does. Of one Ctrl-C a rank hears from the terminal, and from its
+            launcher too, which ends it for good if it takes too long.
     """
     request = StopRequest()
+    _came.clear()
 
     def note(name: str) -> None:
+        _came.append(name)
         if request.signal is None:
             request.signal = name
-        elif name != "SIGHUP":
+        elif name != "SIGHUP" and not patient:
             raise KeyboardInterrupt
 
     with hear_signals(note):
         yield request
+
+
+def was_asked_to_stop() -> bool:
+    """Whether a signal has come while `stop_on_signals` listened last."""
+    return bool(_came)
 
 
 @contextmanager

@@ -174,21 +174,19 @@ class FullGraphWork:
             timeout=_WAIT_SECONDS,
         )
         table, grid = self.table(settings)
-        folder = Path(tempfile.mkdtemp(prefix="run-"))
         if grid.ranks == 1:
             with join(grid, config) as world:
-                train_shared(table, world, config, folder=folder, quiet=True)
+                train_shared(table, world, config, quiet=True)
             return
         assert table.path is not None
-        arguments = (table.path, config, grid, folder, pace_address())
-        launch(_train_rank, arguments, ranks=grid.ranks, logs=folder)
+        logs = Path(tempfile.mkdtemp(prefix="run-"))
+        arguments = (table.path, config, grid, pace_address())
+        launch(_train_rank, arguments, ranks=grid.ranks, logs=logs)
 
 
-def _train_rank(
-    path: Path, config: FullGraphConfig, grid: Grid, folder: Path, address: PaceAddress
-) -> None:
+def _train_rank(path: Path, config: FullGraphConfig, grid: Grid, address: PaceAddress) -> None:
     """One of the ranks; the first is told when to step, and the others wait for it."""
     prepare_process()
     with pace_at(address), join(grid, config) as world:
         table = open_table(path, check=False)
-        train_shared(table, world, config, folder=folder, quiet=True)
+        train_shared(table, world, config, quiet=True)

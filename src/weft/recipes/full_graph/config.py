@@ -16,6 +16,7 @@ from weft.parallel.grid import Grid, grid_of, grids_for
 from weft.parallel.method import DeviceName, Method
 from weft.sources.config import EdgeColumn
 from weft.training.config import FitConfig
+from weft.training.schedules import ScheduleConfig
 
 if TYPE_CHECKING:
     import torch
@@ -73,6 +74,8 @@ class FullGraphConfig:
         partition: which nodes go together; metis needs `pip install 'weft[partition]'`.
         learning_rate: of Adam.
         weight_decay: on the first layer's weights.
+        schedule: how the learning rate moves; a step is an epoch here.
+        clip_norm: gradients are scaled down to this norm.
         epochs: full-graph steps.
         patience: stop after this many epochs without a better validation accuracy.
         evaluate_every: epochs from one evaluation to the next.
@@ -102,6 +105,8 @@ class FullGraphConfig:
     partition: PartitionName = "contiguous"
     learning_rate: float = 0.01
     weight_decay: float = 5e-4
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    clip_norm: float | None = None
     epochs: int = 200
     patience: int | None = None
     evaluate_every: int = 1
@@ -149,9 +154,11 @@ class FullGraphConfig:
     def recipe(self) -> dict[str, Any]:
         """What decides the result; a run is resumed with the same only."""
         found = {name: value for name, value in asdict(self).items() if name not in _PLACEMENT}
-        if self.columns == type(self).columns:
-            # Runs from before there was a choice go on.
-            del found["columns"]
+        # Runs from before there was a choice go on.
+        only = {"columns": type(self).columns, "schedule": ScheduleConfig(), "clip_norm": None}
+        for name, value in only.items():
+            if getattr(self, name) == value:
+                del found[name]
         return found
 
     def fit_config(self, *, quiet: bool) -> FitConfig:
@@ -162,6 +169,9 @@ class FullGraphConfig:
             mode="max",
             patience=self.patience,
             evaluate_every=self.evaluate_every,
+            checkpoint_every=self.checkpoint_every,
+            log_every=None,
+            clip_norm=self.clip_norm,
             quiet=quiet,
         )
 

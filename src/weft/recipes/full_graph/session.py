@@ -1,45 +1,49 @@
-"""One rank's part in training on a graph that many share: epochs, evaluation, checkpoints."""
+"""One rank's part in training on a graph that many share: its step, its costs, its memory."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from weft.errors import DataError
 from weft.files import json_text, write_atomically
-from weft.graphs import GraphTable
-from weft.models import GCN, GraphSAGE
+from weft.graphs import Graph, GraphTable
 from weft.parallel.grid import Grid
 from weft.parallel.network import GridNetwork
+from weft.parallel.prepare import prepare
+from weft.parallel.recorder import Recorder
 from weft.parallel.shard import GraphShard, predicted_own_bytes
-from weft.parallel.shard_io import fingerprint_of
-from weft.parallel.world import World, settle
-from weft.recipes.full_graph.checkpoint import CHECKPOINTS, Checkpoints, Saved, broadcast_from_rank0
+from weft.parallel.shard_io import fingerprint_of, release
+from weft.parallel.splits import PARTS
+from weft.parallel.world import World, alone, settle
 from weft.recipes.full_graph.config import FullGraphConfig
-from weft.recipes.full_graph.memory import before_graph, peak_on
-from weft.training.checkpoint import copy_weights, load_weights, put_weights, save_weights
-from weft.training.config import FitResult, NonFiniteLoss
-from weft.training.launch import note_signals
-from weft.training.numerics import denormals_flushed
-from weft.training.progress import FitProgress, RecentRate
+from weft.training.batches import Batches, Stateful
+from weft.training.checkpoint import load_weights
+from weft.training.config import FitResult
+from weft.training.loop import FitState, fit, save_fit_checkpoint
+from weft.training.process_memory import peak_memory, process_memory
 from weft.training.randomness import seed_everything
-from weft.training.run import Run
-from weft.training.step_hooks import current_pace
-from weft.training.stopping import SIGNALS, is_better
+from weft.training.run import Run, first_difference
+from weft.training.schedules import make_scheduler
+from weft.training.step import Outcome, Step
 
 ABOUT = "model.json"
 """File in a run's folder that says what was trained."""
 KIND = "full graph"
+OLD_CHECKPOINTS = "checkpoints"
+"""Folder of the checkpoints of earlier versions in that of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +102,7 @@ def check_alike(table: GraphTable, world: World, config: FullGraphConfig) -> Non
     }
     if world.grid.ranks == 1:
         return
-    texts = _all_texts(json.dumps(own, default=str))
+    texts = world.all_texts(json.dumps(own, default=str))
     everyone = [json.loads(text) for text in texts]
     for name in own:
         values = [json.dumps(each.get(name)) for each in everyone]
@@ -113,24 +117,11 @@ def check_alike(table: GraphTable, world: World, config: FullGraphConfig) -> Non
             )
 
 
-def _all_texts(text: str) -> list[str]:
-    """Everyone's text, in the order of the ranks."""
-    raw = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-    longest = torch.tensor([raw.numel()])
-    dist.all_reduce(longest, dist.ReduceOp.MAX)
-    padded = torch.full((int(longest),), ord(" "), dtype=torch.uint8)
-    padded[: raw.numel()] = raw
-    found = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, padded)
-    return [bytes(each.tolist()).decode() for each in found]
-
-
 def train_shared(
     table: GraphTable,
     world: World,
     config: FullGraphConfig,
     *,
-    folder: Path,
     run: Run | None = None,
     init_from: Path | None = None,
     quiet: bool = False,
@@ -141,358 +132,340 @@ def train_shared(
         table: the prepared graph.
         world: the ranks.
         config: the recipe.
-        folder: of the run; only rank 0 reads and writes there.
-        run: what rank 0 logs to.
+        run: what rank 0 logs to and resumes from; the other ranks need none.
         init_from: a run folder or file whose weights to start from; rank 0's counts.
         quiet: no progress.
     """
     check_alike(table, world, config)
-    with denormals_flushed():
-        session = _Session(table, world, config, folder, run, quiet=quiet or world.rank > 0)
-        if init_from is not None:
-            session.take_weights(init_from)
-        return session.go()
+    before = before_graph(config, world.device)
+    shard = GraphShard.open(table, world, config.method, config.torch_dtype)
+    seed_everything(config.seed)
+    model = config.make_model(shard.features, shard.classes)
+    network = GridNetwork(model, shard)
+    if init_from is not None:
+        take_weights(model, init_from, world)
+    first, *others = model.layers
+    groups: list[dict[str, Any]] = [
+        {"params": list(first.parameters()), "weight_decay": config.weight_decay},
+        {"params": [p for layer in others for p in layer.parameters()]},
+    ]
+    optimizer = torch.optim.Adam(
+        [group for group in groups if group["params"]], lr=config.learning_rate
+    )
+    scheduler = make_scheduler(optimizer, config.schedule, max(1, config.epochs))
+    source = "the checkpoint" if run is None else str(run.checkpoint)
+    fingerprint = _Fingerprint(table, config, model, source)
+    step = GridStep(network, config.seed, {"fingerprint": fingerprint})
+    validated = shard.counts["validation"] > 0
+    if run is not None:
+        _describe(run, table, world, config, shard)
+    world.broadcast_from_rank0(lambda: _convert_old(run, model, optimizer, scheduler, step))
+
+    def measure() -> dict[str, float]:
+        found = network.evaluate()
+        world.recorder.clear()
+        return found
+
+    def evaluate(_: nn.Module) -> dict[str, float]:
+        found = measure()
+        parts = ("train", "validation") if validated else ("train",)
+        shown = {f"{part}_accuracy": found[f"{part}_accuracy"] for part in parts}
+        if validated:
+            shown["validation_loss"] = found["validation_loss"]
+        return shown
+
+    fit_config = config.fit_config(quiet=quiet or world.rank > 0)
+    if not validated:
+        fit_config = dataclasses.replace(fit_config, monitor="train_loss", mode="min")
+    result = fit(
+        model,
+        optimizer,
+        _EpochNumbers(),
+        step,
+        config=fit_config,
+        evaluate=evaluate,
+        scheduler=scheduler,
+        run=run,
+    )
+    model.eval()
+    scores = {} if result.stopped.startswith("interrupted") else measure()
+    trained = TrainedFullGraph(
+        result=result,
+        scores=scores,
+        grid=world.grid,
+        partition=table.metadata["partition"],
+        counts=shard.counts,
+        communication=step.communication(table, config, before),
+    )
+    if run is not None:
+        run.summarise(
+            **scores,
+            grid=world.grid.name,
+            ranks=world.grid.ranks,
+            partition={k: v for k, v in trained.partition.items() if k != "offsets"},
+            counts=trained.counts,
+            communication=trained.communication and dataclasses.asdict(trained.communication),
+        )
+    return trained
 
 
-@dataclass(kw_only=True)
-class _Progress:
-    """How far a run has come; all plain values."""
-
-    epoch: int = 0
-    seconds: float = 0.0
-    train_seconds: float = 0.0
-    metrics: dict[str, float] = field(default_factory=dict)
-    best_value: float | None = None
-    best_epoch: int | None = None
-    best_metrics: dict[str, float] = field(default_factory=dict)
-    evaluated_epoch: int = 0
-    lines: int = 0
+def take_weights(model: nn.Module, path: Path, world: World) -> None:
+    """Take those of rank 0's file, on every rank."""
+    world.broadcast_from_rank0(lambda: load_weights(model, path))
+    for parameter in model.parameters():
+        world.broadcast("world", 0, parameter.data, "setup").wait()
 
 
-class _Session:
-    """One rank's part in training from a checkpoint, or the beginning, to the end."""
+def _describe(
+    run: Run, table: GraphTable, world: World, config: FullGraphConfig, shard: GraphShard
+) -> None:
+    """Write what is trained, and on what, into the run's folder."""
+    about = {
+        "kind": KIND,
+        "config": dataclasses.asdict(config),
+        "features": shard.features,
+        "classes": shard.classes,
+        "table": None if table.path is None else str(table.path.resolve()),
+        "grid": world.grid.name,
+        "ranks": world.grid.ranks,
+    }
+    text = json_text(about, indent=2) + "\n"
+    write_atomically(run.folder / ABOUT, lambda file: file.write(text.encode()))
+
+
+class _EpochNumbers:
+    """The batches of `fit`: one an epoch, the epoch's number from 1."""
+
+    def __init__(self) -> None:
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return 1
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([self._epoch + 1])
+
+
+class _Fingerprint:
+    """What tells a run from any other, in its checkpoints; another one is refused."""
 
     def __init__(
-        self,
-        table: GraphTable,
-        world: World,
-        config: FullGraphConfig,
-        folder: Path,
-        run: Run | None,
-        *,
-        quiet: bool,
+        self, table: GraphTable, config: FullGraphConfig, model: nn.Module, source: str
     ) -> None:
-        self.table, self.world, self.config = table, world, config
-        self.folder, self.run, self.quiet = folder, run, quiet
-        self.before = before_graph(table, config, world.device)
-        shard = GraphShard.open(table, world, self.config.method, self.config.torch_dtype)
-        self.shard = shard
-        seed_everything(self.config.seed)
-        self.model: GCN | GraphSAGE = self.config.make_model(shard.features, shard.classes)
-        self.network = GridNetwork(self.model, shard)
-        first, *others = self.model.layers
-        groups: list[dict[str, Any]] = [
-            {"params": list(first.parameters()), "weight_decay": self.config.weight_decay},
-            {"params": [p for layer in others for p in layer.parameters()]},
-        ]
-        groups = [group for group in groups if group["params"]]
-        self.optimizer = torch.optim.Adam(groups, lr=self.config.learning_rate)
-        self.checkpoints = Checkpoints(folder / CHECKPOINTS, self.fingerprint())
-        self.at = _Progress()
-        self.best: dict[str, Tensor] | None = None
-        self.validated = shard.counts["validation"] > 0
-        self.bytes: dict[str, float] = {}
-        self.spent = {"communication": 0.0, "compute": 0.0}
-        self.epochs_here = 0
-        self.clock = time.perf_counter()
-        self.pace = current_pace()
-        self.recent = RecentRate()
+        self._source = source
+        where = ("data", "features", "labels")
+        recipe = {name: value for name, value in config.recipe().items() if name not in where}
+        shapes = {name: list(value.shape) for name, value in model.state_dict().items()}
+        found = {"model": shapes, "data": table.metadata["original"], "recipe": recipe}
+        self.values: dict[str, Any] = json.loads(json.dumps(found))
 
-    def take_weights(self, path: Path) -> None:
-        """Those of rank 0's file, on every rank."""
-        broadcast_from_rank0(lambda: load_weights(self.model, path))
-        for parameter in self.model.parameters():
-            self.world.broadcast("world", 0, parameter.data, "setup").wait()
+    def state_dict(self) -> dict[str, Any]:
+        return self.values
 
-    def fingerprint(self) -> dict[str, Any]:
-        recipe = {
-            k: v for k, v in self.config.recipe().items() if k not in ("data", "features", "labels")
-        }
-        shapes = {name: list(value.shape) for name, value in self.model.state_dict().items()}
-        return {"model": shapes, "data": self.table.metadata["original"], "recipe": recipe}
-
-    def go(self) -> TrainedFullGraph:
-        config = self.config
-        saved = self.checkpoints.load()
-        with FitProgress(epochs=config.epochs, quiet=self.quiet) as progress:
-            if saved is not None:
-                self.resume(saved)
-                progress.note(f"going on after epoch {self.at.epoch} of {self.folder}")
-            else:
-                if self.run is not None:
-                    self.run.metrics.keep(0, 0)
-                self.save()
-            self.describe()
-            with note_signals() as heard:
-                stopped = self.train(progress, heard)
-                if self.at.epoch % config.checkpoint_every:
-                    self.save()
-        if self.best is not None:
-            put_weights(self.model, self.best, "the best epoch")
-        self.save_best()
-        scores = {} if stopped.startswith("interrupted") else self.measure()
-        result = FitResult(
-            epochs=self.at.epoch,
-            steps=self.at.epoch,
-            stopped=stopped,
-            metrics=self.at.metrics,
-            best_metrics=self.at.best_metrics,
-            best_epoch=self.at.best_epoch,
-            seconds=self.tick(),
-            graphs_per_second=self.mean_rate(),
-        )
-        trained = TrainedFullGraph(
-            result=result,
-            scores=scores,
-            grid=self.world.grid,
-            partition=self.table.metadata["partition"],
-            counts=self.shard.counts,
-            communication=self.communication(),
-        )
-        if self.run is not None:
-            self.run.summarise(
-                **dataclasses.asdict(result),
-                **scores,
-                grid=self.world.grid.name,
-                ranks=self.world.grid.ranks,
-                partition={k: v for k, v in trained.partition.items() if k != "offsets"},
-                counts=trained.counts,
-                communication=trained.communication and dataclasses.asdict(trained.communication),
+    def load_state_dict(self, state: dict[str, Any], source: str | None = None) -> None:
+        found = first_difference(state, self.values)
+        if found is not None:
+            what, before, now = found
+            raise DataError(
+                f"{source or self._source} is of another run: {what} is {before} there and {now} "
+                "here; resume with the same, or take its weights into another folder (--init-from)"
             )
-        return trained
 
-    def train(self, progress: FitProgress, heard: list[str]) -> str:
-        """Epochs until there is a reason to stop, the same on every rank."""
-        config, at = self.config, self.at
-        while at.epoch < config.epochs:
-            if self.is_stale():
-                return "early stopping"
-            loss, values = self.epoch(at.epoch + 1)
-            at.epoch += 1
-            at.metrics = {"train_loss": loss}
-            if at.epoch % config.evaluate_every == 0 or at.epoch == config.epochs:
-                self.evaluate(progress)
-            signal = self.share(values, heard)
-            self.log({**at.metrics, **values, "graphs_per_second": self.recent.value()})
-            progress.step(
-                epoch=at.epoch,
-                step=at.epoch,
-                total=config.epochs,
-                loss=loss,
-                graphs_per_second=self.recent.value(),
-            )
-            if at.epoch % config.checkpoint_every == 0:
-                self.save()
-            if signal is not None:
-                return f"interrupted by {signal}"
-        return "finished"
 
-    def epoch(self, number: int) -> tuple[float, dict[str, float]]:
-        """A step over the whole graph; its loss, and what it cost this rank."""
-        if self.pace is not None:
-            self.pace.before_step()
-        began = time.perf_counter()
-        self.model.train()
-        with self.world.recorder.section() as part:
+class GridStep(Step):
+    """A step over a whole graph that the ranks of a grid share; the batch is the epoch's number.
+
+    Its epoch metrics are what the step cost the rank that it cost most.
+    """
+
+    def __init__(self, network: GridNetwork, seed: int, extras: Mapping[str, Stateful]) -> None:
+        """Take steps with `network`; `seed` is that of the dropped activations."""
+        self.network, self.world, self.seed = network, network.world, seed
+        # The costs too: a checkpoint may lie between a step and the end of its epoch.
+        self.extras = {**extras, "epoch costs": self}
+        self._costs: dict[str, float] = {}
+        self._bytes: dict[str, float] = {}
+        self._spent = {"communication": 0.0, "compute": 0.0}
+        self._epochs = 0
+        self._began, self._part = 0.0, Recorder()
+
+    def take(self, model: nn.Module, batch: int) -> Outcome:
+        """See `Step`."""
+        self._began = time.perf_counter()
+        with self.network.world.recorder.section() as self._part:
             # By the epoch alone: the same on any grid, and after a restart.
-            loss = self.network.step(self.config.seed * 2**32 + number)
-        if not math.isfinite(loss):
-            raise NonFiniteLoss(
-                f"the loss is {loss} at epoch {number}; lower the learning rate, or look at the "
-                f"features; the checkpoints before it are in {self.checkpoints.folder}",
-                step=number,
-                epoch=number,
-                batch=1,
-            )
-        self.optimizer.step()
-        settle(self.world.device)
-        seconds = time.perf_counter() - began
-        if self.pace is not None:
-            self.pace.after_step(1)
-        self.at.train_seconds += seconds
-        self.recent.add(1, seconds)
-        total = part.total()
-        for kind, each in part.totals().items():
-            self.bytes[kind] = self.bytes.get(kind, 0.0) + each.bytes
+            loss = self.network.step(self.seed * 2**32 + batch)
+        return Outcome(loss, {}, 1)
+
+    def updated(self) -> None:
+        """Count what the step has cost this rank, and learn what it has cost the others."""
+        world, total = self.network.world, self._part.total()
+        settle(world.device)
+        seconds = time.perf_counter() - self._began
+        for kind, each in self._part.totals().items():
+            self._bytes[kind] = self._bytes.get(kind, 0.0) + each.bytes
         # What was said is counted; what was noted must not grow for ever.
-        self.world.recorder.clear()
-        self.epochs_here += 1
-        self.spent["communication"] += total.seconds
-        self.spent["compute"] += seconds - total.seconds
-        values = {
+        world.recorder.clear()
+        self._epochs += 1
+        self._spent["communication"] += total.seconds
+        self._spent["compute"] += seconds - total.seconds
+        own = {
             "bytes_received": float(total.bytes),
             "communication_seconds": total.seconds,
             "compute_seconds": seconds - total.seconds,
-            "peak_memory_bytes": peak_on(self.world.device),
+            "peak_memory_bytes": peak_on(world.device),
         }
-        return loss, values
+        self._costs = dict(zip(own, self.reduced(own.values(), "max"), strict=True))
 
-    def share(self, values: dict[str, float], heard: list[str]) -> str | None:
-        """The largest over the ranks of each value, and a signal that any of them has heard."""
-        vector = torch.tensor(
-            [*values.values(), *(float(name in heard) for name in SIGNALS)], dtype=torch.float64
-        )
-        if self.world.grid.ranks > 1:
-            dist.all_reduce(vector, dist.ReduceOp.MAX)
-        values.update(zip(values, vector.tolist(), strict=False))
-        numbers = vector[-len(SIGNALS) :].tolist()
-        return next((name for name, number in zip(SIGNALS, numbers, strict=True) if number), None)
+    def epoch_metrics(self) -> dict[str, float]:
+        """What the last step has cost the rank that it cost most."""
+        return self._costs
 
-    def measure(self) -> dict[str, float]:
-        """Loss and accuracy of each part."""
-        self.model.eval()
-        found = self.network.evaluate()
-        self.world.recorder.clear()
-        return found
+    def state_dict(self) -> dict[str, Any]:
+        """The costs of the last step."""
+        return dict(self._costs)
 
-    def evaluate(self, progress: FitProgress) -> None:
-        """Measure, and remember the best."""
-        at = self.at
-        found = self.measure()
-        parts = ("train", "validation") if self.validated else ("train",)
-        shown = {f"{part}_accuracy": found[f"{part}_accuracy"] for part in parts}
-        if self.validated:
-            shown["validation_loss"] = found["validation_loss"]
-        progress.evaluated(shown)
-        at.metrics |= shown
-        at.evaluated_epoch = at.epoch
-        value = shown["validation_accuracy"] if self.validated else at.metrics["train_loss"]
-        if is_better(value, at.best_value, "max" if self.validated else "min"):
-            at.best_value, at.best_epoch, at.best_metrics = value, at.epoch, dict(at.metrics)
-            self.best = copy_weights(self.model)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take them back."""
+        self._costs = dict(state)
 
-    def is_stale(self) -> bool:
-        """Whether the best epoch was too long ago when the model was last evaluated."""
-        if self.config.patience is None or self.at.best_epoch is None:
-            return False
-        return self.at.evaluated_epoch - self.at.best_epoch >= self.config.patience
+    def communication(
+        self, table: GraphTable, config: FullGraphConfig, before: float
+    ) -> Communication | None:
+        """What an epoch of this session cost the rank that it cost most; all ranks together.
 
-    def tick(self) -> float:
-        """Seconds so far, brought up to date."""
-        now = time.perf_counter()
-        self.at.seconds += now - self.clock
-        self.clock = now
-        return self.at.seconds
-
-    def mean_rate(self) -> float:
-        """Epochs per second, of all of them."""
-        return self.at.epoch / self.at.train_seconds if self.at.train_seconds else 0.0
-
-    def log(self, values: Mapping[str, float]) -> None:
-        if self.run is not None:
-            self.run.metrics.log(
-                step=self.at.epoch, epoch=self.at.epoch, seconds=self.tick(), values=values
-            )
-
-    def save(self) -> None:
-        """A checkpoint of where the run is; all ranks together, which all keep a pace, or none."""
-        if self.pace is not None:
-            return
-        self.tick()
-        if self.run is not None:
-            self.run.metrics.sync()
-            self.at.lines = self.run.metrics.lines
-        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        for name, value in (self.best or {}).items():
-            tensors[f"best.{name}"] = value
-        for name, parameter in self.model.named_parameters():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"optimizer.{name}.{key}"] = value
-        self.checkpoints.save(self.at.epoch, tensors, dataclasses.asdict(self.at))
-        self.save_best()
-
-    def save_best(self) -> None:
-        """The weights alone, for whoever uses them; the last ones where none are the best yet."""
-        if self.run is not None:
-            about = {"epoch": self.at.best_epoch, "metrics": self.at.best_metrics}
-            save_weights(self.run.weights, self.best or copy_weights(self.model), about)
-
-    def resume(self, saved: Saved) -> None:
-        """Put everything back as the checkpoint has it."""
-        parts: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "optimizer": {}}
-        for name, tensor in saved.tensors.items():
-            part, _, rest = name.partition(".")
-            parts[part][rest] = tensor
-        put_weights(self.model, parts["model"], f"the checkpoint of epoch {saved.epoch}")
-        self.best = parts["best"] or None
-        for name, parameter in self.model.named_parameters():
-            own = {
-                # How many steps there were is asked for on the CPU, by torch too.
-                key.removeprefix(f"{name}."): value.to(parameter.device) if value.ndim else value
-                for key, value in parts["optimizer"].items()
-                if key.startswith(f"{name}.")
-            }
-            if own:
-                self.optimizer.state[parameter] = own
-        self.at = _Progress(**saved.progress)
-        if self.run is not None:
-            self.run.metrics.keep(self.at.lines, self.at.epoch)
-
-    def describe(self) -> None:
-        """Write what was trained, and on what, into the run's folder."""
-        if self.run is None:
-            return
-        about = {
-            "kind": KIND,
-            "config": dataclasses.asdict(self.config),
-            "features": self.shard.features,
-            "classes": self.shard.classes,
-            "table": None if self.table.path is None else str(self.table.path.resolve()),
-            "grid": self.world.grid.name,
-            "ranks": self.world.grid.ranks,
-        }
-        text = json_text(about, indent=2) + "\n"
-        write_atomically(self.run.folder / ABOUT, lambda file: file.write(text.encode()))
-
-    def communication(self) -> Communication | None:
-        """What an epoch of this session cost the rank that it cost most; all ranks together."""
-        if not self.epochs_here:
+        Args:
+            table: the graph.
+            config: the recipe.
+            before: memory that this process held before it had the graph, bytes.
+        """
+        if not self._epochs:
             return None
         kinds = ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter")
-        shard, asked = self.shard, self.config
+        shard, grid = self.network.shard, self.network.world.grid
         formulas = predicted_own_bytes(
             shard,
-            (shard.features, *asked.hidden, shard.classes),
-            model=asked.model,
-            input_dropout=asked.input_dropout > 0,
+            (shard.features, *config.hidden, shard.classes),
+            model=config.model,
+            input_dropout=config.input_dropout > 0,
         )
-        mine = [self.bytes.get(kind, 0.0) / self.epochs_here for kind in kinds]
+        mine = [self._bytes.get(kind, 0.0) / self._epochs for kind in kinds]
         mine += [float(formulas.get(kind, 0)) for kind in kinds]
-        mine += [seconds / self.epochs_here for seconds in self.spent.values()]
-        mine.append(max(0.0, peak_on(self.world.device) - self.before))
-        vector = torch.tensor(mine, dtype=torch.float64)
-        if self.world.grid.ranks > 1:
-            dist.all_reduce(vector, dist.ReduceOp.MAX)
-        most = vector.tolist()
-        config = dataclasses.replace(self.config, grid=self.world.grid.shape, replication=None)
-        if self.world.grid.replicated:
-            config = dataclasses.replace(
-                self.config, grid="1.5d", replication=self.world.grid.layers
-            )
-        (predicted,) = config.estimates(
-            self.table.total_nodes,
-            self.table.total_edges,
-            self.shard.features,
-            self.shard.classes,
-            symmetric=bool(self.table.metadata["symmetric_values"]),
-            training=self.shard.counts["train"],
+        mine += [seconds / self._epochs for seconds in self._spent.values()]
+        mine.append(max(0.0, peak_on(self.network.world.device) - before))
+        most = self.reduced(mine, "max")
+        replication = grid.layers if grid.replicated else None
+        shape = "1.5d" if grid.replicated else grid.shape
+        (predicted,) = dataclasses.replace(config, grid=shape, replication=replication).estimates(
+            table.total_nodes,
+            table.total_edges,
+            shard.features,
+            shard.classes,
+            symmetric=bool(table.metadata["symmetric_values"]),
+            training=shard.counts["train"],
         )
         return Communication(
             bytes={kind: each for kind, each in zip(kinds, most, strict=False) if each},
             predicted_bytes={
                 kind: each for kind, each in zip(kinds, most[len(kinds) :], strict=False) if each
             },
-            seconds=dict(zip(self.spent, most[2 * len(kinds) :], strict=False)),
+            seconds=dict(zip(self._spent, most[2 * len(kinds) :], strict=False)),
             peak=most[-1],
             predicted=predicted.memory.total,
         )
+
+
+def _convert_old(
+    run: Run | None,
+    model: nn.Module,
+    optimizer: Optimizer,
+    scheduler: LRScheduler,
+    step: GridStep,
+) -> None:
+    """Where a run has only checkpoints of the old format, write the newest as an ordinary one."""
+    folder = None if run is None else run.folder / OLD_CHECKPOINTS
+    if run is None or folder is None or run.checkpoint.exists() or not folder.is_dir():
+        return
+    # Imported here: torch's distributed checkpoints take a while, and few runs have them.
+    from weft.recipes.full_graph.old_checkpoint import newest_checkpoint
+
+    found = newest_checkpoint(folder)
+    if found is None:
+        return
+    path, saved = found
+    fingerprint = step.extras["fingerprint"]
+    assert isinstance(fingerprint, _Fingerprint)
+    fingerprint.load_state_dict(saved.fingerprint, str(path))
+    parts: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "optimizer": {}}
+    for name, tensor in saved.tensors.items():
+        part, _, rest = name.partition(".")
+        parts[part][rest] = tensor
+    for name, parameter in model.named_parameters():
+        own = {
+            key.removeprefix(f"{name}."): value
+            for key, value in parts["optimizer"].items()
+            if key.startswith(f"{name}.")
+        }
+        if own:
+            optimizer.state[parameter] = own
+    scheduler.last_epoch = saved.epoch
+    at = dict(saved.progress)
+    lines = at.pop("lines")
+    state = FitState(step=saved.epoch, graphs=saved.epoch, evaluated_step=saved.epoch, **at)
+    save_fit_checkpoint(
+        run.checkpoint,
+        state,
+        model=parts["model"],
+        best=parts["best"] or None,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        extras=step.extras,
+        batches=Batches(_EpochNumbers()).state(0),
+        metrics_lines=lines,
+    )
+
+
+def peak_on(device: torch.device) -> float:
+    """The most bytes that this process has held: of a GPU's memory if that is what computes."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    return peak_memory()
+
+
+def before_graph(config: FullGraphConfig, device: torch.device) -> float:
+    """Memory that this process holds, bytes, when all code is loaded and no graph is.
+
+    A graph of two nodes is trained on, so that libraries, compiled loops and threads are there:
+    beside a small graph they are most of what a process holds. Earlier peaks are forgotten.
+    """
+    ends, every = np.array([0, 1]), np.ones(2, dtype=np.bool_)
+    graph = Graph(
+        num_nodes=2,
+        senders=ends,
+        receivers=ends[::-1].copy(),
+        nodes={
+            "x": np.ones((2, 2), dtype=np.float32),
+            "y": ends,
+            **dict.fromkeys(PARTS, every),
+        },
+    )
+    table = prepare(graph, blocks=1, normalisation=config.matrix, dtype=config.dtype)
+    world = alone(Grid(rows=1), 0, device)
+    shard = GraphShard.open(table, world, config.method, config.torch_dtype)
+    model = config.make_model(2, 2)
+    network = GridNetwork(model, shard)
+    network.step(0)
+    torch.optim.Adam(model.parameters()).step()
+    network.evaluate()
+    for values in table.columns.values():
+        release(values)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return float(torch.cuda.memory_allocated(device))
+    with suppress(OSError):
+        # Linux takes this for: the peak is what is held now.
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return process_memory("VmRSS")

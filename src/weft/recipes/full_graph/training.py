@@ -13,10 +13,10 @@ from weft.graphs import GraphTable, open_table
 from weft.parallel.device import own_device
 from weft.parallel.grid import Grid
 from weft.parallel.world import World, joined
-from weft.recipes.full_graph.checkpoint import CHECKPOINTS, broadcast_from_rank0, last_epoch
 from weft.recipes.full_graph.config import FullGraphConfig
 from weft.recipes.full_graph.data import check_precision
-from weft.recipes.full_graph.session import TrainedFullGraph, train_shared
+from weft.recipes.full_graph.session import OLD_CHECKPOINTS, TrainedFullGraph, train_shared
+from weft.training.checkpoint import CHECKPOINT, load_checkpoint
 from weft.training.config import FitResult
 from weft.training.launch import LOGS, LaunchStopped, is_a_rank, launch
 from weft.training.numerics import prepare_process
@@ -82,13 +82,29 @@ def train_full_graph(
             ranks=grid.ranks,
             logs=folder / LOGS,
             max_restarts=max_restarts,
-            again=lambda: f"epoch {last_epoch(folder / CHECKPOINTS)}",
+            again=lambda: f"epoch {last_epoch(folder)}",
             tell=tell,
         )
     except LaunchStopped as stop:
         return _stopped(table, job, stop.signal)
     found: TrainedFullGraph = answers[0]
     return found
+
+
+def last_epoch(folder: Path) -> int:
+    """Epochs done by the last checkpoint of the run in `folder`; 0 if there is none.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    path = folder / CHECKPOINT
+    if path.exists():
+        return int(load_checkpoint(path, "progress")["progress"]["step"])
+    if not (folder / OLD_CHECKPOINTS).is_dir():
+        return 0
+    from weft.recipes.full_graph import old_checkpoint
+
+    return old_checkpoint.last_epoch(folder / OLD_CHECKPOINTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +125,6 @@ class _Job:
             table,
             world,
             self.config,
-            folder=self.folder,
             run=run,
             init_from=self.init_from,
             quiet=self.quiet,
@@ -148,7 +163,7 @@ def _train_here(table: GraphTable, job: _Job, *, resume: bool) -> TrainedFullGra
 
     with job.join() as world:
         try:
-            broadcast_from_rank0(open_run)
+            world.broadcast_from_rank0(open_run)
             run = opened[0] if opened else None
             return job.train(table, world, run)
         finally:
@@ -158,7 +173,7 @@ def _train_here(table: GraphTable, job: _Job, *, resume: bool) -> TrainedFullGra
 
 def _stopped(table: GraphTable, job: _Job, signal: str) -> TrainedFullGraph:
     """What can be said of a run whose launcher was stopped."""
-    epoch = last_epoch(job.folder / CHECKPOINTS)
+    epoch = last_epoch(job.folder)
     result = FitResult(
         epochs=epoch,
         steps=epoch,

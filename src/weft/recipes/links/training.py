@@ -15,20 +15,22 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from weft.graphs import Array
 from weft.models import FNN
+from weft.parallel.world import World
 from weft.recipes.links.config import LinksConfig
 from weft.recipes.links.data import LinkSplit, split_links, walk_embedding
 from weft.sources import EdgeList
 from weft.sparsify import Masks
+from weft.training.batches import RowBatches
 from weft.training.config import FitResult
+from weft.training.loop import fit
 from weft.training.randomness import seed_everything
 from weft.training.run import Run
 from weft.training.saved_inputs import keep_inputs
 from weft.training.schedules import make_scheduler
 from weft.training.scores import Score, average_precision, bootstrap, roc_auc
-from weft.training.sparse_fit import fit_sparse
 from weft.training.sparse_form import load_dense
+from weft.training.sparse_step import SparseStep
 from weft.training.step_costs import StepCosts
-from weft.training.tensor_batches import RowBatches
 
 KIND = "links"
 
@@ -115,6 +117,7 @@ def train_links(
     init_from: Path | None = None,
     quiet: bool = False,
     measure_step: bool = False,
+    world: World | None = None,
 ) -> TrainedLinks:
     """Train; the model ends with the weights of the best validation AUC.
 
@@ -124,6 +127,7 @@ def train_links(
         init_from: a run folder or file whose weights to start from.
         quiet: no progress.
         measure_step: count and time a step of a sparse training afterwards.
+        world: ranks that share every batch; they give the same losses as one process.
     """
     config, split = prepared.config, prepared.split
     seed_everything(config.seed)
@@ -134,7 +138,7 @@ def train_links(
     if run is not None:
         keep_inputs(run.folder, KIND, split.known.ids, {"embedding": embedding})
     nodes, labels = torch.from_numpy(split.train.nodes), torch.from_numpy(split.train.labels)
-    batches = RowBatches(nodes, labels, batch_size=config.batch_size, seed=config.seed)
+    batches = RowBatches(nodes, labels, batch_size=config.batch_size, seed=config.seed, world=world)
     steps = config.epochs * len(batches)
 
     def optimizer_for(model: nn.Module) -> tuple[Optimizer, LRScheduler]:
@@ -160,7 +164,7 @@ def train_links(
     some = torch.from_numpy(
         np.random.default_rng(config.seed).permutation(len(nodes))[: min(_ROWS, len(nodes))]
     )
-    fitted = fit_sparse(
+    step = SparseStep(
         model,
         optimizer_for,
         batches,
@@ -170,29 +174,38 @@ def train_links(
         steps=steps,
         sample=(nodes[some], labels[some]),
         ones=lambda: model(embedding.new_ones(1, 2 * config.dim)),
-        evaluate=evaluate,
-        score="validation_auc",
-        checkpoint_every=config.checkpoint_every,
         run=run,
         quiet=quiet,
         seed=config.seed,
-        example=embedding.new_ones(config.batch_size, 2 * config.dim) if measure_step else None,
+        world=world,
     )
+    result = fit(
+        model,
+        step.optimizer,
+        batches,
+        step,
+        config=step.fit_config(checkpoint_every=config.checkpoint_every),
+        evaluate=step.selecting(evaluate, "validation_auc"),
+        scheduler=step.scheduler,
+        run=run,
+    )
+    example = embedding.new_ones(config.batch_size, 2 * config.dim)
+    costs = step.costs(result, example) if measure_step else None
     model.eval()
     return TrainedLinks(
         model=model,
-        result=fitted.result,
+        result=result,
         scores=bootstrap(link_logits(model, embedding, split.test.nodes), split.test.labels),
         counts={
             "nodes": len(embedding),
             "train": len(split.train.labels) // 2,
             "validation": len(split.validation.labels) // 2,
             "test": len(split.test.labels) // 2,
-            **fitted.counts,
+            **step.counts(result),
         },
         repeated=split.repeated,
-        costs=fitted.costs,
-        masks=fitted.masks,
+        costs=costs,
+        masks=step.masks,
     )
 
 

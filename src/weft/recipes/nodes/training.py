@@ -18,20 +18,22 @@ from torch.optim.lr_scheduler import LRScheduler
 from weft.errors import DataError
 from weft.graphs import Array, Graph, GraphBatch, symmetrised, table_from_graphs
 from weft.models import FNN, GCN, FNNConfig, GCNConfig
+from weft.parallel.world import World
 from weft.recipes.links.data import node_names, scaled, text_column
 from weft.recipes.nodes.citations import citation_batch
 from weft.recipes.nodes.config import NodesConfig
 from weft.sparsify import Masks
+from weft.training.batches import RowBatches
 from weft.training.config import FitResult
+from weft.training.loop import fit
 from weft.training.randomness import seed_everything
 from weft.training.run import Run
 from weft.training.saved_inputs import keep_inputs
 from weft.training.schedules import make_scheduler
 from weft.training.scores import Score, accuracy_score
-from weft.training.sparse_fit import fit_sparse
 from weft.training.sparse_form import load_dense
+from weft.training.sparse_step import SparseStep
 from weft.training.step_costs import StepCosts
-from weft.training.tensor_batches import RowBatches
 from weft.walks import skip_gram, sparse_embedding, temporal_walks, uniform_walks
 
 KIND = "nodes"
@@ -197,6 +199,7 @@ def train_nodes(
     init_from: Path | None = None,
     quiet: bool = False,
     measure_step: bool = False,
+    world: World | None = None,
 ) -> TrainedNodes:
     """Train; the model ends with the weights of the best validation accuracy.
 
@@ -206,7 +209,16 @@ def train_nodes(
         init_from: a run folder or file whose weights to start from.
         quiet: no progress.
         measure_step: count and time a step of a sparse training afterwards.
+        world: ranks that share every batch of an fnn; they give the same losses as one process.
+
+    Raises:
+        ValueError: several ranks are to train a gcn, which takes all nodes in every step.
     """
+    if world is not None and world.ranks > 1 and prepared.config.model == "gcn":
+        raise ValueError(
+            f"model is gcn, which takes all nodes in every step, and there are {world.ranks} "
+            "ranks; share the graph among them with `weft train full-graph`"
+        )
     config, y, parts = prepared.config, prepared.y, prepared.parts
     epochs = config.epochs
     assert epochs is not None
@@ -222,7 +234,9 @@ def train_nodes(
         )
     batches: Iterable[Any]
     if config.model == "fnn":
-        rows = RowBatches(parts["train"], batch_size=config.batch_size, seed=config.seed)
+        rows = RowBatches(
+            parts["train"], batch_size=config.batch_size, seed=config.seed, world=world
+        )
         batches, count = rows, len(rows)
     else:
         batches, count = [(parts["train"],)], 1
@@ -256,8 +270,11 @@ def train_nodes(
             output = model(inputs.replace(nodes={**inputs.nodes, "x": x}))
         return output
 
-    example = inputs[: config.batch_size] if isinstance(inputs, Tensor) else inputs
-    fitted = fit_sparse(
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        part = "validation"
+        return {"validation_accuracy": right(model, part) / len(parts[part])}
+
+    step = SparseStep(
         model,
         optimizer_for,
         batches,
@@ -267,31 +284,38 @@ def train_nodes(
         steps=steps,
         sample=(parts["train"],),
         ones=ones,
-        evaluate=lambda model: {
-            "validation_accuracy": right(model, "validation") / len(parts["validation"])
-        },
-        score="validation_accuracy",
-        checkpoint_every=config.checkpoint_every,
         run=run,
         quiet=quiet,
         seed=config.seed,
-        example=example if measure_step else None,
+        world=world,
     )
+    result = fit(
+        model,
+        step.optimizer,
+        batches,
+        step,
+        config=step.fit_config(checkpoint_every=config.checkpoint_every),
+        evaluate=step.selecting(evaluate, "validation_accuracy"),
+        scheduler=step.scheduler,
+        run=run,
+    )
+    example = inputs[: config.batch_size] if isinstance(inputs, Tensor) else inputs
+    costs = step.costs(result, example) if measure_step else None
     model.eval()
     commonest = y[parts["train"]].mode().values
     return TrainedNodes(
         model=model,
-        result=fitted.result,
+        result=result,
         scores={name: accuracy_score(right(model, name), len(parts[name])) for name in _PARTS},
         counts={
             "nodes": len(y),
             "classes": prepared.classes,
             **{name: len(nodes) for name, nodes in parts.items()},
-            **fitted.counts,
+            **step.counts(result),
         },
         guess=float((y[parts["test"]] == commonest).float().mean()),
-        costs=fitted.costs,
-        masks=fitted.masks,
+        costs=costs,
+        masks=step.masks,
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from weft.batching import EpochPlan, GraphSampler
 from weft.graphs import GraphBatch, GraphTable, assemble
 from weft.models.ggnn import Adjacency
-from weft.training.ranks import Ranks
+from weft.parallel.world import World, single
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,7 +35,7 @@ class Supergraph:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Step:
+class StepBatch:
     """What makes one step of an optimizer.
 
     Attributes:
@@ -65,7 +65,7 @@ class StepLoader:
         adjacency: Callable[[GraphBatch], Adjacency],
         *,
         per_step: int = 1,
-        ranks: Ranks | None = None,
+        world: World | None = None,
         prefetch: int = 2,
     ) -> None:
         """Connect the parts.
@@ -75,7 +75,7 @@ class StepLoader:
             sampler: which graphs make a supergraph; of one rank.
             adjacency: makes a batch's adjacency, in a thread.
             per_step: supergraphs in a step.
-            ranks: who shares each step.
+            world: the ranks that share each step.
             prefetch: supergraphs made ahead, and held in memory, at most.
         """
         if per_step < 1 or prefetch < 1:
@@ -83,7 +83,7 @@ class StepLoader:
         self.sampler, self.waiting_seconds = sampler, 0.0
         self._table, self._adjacency = table, adjacency
         self._per_step, self._prefetch = per_step, prefetch
-        self._ranks = ranks or Ranks()
+        self._world = world or single()
 
     def __len__(self) -> int:
         return -(-len(self.sampler) // self._per_step)
@@ -100,11 +100,11 @@ class StepLoader:
         """Let the next iteration go on where `state` was taken."""
         self.sampler.load_state_dict(state)
 
-    def __iter__(self) -> Iterator[Step]:
+    def __iter__(self) -> Iterator[StepBatch]:
         return self._steps(self.sampler.begin())
 
-    def _steps(self, first: int) -> Iterator[Step]:
-        plan, rank, size = self.sampler.plan(), self._ranks.rank, self._ranks.size
+    def _steps(self, first: int) -> Iterator[StepBatch]:
+        plan, rank, size = self.sampler.plan(), self._world.rank, self._world.ranks
         bounds = [
             (start, min(start + self._per_step, len(plan)))
             for start in range(first, len(plan), self._per_step)
@@ -116,7 +116,7 @@ class StepLoader:
                 mine = islice(supergraphs, len(share))
                 self.sampler.hand_out(stop - 1)
                 graphs = int(plan.starts[stop] - plan.starts[start])
-                yield Step(num_graphs=graphs, supergraphs=mine)
+                yield StepBatch(num_graphs=graphs, supergraphs=mine)
                 # What a step has left would be the next one's.
                 deque(mine, maxlen=0)
 

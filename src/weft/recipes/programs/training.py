@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from weft.batching import GraphSampler, evaluation_sampler
 from weft.files import json_text, write_atomically
@@ -21,6 +19,7 @@ from weft.layout import BandedAdjacency, TypedEdges
 from weft.layout.config import LayoutConfig
 from weft.layout.layout_choice import adjacency_of
 from weft.models.ggnn import GGNN, Adjacency, candidate_loss, right_choices
+from weft.parallel.world import World, single
 from weft.recipes.programs.config import ProgramsConfig
 from weft.recipes.programs.data import (
     Baselines,
@@ -31,15 +30,15 @@ from weft.recipes.programs.data import (
 )
 from weft.recipes.programs.edge_pattern import write_spy
 from weft.recipes.programs.supergraph_choice import packed_sampler, settled
-from weft.recipes.programs.supergraphs import Step, StepLoader
+from weft.recipes.programs.supergraphs import StepBatch, StepLoader
 from weft.training.checkpoint import load_weights
 from weft.training.compilation import Compilation
 from weft.training.config import FitResult, ScheduleConfig
 from weft.training.loop import fit
 from weft.training.randomness import seed_everything
-from weft.training.ranks import Ranks, StopTogether
 from weft.training.run import Run
-from weft.training.schedules import make_scheduler
+from weft.training.schedules import ScheduleConfig, make_scheduler
+from weft.training.step import Outcome, Step
 
 ABOUT = "model.json"
 """File of a run with what the network was made for, beside its config."""
@@ -100,7 +99,7 @@ class TrainedPrograms:
 
 
 def prepare_programs(
-    table: GraphTable, config: ProgramsConfig, *, ranks: Ranks | None = None
+    table: GraphTable, config: ProgramsConfig, *, world: World | None = None
 ) -> PreparedPrograms:
     """Look at everything that can be wrong with the data.
 
@@ -109,15 +108,15 @@ def prepare_programs(
         DataError: the table is not one of programs, a graph has no choice to make, all are of one
             file, or none fits a supergraph.
     """
-    shared = ranks or Ranks()
-    if shared.size > config.supergraphs_per_step:
+    ranks = 1 if world is None else world.ranks
+    if ranks > config.supergraphs_per_step:
         raise ValueError(
-            f"supergraphs_per_step is {config.supergraphs_per_step} and there are {shared.size} "
-            f"ranks; each needs one at least: take --supergraphs-per-step {shared.size}"
+            f"supergraphs_per_step is {config.supergraphs_per_step} and there are {ranks} "
+            f"ranks; each needs one at least: take --supergraphs-per-step {ranks}"
         )
-    if shared.size > 1 and not (config.nodes and config.layout.form != "auto"):
+    if ranks > 1 and not (config.nodes and config.layout.form != "auto"):
         raise ValueError(
-            f"nodes is {config.nodes} and the layout {config.layout.form}: {shared.size} ranks may "
+            f"nodes is {config.nodes} and the layout {config.layout.form}: {ranks} ranks may "
             "measure differently; give --nodes and --layout.form"
         )
     check_programs(table)
@@ -153,12 +152,12 @@ def train_programs(
     *,
     run: Run | None = None,
     init_from: Path | None = None,
-    ranks: Ranks | None = None,
+    world: World | None = None,
     quiet: bool = False,
 ) -> TrainedPrograms:
     """`prepare_programs`, then `train_prepared_programs`."""
-    prepared = prepare_programs(table, config, ranks=ranks)
-    return train_prepared_programs(prepared, run=run, init_from=init_from, ranks=ranks, quiet=quiet)
+    prepared = prepare_programs(table, config, world=world)
+    return train_prepared_programs(prepared, run=run, init_from=init_from, world=world, quiet=quiet)
 
 
 def train_prepared_programs(
@@ -166,7 +165,7 @@ def train_prepared_programs(
     *,
     run: Run | None = None,
     init_from: Path | None = None,
-    ranks: Ranks | None = None,
+    world: World | None = None,
     quiet: bool = False,
 ) -> TrainedPrograms:
     """Train.
@@ -175,10 +174,10 @@ def train_prepared_programs(
         prepared: the programs and the recipe.
         run: folder to log to and to resume from; see `shared_run` for several ranks.
         init_from: a run folder or file whose weights to start from.
-        ranks: processes that share every step; they give the same losses as one.
+        world: ranks that share every step; they give the same losses as one process.
         quiet: no progress.
     """
-    config, ranks = prepared.config, ranks or Ranks()
+    config, world = prepared.config, world or single()
     seed_everything(config.seed)
     model = make_ggnn(config, num_types=prepared.num_types, vocabulary=prepared.vocabulary)
     if run is not None:
@@ -198,9 +197,9 @@ def train_prepared_programs(
         prepared.sampler,
         form,
         per_step=config.supergraphs_per_step,
-        ranks=ranks,
+        world=world,
     )
-    parts = _evaluation(prepared, ranks)
+    parts = _evaluation(prepared, world)
     compilation = Compilation(config.compile)
     network = compilation.wrap(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
@@ -208,7 +207,7 @@ def train_prepared_programs(
     count = count if config.max_steps is None else min(count, config.max_steps)
 
     def scores(part: str) -> dict[str, float]:
-        found = measure_programs(model, parts[part], ranks=ranks)
+        found = measure_programs(model, parts[part], world=world)
         return {f"{part}_{name}": value for name, value in found.items()}
 
     began = time.perf_counter()
@@ -216,8 +215,8 @@ def train_prepared_programs(
         model,
         optimizer,
         train,
-        _loss(network, config, ranks),
-        config=config.fit_config(quiet=quiet or ranks.rank > 0),
+        ProgramsStep(network, config, world),
+        config=config.fit_config(quiet=quiet or world.rank > 0),
         evaluate=lambda _: scores("validation"),
         scheduler=make_scheduler(optimizer, _schedule(config, count), max(1, count)),
         run=run,
@@ -270,7 +269,7 @@ class _Former:
         return adjacency
 
 
-def _evaluation(prepared: PreparedPrograms, ranks: Ranks) -> dict[str, StepLoader]:
+def _evaluation(prepared: PreparedPrograms, world: World) -> dict[str, StepLoader]:
     """Every graph of a part once, whatever its size and band: by the sparse form."""
     split, table = prepared.split, prepared.table
     # As many as there are for validation tell enough about what has been learned by heart.
@@ -286,52 +285,49 @@ def _evaluation(prepared: PreparedPrograms, ranks: Ranks) -> dict[str, StepLoade
                 budget=prepared.sampler.budget,
             ),
             partial(TypedEdges.of_batch, num_types=prepared.num_types),
-            per_step=ranks.size,
-            ranks=ranks,
+            per_step=world.ranks,
+            world=world,
         )
         for part, ids in {**split, "train": some}.items()
         if len(ids)
     }
 
 
-def _loss(
-    network: nn.Module, config: ProgramsConfig, ranks: Ranks
-) -> Callable[[Any, Step], tuple[Tensor, dict[str, float]]]:
-    """The mean over the graphs of all ranks; the gradients are there when it is returned.
+class ProgramsStep(Step):
+    """The mean loss over the graphs of all supergraphs of a step, and of all ranks.
 
-    They are made one supergraph after another, and added over the ranks before the loop looks at
-    them. So the loop's own backward() finds nothing left to do.
+    Gradients are accumulated over one supergraph after another, then added over the ranks.
     """
-    together = StopTogether() if ranks.size > 1 else None
 
-    def loss(model: nn.Module, step: Step) -> tuple[Tensor, dict[str, float]]:
-        sums = torch.zeros(2, dtype=torch.float64)
-        for supergraph in step.supergraphs:
-            batch = supergraph.batch
+    def __init__(self, network: nn.Module, config: ProgramsConfig, world: World) -> None:
+        """Take steps with `network`, the compiled or plain model."""
+        self.network, self.config, self.world = network, config, world
+
+    def take(self, model: nn.Module, batch: StepBatch) -> Outcome:
+        """See `Step`."""
+        config, total, right = self.config, 0.0, 0.0
+        for supergraph in batch.supergraphs:
+            graphs = supergraph.batch
             if config.dropout:
                 # By its place: the same on any rank, and after a resume.
                 place = (config.seed * 2**20 + supergraph.epoch) * 2**24 + supergraph.number
                 torch.manual_seed(place % 2**63)
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.bf16):
-                scores = network(batch, supergraph.adjacency)
+                scores = self.network(graphs, supergraph.adjacency)
             scores = scores.float() if scores.dtype == torch.bfloat16 else scores
-            total, _ = candidate_loss(batch, scores, smoothing=config.smoothing)
-            torch.autograd.backward(total / step.num_graphs)
-            sums[0] += total.detach().double()
-            sums[1] += right_choices(batch, scores).sum()
-        ranks.add_gradients(model.parameters())
-        shared = sums if together is None else torch.cat([sums, together.heard()])
-        ranks.add(shared)
-        if together is not None:
-            together.tell(shared[2:])
-        mean = shared[:2] / step.num_graphs
-        return mean[0].clone().requires_grad_(), {"accuracy": float(mean[1])}
-
-    return loss
+            loss, _ = candidate_loss(graphs, scores, smoothing=config.smoothing)
+            torch.autograd.backward(loss / batch.num_graphs)
+            total += float(loss.detach())
+            right += float(right_choices(graphs, scores).sum())
+        assert self.world is not None
+        self.world.add_gradients(model.parameters())
+        total, right = self.reduced([total, right])
+        count = batch.num_graphs
+        return Outcome(total / count, {"accuracy": right / count}, count)
 
 
 def measure_programs(
-    model: nn.Module, loader: StepLoader, *, ranks: Ranks | None = None
+    model: nn.Module, loader: StepLoader, *, world: World | None = None
 ) -> dict[str, float]:
     """`accuracy` and `loss`, a mean over all graphs of `loader` and all ranks."""
     sums = torch.zeros(3, dtype=torch.float64)
@@ -342,6 +338,6 @@ def measure_programs(
                 total, graphs = candidate_loss(supergraph.batch, scores)
                 right = right_choices(supergraph.batch, scores).sum()
                 sums += torch.stack([right.double(), total.double(), torch.tensor(float(graphs))])
-    (ranks or Ranks()).add(sums)
+    (world or single()).reduce(sums)
     right, total, graphs = sums.tolist()
     return {"accuracy": right / graphs, "loss": total / graphs}

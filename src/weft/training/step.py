@@ -1,0 +1,228 @@
+"""Step: what one optimizer step does. `fit` runs the loop around it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from weft.training.batches import Share, Stateful, graphs_in
+from weft.training.stopping import SIGNALS
+
+if TYPE_CHECKING:
+    from weft.parallel.world import World
+
+# The loop's own words in a line of metrics.
+_RESERVED = frozenset({"step", "epoch", "seconds", "loss", "lr", "graphs_per_second"})
+
+
+class Outcome(NamedTuple):
+    """What came out of a step.
+
+    Attributes:
+        loss: of the batch, over all ranks.
+        metrics: more values by name, to be averaged over the graphs of the epoch.
+        graphs: in the batch, over all ranks.
+    """
+
+    loss: float
+    metrics: dict[str, float]
+    graphs: int
+
+
+class Step:
+    """What one optimizer step does: it leaves gradients in `.grad` and returns the loss.
+
+    `fit` does everything else: it clears the gradients before, checks the loss, clips, updates the
+    weights, moves the learning rate, logs, evaluates and writes checkpoints. Where several ranks
+    take a step together, all of them run the same `fit`, and rank 0 alone has the run's folder.
+
+    Attributes:
+        world: the ranks that take the step together; None for this process alone.
+        extras: what has a state that a checkpoint must hold, by name.
+        heard: the signal that has come to this process, if any; set by `fit`.
+    """
+
+    world: World | None = None
+    extras: Mapping[str, Stateful] = {}
+    heard: Callable[[], str | None] = staticmethod(lambda: None)
+    _agreed: str | None = None
+
+    def take(self, model: nn.Module, batch: Any) -> Outcome:
+        """Leave the gradients of the batch's loss; where that is not finite there need be none."""
+        raise NotImplementedError
+
+    def updated(self) -> None:
+        """The optimizer has updated the weights: the step is over."""
+
+    def epoch_metrics(self) -> Mapping[str, float]:
+        """Values of the epoch that is over, which are no means over its graphs."""
+        return {}
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several ranks take the step together."""
+        return self.world is not None and self.world.ranks > 1
+
+    def stop_signal(self) -> str | None:
+        """The signal to stop after; of several ranks, one that all of them know of."""
+        return self._agreed if self.is_shared else self.heard()
+
+    def reduced(self, values: Iterable[float], op: Literal["sum", "max"] = "sum") -> list[float]:
+        """The sum or maximum over all ranks of each value; they also tell of signals thereby.
+
+        A rank that stopped by itself would leave the others waiting for it.
+        """
+        own = list(values)
+        if self.world is None or not self.is_shared:
+            return own
+        heard = self.heard()
+        vector = torch.tensor([*own, *(heard == name for name in SIGNALS)], dtype=torch.float64)
+        self.world.reduce(vector, op)
+        found = vector.tolist()
+        flags = zip(SIGNALS, found[len(own) :], strict=True)
+        self._agreed = next((name for name, count in flags if count), None)
+        return found[: len(own)]
+
+
+@dataclass(frozen=True, eq=False)
+class Mean:
+    """A term of a loss: a mean over things of a batch, such as its graphs or atoms.
+
+    Attributes:
+        value: of one element.
+        count: how many things, by which ranks weigh their means; None for the batch's graphs.
+    """
+
+    value: Tensor
+    count: int | Tensor | None = None
+
+
+Loss = Callable[
+    [Any, Any], "Tensor | Mean | Sequence[Mean] | tuple[Tensor, Mapping[str, Tensor | float]]"
+]
+
+
+class LossStep(Step):
+    """The step of a plain loss(model, batch).
+
+    With a `world` each rank has its share of every batch, and the loss and its gradients are those
+    of the whole batch in one process, to rounding.
+    """
+
+    def __init__(self, loss: Loss, world: World | None = None) -> None:
+        """Wrap a loss.
+
+        Args:
+            loss: gives the loss of a batch, a tensor of one value, and, if wanted, more values by
+                name. It is a mean over the batch's graphs (`graphs_in`); a loss that has terms
+                which are means over something else gives each as a `Mean`.
+            world: the ranks that share every batch, see `SharedRows` and `SharedLoader`.
+        """
+        self.loss, self.world = loss, world
+
+    def take(self, model: nn.Module, batch: Any) -> Outcome:
+        """See `Step`."""
+        if self.world is not None and self.is_shared:
+            return self._take_share(self.world, model, batch)
+        terms, metrics = terms_and_values(self.loss(model, batch))
+        loss = terms[0].value
+        for term in terms[1:]:
+            loss = loss + term.value
+        number = float(loss.detach())
+        if math.isfinite(number):
+            loss.backward()  # type: ignore[no-untyped-call]
+        return Outcome(number, metrics, graphs_in(batch))
+
+    def _take_share(self, world: World, model: nn.Module, batch: Any) -> Outcome:
+        share = batch if isinstance(batch, Share) else Share(batch)
+        own = graphs_in(share.batch)
+        terms, metrics = terms_and_values(self.loss(model, share.batch))
+        counts = [own, *(own if term.count is None else term.count for term in terms)]
+        # A share that holds nothing of this rank's brings its gradients with the weight 0.
+        local = torch.tensor([float(count) for count in counts], dtype=torch.float64)
+        local *= share.counts
+        total = local.clone()
+        world.reduce(total)
+        weights = (local / total).tolist()
+        loss = weights[1] * terms[0].value
+        for weight, term in zip(weights[2:], terms[1:], strict=True):
+            loss = loss + weight * term.value
+        loss.backward()
+        world.add_gradients(model.parameters())
+        values = [float(loss.detach()), *(weights[0] * value for value in metrics.values())]
+        number, *means = self.reduced(values)
+        return Outcome(number, dict(zip(metrics, means, strict=True)), int(total[0]))
+
+
+def terms_and_values(answer: Any) -> tuple[list[Mean], dict[str, float]]:
+    """The terms of a loss, whose sum is ready for backward(), and the other values by name.
+
+    Args:
+        answer: a loss of one value, a `Mean` or a list of them, or a tuple of a loss and a mapping.
+
+    Raises:
+        ValueError: no such thing.
+    """
+    loss, values = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, {})
+    means = loss if isinstance(loss, list) else [loss]
+    terms = [each if isinstance(each, Mean) else Mean(each) for each in means]
+    for term in terms:
+        if not isinstance(term.value, Tensor):
+            raise ValueError(
+                f"the loss is of type {type(term.value).__name__}; return a tensor of one value, "
+                "or a tuple of it and a dict of more values by name"
+            )
+        if term.value.numel() != 1:
+            raise ValueError(
+                f"the loss has shape {list(term.value.shape)}; give one value, such as its mean()"
+            )
+    if not any(term.value.requires_grad for term in terms):
+        raise ValueError(
+            "the loss depends on no trainable parameter, so there is nothing to train: it is "
+            "detached, or no parameter of the model has requires_grad"
+        )
+    return terms, _numbers(values, _RESERVED, "the loss")
+
+
+def metrics_of(answer: Any, taken: Iterable[str]) -> dict[str, float]:
+    """The metrics of an evaluation; `taken` are names that it cannot use.
+
+    Raises:
+        ValueError: not a mapping of numbers, or a name that means something else already.
+    """
+    return _numbers(answer, _RESERVED.union(taken), "evaluate")
+
+
+def rank0_metrics(
+    world: World | None, evaluate: Callable[[], Mapping[str, float]]
+) -> dict[str, float]:
+    """What `evaluate` measures on rank 0, on every rank: all must choose the same best weights."""
+
+    def measured() -> dict[str, float]:
+        return {name: float(value) for name, value in evaluate().items()}
+
+    found: dict[str, float] = measured() if world is None else world.broadcast_from_rank0(measured)
+    return found
+
+
+def _numbers(values: Any, taken: frozenset[str], source: str) -> dict[str, float]:
+    if not isinstance(values, Mapping):
+        raise ValueError(
+            f"the values of {source} are of type {type(values).__name__}; return a dict of numbers "
+            "by name"
+        )
+    for name in values:
+        if name in taken:
+            raise ValueError(
+                f"{source} gives a value named {name!r}, a name of the training loop's own; call "
+                "it something else"
+            )
+    return {
+        name: float(value.detach() if isinstance(value, Tensor) else value)
+        for name, value in values.items()
+    }
