@@ -35,7 +35,7 @@ from weft.sources import data_folder, with_neighbours
 from weft.sources.atoms import files_of, read_structures
 from weft.training import FitConfig, FitResult, Run, Stateful
 from weft.training import fit as _fit
-from weft.training.loop import Loss
+from weft.training.step import Loss
 
 world = joined
 

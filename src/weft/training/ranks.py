@@ -15,7 +15,7 @@ from weft.training.batches import Share
 from weft.training.run import Run
 
 if TYPE_CHECKING:
-    from weft.batching.plan import PlannedBatch
+    from weft.batching.epoch_plan import PlannedBatch
     from weft.parallel.world import World
 
 

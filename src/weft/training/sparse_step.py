@@ -12,14 +12,14 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from weft.sparsify import Masks
 from weft.sparsify.densities import EmptyLayer
-from weft.sparsify.layers import SparseLinear
+from weft.sparsify.sparse_layers import SparseLinear
 from weft.training.batches import Share
 from weft.training.checkpoint import shared_checkpoint
-from weft.training.config import FitConfig, FitResult
+from weft.training.config import FitConfig, FitResult, SparsityConfig
 from weft.training.loop import fit
 from weft.training.run import Run
 from weft.training.sparse_form import sparse_layers, to_sparse_form, to_sparse_form_of
-from weft.training.sparsifiers import Sparsifier, SparsityConfig, sparsifier_for
+from weft.training.sparsifiers import Sparsifier, sparsifier_for
 from weft.training.step import LossStep, rank0_metrics
 from weft.training.step_costs import StepCosts, step_costs
 

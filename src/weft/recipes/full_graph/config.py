@@ -15,8 +15,7 @@ from weft.parallel.cost_model import NETWORKS, Estimate, Machine, Problem, choos
 from weft.parallel.grid import Grid, grid_of, grids_for
 from weft.parallel.method import DeviceName, Method
 from weft.sources.config import EdgeColumn
-from weft.training.config import FitConfig
-from weft.training.schedules import ScheduleConfig
+from weft.training.config import FitConfig, ScheduleConfig
 
 if TYPE_CHECKING:
     import torch

@@ -37,7 +37,7 @@ from weft.training.config import FitResult, ScheduleConfig
 from weft.training.loop import fit
 from weft.training.randomness import seed_everything
 from weft.training.run import Run
-from weft.training.schedules import ScheduleConfig, make_scheduler
+from weft.training.schedules import make_scheduler
 from weft.training.step import Outcome, Step
 
 ABOUT = "model.json"
