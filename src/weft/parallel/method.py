@@ -16,7 +16,7 @@ Model = Literal["gcn", "sage"]
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """Every combination gives the same result; only `wire="bfloat16"` rounds.
+    """What travels in a product, and when; every setting but `wire="bfloat16"` is exact.
 
     Attributes:
         reductions: multiply in the cheaper order, keep the first product, and get the gradient
@@ -26,7 +26,7 @@ class Method:
         panels: on grids of several columns, `kept`: every rank of a row has the row's edges;
             `sent`: each has its share, and they travel in every product.
         overlap: the next block travels while this one is multiplied.
-        wire: features travel as they are, or rounded to bfloat16; sums are always whole.
+        wire: features travel in full precision or rounded to bfloat16; sums are never rounded.
     """
 
     reductions: bool = True
@@ -49,7 +49,7 @@ class Method:
 
 
 PUBLISHED = Method(reductions=False, exchange="blocks", panels="sent", overlap=False)
-"""The algorithms as their authors' code runs them."""
+"""The algorithms as the code of their authors runs them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ def plan_layers(
 
 
 def _column_widths(width_in: int, width_out: int, order: str, model: Model) -> tuple[int, int]:
-    """What travels along the grid's columns if slices are gathered, and if sums are scattered."""
+    """Widths that travel along the grid's columns if slices are gathered, and if scattered."""
     if model == "gcn":
         return width_in, width_out
     return (2 * width_in, width_out) if order == "aggregate" else (width_in, 2 * width_out)

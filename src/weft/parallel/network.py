@@ -32,8 +32,8 @@ class GridNetwork:
     by all ranks together.
 
     Args:
-        model: GCN or GraphSAGE; in its training mode `step` drops activations. It may tell more
-            classes apart than the graph has. It is moved to the device of the shard.
+        model: GCN or GraphSAGE; in its training mode `step` drops activations. It may have more
+            classes than the graph. It is moved to the device of the shard.
         shard: this rank's part of the graph.
     """
 
@@ -62,13 +62,13 @@ class GridNetwork:
             for weight in layer.parameters()
         ]
         self._train_rows = (shard.masks["train"] & (shard.y >= 0)).nonzero()[:, 0]
-        # What the first layer reads in every step.
+        # The inputs of the first layer, the same in every step.
         self._x: Tensor | None = None
         self._sums: Tensor | None = None
         self._read_inputs()
 
     def step(self, seed: int) -> float:
-        """Loss of a training step; its gradients, over all nodes, are those of the parameters.
+        """The loss of a training step; its gradients, over all nodes, are left in `.grad`.
 
         Args:
             seed: of the dropped activations.
@@ -100,16 +100,16 @@ class GridNetwork:
 
     @torch.no_grad()
     def predict(self) -> tuple[Tensor, Tensor]:
-        """Numbers int64 [n] of nodes and their classes' probabilities [n, c], on the CPU.
+        """Numbers int64 [n] of nodes and the probabilities [n, c] of their classes, on the CPU.
 
-        The ranks together give every node once; a rank that holds a replica gives none.
+        The ranks together return every node once; a rank that holds a replica returns none.
         """
         logits = gather_columns(self.world, self._logits(None), self.classes)
         count = len(logits) if self.world.counts else 0
         return self.shard.ids[:count].cpu(), logits[:count].softmax(1).cpu()
 
     def _cut(self, plan: LayerPlan, weight: Tensor) -> int:
-        """Along which dimension the grid's columns share the gradient of a weight."""
+        """The dimension along which the grid's columns share the gradient of a weight."""
         if weight.ndim == 1:
             return 0
         return 1 if plan.gather and plan.order != "published" else 0

@@ -12,6 +12,7 @@ from weft.graphs import Array, GraphTable
 from weft.parallel.grid_layers import slice_of
 from weft.parallel.grid_matrix import GridMatrix, RowExchange
 from weft.parallel.method import Method, Model
+from weft.parallel.recorder import Recorder
 from weft.parallel.shard_io import read_blocks, read_nodes, row_offsets
 from weft.parallel.splits import PARTS
 from weft.parallel.traffic_formulas import Direction, Sizes, predicted_events
@@ -148,10 +149,7 @@ def predicted_own_bytes(
         item=shard.dtype.itemsize,
         input_dropout=input_dropout,
     )
-    found: dict[str, int] = {}
-    for event in events:
-        found[event.kind] = found.get(event.kind, 0) + event.bytes
-    return found
+    return {kind: total.bytes for kind, total in Recorder(events).totals().items()}
 
 
 def _direction(shard: GraphShard, matrix: GridMatrix) -> Direction:

@@ -135,8 +135,8 @@ def uniform(
     Args:
         shapes: of the layers' weights, by name.
         density: share of weights to keep, of the layers without an override.
-        overrides: densities by name or pattern; an exact name goes before a pattern, the first
-            pattern before others.
+        overrides: densities by name or pattern; an exact name takes precedence over a pattern, an
+            earlier pattern over a later one.
 
     Raises:
         ValueError: a density is not from 0 to 1, or an override matches nothing.
@@ -150,9 +150,9 @@ def erk(
 ) -> dict[str, float]:
     """Erdős-Rényi-kernel densities (Evci et al. 2020): ε · (sum of dimensions) / (their product).
 
-    Narrow layers keep a larger share. Layers that would be above 1 are dense, and ε is solved
-    again for the others, so that `density` is that of all layers together. Arguments and errors
-    are those of `uniform`.
+    Narrow layers keep a larger share. Layers whose density would be above 1 are dense, and ε is
+    solved again for the others, so that `density` is that of all layers together. Arguments and
+    errors are those of `uniform`.
     """
     fixed = _fixed(shapes, density, overrides)
     sizes = {name: math.prod(shape) for name, shape in shapes.items() if name not in fixed}
@@ -189,7 +189,7 @@ class EmptyLayer(ValueError):
     """A layer would keep no weight.
 
     Attributes:
-        what: the message without the remedy, which is another one on a command line.
+        what: the message without the remedy, which differs on a command line.
     """
 
     def __init__(self, what: str, remedy: str) -> None:
@@ -227,7 +227,7 @@ def layer_nnz(
 def _fixed(
     shapes: Shapes, density: float, overrides: Mapping[str, float] | None
 ) -> dict[str, float]:
-    """Densities that are given for a layer by itself, by its name."""
+    """Densities of the layers that have an override, by name."""
     overrides = overrides or {}
     matching(list(overrides), list(shapes), "override")
     for whose, value in {"density": density, **overrides}.items():

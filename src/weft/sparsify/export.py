@@ -25,7 +25,7 @@ from weft.sparsify.sparse_layers import to_dense
 # weights, each with the name that it is stored by.
 _SHAPES, _SHARED = "weft_csr_shapes", "weft_shared"
 _PARTS = ("values", "columns", "offsets")
-# Numbers of a weight that is stored as CSR are fewer, so that int32 can count them.
+# A weight that is stored as CSR has fewer numbers than this, so that int32 can count them.
 _MOST = 2**31
 
 
@@ -42,7 +42,7 @@ def save_csr(model: nn.Module, path: Path | str) -> None:
     shapes: dict[str, list[int]] = {}
     shared: dict[str, str] = {}
     first: dict[int, str] = {}
-    # As they are: copies would not be known as shared.
+    # The parameters themselves: copies would not be recognised as shared.
     for name, tensor in to_dense(model).state_dict(keep_vars=True).items():
         if first.setdefault(id(tensor), name) != name:
             shared[name] = first[id(tensor)]
@@ -50,7 +50,7 @@ def save_csr(model: nn.Module, path: Path | str) -> None:
         tensor = tensor.detach().cpu()
         stored = _csr_of(tensor)
         if stored is None:
-            # Two may be parts of one memory.
+            # Two tensors may be views of the same memory.
             tensors[name] = tensor.clone().contiguous()
         else:
             shapes[name] = list(tensor.shape)
@@ -60,7 +60,7 @@ def save_csr(model: nn.Module, path: Path | str) -> None:
 
 
 def _csr_of(tensor: Tensor) -> dict[str, Tensor] | None:
-    """The parts of the weight; None if it is no matrix, or they would be larger."""
+    """The CSR parts of a weight; None if it is no matrix, or if they would be larger."""
     if tensor.ndim < 2 or not tensor.is_floating_point() or not 0 < tensor.numel() < _MOST:
         return None
     tensor = tensor.flatten(1)

@@ -16,7 +16,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from weft.sparsify.products import watch_products
 from weft.sparsify.sparse_layers import SparseLinear
 
-# Layers of torch, of which each parameter called weight multiplies, whatever its shape.
+# Layers of torch in which every parameter whose name contains "weight" multiplies features.
 _TORCH = (
     nn.Linear,
     nn.Bilinear,
@@ -26,8 +26,8 @@ _TORCH = (
     nn.modules.conv._ConvNd,
 )
 _NOT_MATRICES = ("Norm", "Embedding")
-# Other layers with parameters of their own: those of them that transform features, the rest does
-# not. Known by their names, as torch_geometric need not be installed.
+# Other layers, each with those of its parameters that transform features. They are known by their
+# names because torch_geometric need not be installed.
 _KNOWN = {
     "torch_geometric.nn.dense.linear.Linear": ("weight",),
     "torch_geometric.nn.dense.linear.HeteroLinear": ("weight",),
@@ -50,7 +50,7 @@ _UNKNOWN = (
     "name them in include"
 )
 _UNSEEN = "no product with features as with a matrix in the example"
-# Names that a sentence lists before it says how many more there are.
+# The number of names that a sentence lists before it only counts the rest.
 _LISTED = 8
 
 
@@ -147,7 +147,7 @@ def _without_product(
     computed: Mapping[str, str],
     example: Any,
 ) -> dict[str, str]:
-    """Why a parameter multiplies no features, by name, in so far as that is known."""
+    """Why a parameter multiplies no features, by name, as far as that is known."""
     left: dict[str, str] = {}
     unsure: dict[str, str] = {}
     for full, name in called.items():
@@ -176,14 +176,14 @@ def _without_product(
 
 
 def _is_factor(layer: nn.Module, own: str) -> bool | None:
-    """Whether a layer multiplies features with a parameter of its own; None: not known."""
+    """Whether a layer multiplies features with one of its parameters; None: not known."""
     for kind in type(layer).__mro__:
         library = kind.__module__.partition(".")[0]
         known = _KNOWN.get(f"{kind.__module__}.{kind.__qualname__}")
         if kind in _TORCH or known is not None:
             if "weight" in own if known is None else own in known:
                 return True
-            # What a stranger's subclass has added is not known.
+            # Nothing is known of parameters that a subclass from elsewhere has added.
             return False if type(layer).__module__.partition(".")[0] == library else None
     return None
 
@@ -201,7 +201,7 @@ def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def _computed(model: nn.Module) -> dict[str, str]:
-    """Parameters that a weight is computed from at each call: the weight's name, by theirs."""
+    """Parameters that a weight is computed from at each call: the name of the weight, by theirs."""
     found = {}
     for path, module in model.named_modules():
         dot = f"{path}." if path else ""

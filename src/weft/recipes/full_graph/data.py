@@ -1,4 +1,4 @@
-"""The graph that ranks share: from the catalogue, a table or a user's own files, prepared once."""
+"""The graph that ranks share, prepared once: from the catalogue, a table or the user's files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from weft.sources import (
 from weft.sources.config import EdgeColumn
 from weft.sources.edge_lists import both_directions
 
-# In the key of cached tables: another one when what is made of the same data changes.
+# A part of the key of cached tables, changed whenever the same data gives another table.
 _VERSION = 3
 
 
@@ -47,16 +47,16 @@ def full_graph_table(
 ) -> tuple[GraphTable, Grid]:
     """The graph of `config`, prepared for its grid, and the grid.
 
-    It is kept in the data folder, under a name made of the data and the settings that matter, so
-    that the next run and every rank only map it.
+    The table is kept in the data folder, under a name made of the data and the settings that
+    matter, so that the next run and every rank only map it.
 
     Args:
         config: the recipe.
         files: files of the data set of that name, instead of cached or downloaded ones.
         data_dir: the data folder.
         progress: show progress bars while data is read.
-        tell: takes what begins: partitions of large graphs take a while.
-        unlabelled: classes and a split are not needed, and not looked at: nothing is learned.
+        tell: called with the name of each stage; partitions of large graphs take a while.
+        unlabelled: nothing is learned, so that classes and a split are not needed and not read.
         features: .npy for an edge list without classes.
 
     Raises:
@@ -88,6 +88,13 @@ def full_graph_table(
         features_only = {name: values for name, values in graph.nodes.items() if name == "x"}
         source = replace(graph, nodes=features_only)
     grid = config.chosen_grid(*_sizes(source, config, unlabelled=unlabelled))
+    settings: dict[str, Any] = {
+        "blocks": grid.blocks,
+        "partition": config.partition,
+        "normalisation": config.matrix,
+        "dtype": config.dtype,
+        "seed": config.seed,
+    }
     made_of = {
         "version": _VERSION,
         "source": stamp,
@@ -95,25 +102,13 @@ def full_graph_table(
         "split": config.split,
         "unlabelled": unlabelled,
         "scale": config.feature_scale,
-        "blocks": grid.blocks,
-        "partition": config.partition,
-        "normalisation": config.matrix,
-        "dtype": config.dtype,
-        "seed": config.seed,
+        **settings,
     }
     key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:16]
 
     def build(path: Path) -> GraphTable:
-        return prepare(
-            source_graph(config, source, unlabelled=unlabelled),
-            path,
-            blocks=grid.blocks,
-            partition=config.partition,
-            normalisation=config.matrix,
-            dtype=config.dtype,
-            seed=config.seed,
-            progress=tell,
-        )
+        graph = source_graph(config, source, unlabelled=unlabelled)
+        return prepare(graph, path, progress=tell, **settings)
 
     name = f"full-graph-{file_name_of(config.data)}-{key}"
     remedy = f"remove the folder {name}.weft there and start again"
@@ -174,7 +169,9 @@ def _sizes(
     """Nodes, nonzeros of the matrix, features and classes."""
     graph = one_graph(source)
     if "x" not in graph.nodes or ("y" not in graph.nodes and not unlabelled):
-        source_graph(config, graph, unlabelled=unlabelled)  # which says what is missing
+        source_graph(
+            config, graph, unlabelled=unlabelled
+        )  # raises an error that names what is missing
     loops = graph.num_nodes if config.matrix == "symmetric" else 0
     x, y = graph.nodes["x"], graph.nodes.get("y", 0)
     width = x.shape[1] if x.ndim == 2 else 1
@@ -189,12 +186,12 @@ def _source(
     *,
     progress: bool,
 ) -> tuple[Graph | GraphTable, Any]:
-    """The graph as it comes, and what tells it from any other."""
+    """The graph as it is stored, and a stamp that identifies it."""
     data = config.data
+    names = [name for name, source in CATALOGUE.items() if source.kind == "one graph"]
     if data in CATALOGUE:
         about = CATALOGUE[data]
         if about.kind != "one graph":
-            names = [name for name, source in CATALOGUE.items() if source.kind == "one graph"]
             raise DataError(
                 f"'{data}' is {about.kind}, not one graph to classify nodes of; choose from "
                 f"{', '.join(names)}, or give a path"
@@ -207,7 +204,6 @@ def _source(
         return table, _table_stamp(table)
     path = Path(data)
     if not path.exists():
-        names = [name for name, source in CATALOGUE.items() if source.kind == "one graph"]
         raise DataError(f"'{data}' is neither a file or folder nor one of {', '.join(names)}")
     if files:
         raise DataError(
@@ -252,7 +248,9 @@ def _own_graph(
 ) -> Graph:
     x = _numbers(features)
     if x.ndim != 2:
-        raise DataError(f"{features} has shape {list(x.shape)}; one row a node is needed, [n, f]")
+        raise DataError(
+            f"{features} has shape {list(x.shape)}; one row for each node is needed, [n, f]"
+        )
     nodes = {"x": x}
     if labels is not None:
         y = _numbers(labels)
