@@ -4,10 +4,24 @@ import math
 from itertools import pairwise
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from small_models import fnn
+from torch.optim import SGD
 
-from weft.sparsify import erk, layer_nnz, nnz_of, uniform
+from weft.sparsify import (
+    ADMM,
+    SLR,
+    UGS,
+    DropAndGrow,
+    GradualPruning,
+    erk,
+    layer_nnz,
+    lottery_ticket,
+    nnz_of,
+    uniform,
+)
 from weft.sparsify.densities import _kept_shares
 
 
@@ -98,3 +112,23 @@ def test_a_sparsity_out_of_range_is_refused(sparsity):
         _kept_shares(sparsity, None)
     with pytest.raises(ValueError, match=f"the sparsity of lin is {sparsity}"):
         _kept_shares(0.5, {"lin": sparsity})
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        lambda model, **choice: DropAndGrow(
+            model, SGD(model.parameters()), total_steps=9, **choice
+        ),
+        lambda model, **choice: GradualPruning(
+            model, SGD(model.parameters()), total_steps=9, **choice
+        ),
+        lambda model, **choice: SLR(model, SGD(model.parameters()), sparsity=0.5, **choice),
+        lambda model, **choice: ADMM(model, SGD(model.parameters()), sparsity=0.5, **choice),
+        lambda model, **choice: lottery_ticket(model, lambda *_: None, sparsity=0.5, **choice),
+        lambda model, **choice: UGS(model, torch.ones(3), **choice),
+    ],
+)
+def test_a_misspelled_keyword_is_refused_by_its_name(method):
+    with pytest.raises(TypeError, match="exlude"):
+        method(fnn(), exlude=["0.weight"])

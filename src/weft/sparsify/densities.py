@@ -14,7 +14,7 @@ from torch import nn
 from typing_extensions import Unpack
 
 from weft.sparsify.masks import Masks
-from weft.sparsify.matrices import Selection, matching
+from weft.sparsify.matrices import matching
 
 Shapes = Mapping[str, Sequence[int]]
 Densities = Literal["uniform", "erk"]
@@ -74,9 +74,16 @@ def choose_weights(
     quiet: bool = False,
     required: bool = True,
 ) -> Masks:
-    """Masks of the weights of a `Choice`, which are printed; errors as of `Masks`."""
+    """Masks of the weights of a `Choice`; arguments and errors are those of `Masks`.
+
+    Unless `quiet`, rank 0 prints on stderr which weights are masked and which are left dense.
+    """
     masks = Masks(model, include=include, exclude=exclude, example=example, required=required)
-    print_selection(masks.selection, quiet=quiet)
+    first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+    if first and not quiet and masks.names:
+        # Names may hold brackets, which are no markup.
+        text = str(masks.selection)
+        Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
     return masks
 
 
@@ -112,14 +119,6 @@ def choose_target(
     shares = known[densities](masks.shapes, *_kept_shares(sparsity, overrides))
     counts = layer_nnz(masks.shapes, shares, keep_one=keep_one)
     return Target(masks=masks, shares=shares, counts=counts)
-
-
-def print_selection(selection: Selection, *, quiet: bool) -> None:
-    """Print on stderr, from rank 0 alone, which weights are masked and which are left dense."""
-    first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
-    if first and not quiet and selection.chosen:
-        # Names may hold brackets, which are no markup.
-        Console(stderr=True).print(str(selection), highlight=False, markup=False, soft_wrap=True)
 
 
 def nnz_of(density: float, size: int) -> int:

@@ -43,7 +43,8 @@ class TrainAndPrune:
         rho: ρ.
         densities: of the layers: the same for all, as in the papers, or Erdős-Rényi-kernel, which
             spares narrow ones.
-        **choice: which weights, and how sparse single layers become; see `LayerChoice`.
+        **choice: `include`, `exclude`, `example`, `quiet`: which weights; `overrides`, `keep_one`:
+            how sparse single layers become; see `LayerChoice`.
 
     Raises:
         ValueError: a setting is out of its range, a layer would be empty, a name or pattern
@@ -294,7 +295,8 @@ class SLR(TrainAndPrune):
         M: of αₖ, above 1.
         r: of αₖ, between 0 and 1.
         densities: see `TrainAndPrune`, whose errors these are too.
-        **choice: which weights, and how sparse single layers become; see `LayerChoice`.
+        **choice: `include`, `exclude`, `example`, `quiet`: which weights; `overrides`, `keep_one`:
+            how sparse single layers become; see `LayerChoice`.
     """
 
     def __init__(

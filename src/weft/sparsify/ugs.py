@@ -51,7 +51,7 @@ class UGS(nn.Module):
             a layer keeps one at least.
         edge_penalty: on the sum of the edges' masks.
         weight_penalty: on the sum of the weights' masks.
-        **choice: which weights; see `Choice`.
+        **choice: `include`, `exclude`, `example`, `quiet`: which weights; see `Choice`.
 
     Raises:
         ValueError: a setting is out of its range, or shapes do not agree.

@@ -20,7 +20,7 @@ from weft.sparsify import (
     snip_masks,
     synflow_masks,
 )
-from weft.sparsify.densities import print_selection
+from weft.sparsify.densities import choose_weights
 from weft.sparsify.magnitude_pruning import lottery_ticket
 from weft.sparsify.mask_schedules import DropSchedule
 from weft.sparsify.train_and_prune import ADMM, SLR
@@ -168,8 +168,7 @@ def sparsifier_for(
         )
         masks = ticket.masks
     else:
-        masks = Masks(model)
-        print_selection(masks.selection, quiet=quiet)
+        masks = choose_weights(model, quiet=quiet)
     # By rank across all layers, as the methods' authors do; no layer may be cut through by it.
     if not resumed:
         layers = erk(masks.shapes, density)

@@ -169,9 +169,8 @@ def _sizes(
     """Nodes, nonzeros of the matrix, features and classes."""
     graph = one_graph(source)
     if "x" not in graph.nodes or ("y" not in graph.nodes and not unlabelled):
-        source_graph(
-            config, graph, unlabelled=unlabelled
-        )  # raises an error that names what is missing
+        # This raises an error that names what is missing.
+        source_graph(config, graph, unlabelled=unlabelled)
     loops = graph.num_nodes if config.matrix == "symmetric" else 0
     x, y = graph.nodes["x"], graph.nodes.get("y", 0)
     width = x.shape[1] if x.ndim == 2 else 1
