@@ -1,27 +1,122 @@
+"""The cache of machine code: where it is, and that it never outlives the source."""
+
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import weft
 
+SOURCE = Path(weft.__file__).parents[1]
 
-def test_works_where_no_cache_can_be_written() -> None:
-    # Root may write anywhere, so numba is told that it knows no place for its cache.
-    script = (
-        "import numba.core.caching as c\n"
-        "c.CacheImpl._locator_classes = []\n"
-        "import numpy as np\n"
-        "from weft.graphs.edge_loops import group_starts\n"
-        "print(group_starts(np.array([0, 2, 2]), 3).tolist())\n"
-    )
+
+def run(script: str, path: Path = SOURCE, **environment: str) -> str:
     result = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
         check=True,
-        env={**os.environ, "PYTHONPATH": str(Path(weft.__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": str(path), **environment},
     )
-    assert result.stdout.strip() == "[0, 1, 1, 3]"
+    return result.stdout.strip()
+
+
+def test_works_where_no_cache_can_be_written() -> None:
+    # Root may write anywhere, so the runtime is told that it knows no place for its cache.
+    script = (
+        "import weft.runtime as r\n"
+        "r._Implementation._locator_classes = []\n"
+        "import numpy as np\n"
+        "from weft.graphs.edge_loops import group_starts\n"
+        "print(group_starts(np.array([0, 2, 2]), 3).tolist())\n"
+    )
+    assert run(script) == "[0, 1, 1, 3]"
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A package whose loop calls a helper and reads a constant of two other modules."""
+    folder = tmp_path / "made_up"
+    (folder / "inner").mkdir(parents=True)
+    texts = {
+        "__init__": "",
+        "inner/__init__": "",
+        "inner/constants": "STEP = 1\nOTHER = 5\n",
+        "helper": (
+            "from weft.runtime import kernel\n"
+            "from made_up.inner.constants import (\n    OTHER,\n    STEP,\n)\n\n"
+            "@kernel\ndef more(x):\n    return x + STEP\n"
+        ),
+        "loops": (
+            "from weft.runtime import kernel, shared_rows\n"
+            "from made_up import helper\n"
+            "from made_up.helper import more\n\n"
+            "@shared_rows\n@kernel\n"
+            "def fill(out, first, stop):\n"
+            "    for row in range(first, stop):\n"
+            "        out[row] = more(row)\n"
+        ),
+    }
+    for name, text in texts.items():
+        (folder / f"{name}.py").write_text(text)
+    return tmp_path
+
+
+SCRIPT = (
+    "import numpy as np\n"
+    "from weft.runtime import compilations\n"
+    "names, out = [], np.zeros(3)\n"
+    "with compilations(lambda name, seconds: names.append(name) if seconds > 0 else None):\n"
+    "    from made_up.loops import fill\n"
+    "    fill.share((out,), 3, 1)\n"
+    "print(out.tolist(), sum(fill.run.stats.cache_hits.values()))\n"
+    "print(*names)\n"
+    "print(fill.stats.cache_path)\n"
+)
+
+
+def beside_weft(package: Path) -> Path:
+    return Path(os.pathsep.join([str(package), str(SOURCE)]))
+
+
+def test_an_edited_source_is_never_run_as_it_was(package: Path) -> None:
+    def results() -> tuple[str, str]:
+        out, names, _ = run(SCRIPT, beside_weft(package)).split("\n")
+        return out, names
+
+    def edit(name: str, old: str, new: str) -> None:
+        file = package / "made_up" / f"{name}.py"
+        file.write_text(file.read_text().replace(old, new))
+
+    out, names = results()
+    assert out == "[1.0, 2.0, 3.0] 0"
+    assert {"made_up.loops.fill", "made_up.loops.fill_shared"} <= set(names.split())
+    assert results() == ("[1.0, 2.0, 3.0] 1", "")
+    edit("helper", "x + STEP", "x * 10 + STEP")
+    assert results()[0] == "[1.0, 11.0, 21.0] 0"
+    edit("inner/constants", "STEP = 1", "STEP = 7")
+    assert results()[0] == "[7.0, 17.0, 27.0] 0"
+    edit("loops", "more(row)", "more(row) * 2")
+    assert results()[0] == "[14.0, 34.0, 54.0] 0"
+
+
+def test_code_of_an_installed_package_is_in_the_users_folder(package: Path) -> None:
+    site = package / "site-packages"
+    site.mkdir()
+    shutil.move(package / "made_up", site / "made_up")
+    user = package / "user"
+    _, _, kept = run(SCRIPT, beside_weft(site), XDG_CACHE_HOME=str(user)).split("\n")
+    assert Path(kept).parent == user / "weft" / "compiled"
+    assert list(user.rglob("*fill*.nbc"))
+    assert not list(site.rglob("*.nbc"))
+
+
+def test_the_users_choice_of_a_folder_comes_first(package: Path) -> None:
+    run(SCRIPT, beside_weft(package), NUMBA_CACHE_DIR=str(package / "chosen"))
+    assert list((package / "chosen").rglob("*fill*.nbc"))
+    assert not list((package / "made_up").rglob("*.nbc"))

@@ -24,6 +24,7 @@ _OWN = {
     "predict": "apply a trained run to new structures, graphs or code: weft predict RUN FILE",
     "plan": "which way to train is fastest here: weft plan molecules",
     "report": "one page on runs, plans and studies: weft report RUN",
+    "compile": "compile the loops for this machine, so that the first run starts at once",
     "completion": "complete words in your shell: weft completion bash",
 }
 
