@@ -1,5 +1,4 @@
-"""Other libraries' loops with weft's parts in them.
+"""weft inside other libraries: batches for torch_geometric's loader, sparse training for Lightning.
 
-`torch_geometric` gives its loader weft's batches, `lightning` its trainer sparse training. Each
-module needs its library; nothing here is imported before it is asked for.
+Each module needs its library, and is imported only when it is asked for.
 """

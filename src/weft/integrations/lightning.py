@@ -1,4 +1,4 @@
-"""DropAndGrow as a callback of Lightning's trainer, by either name of its package."""
+"""DropAndGrow as a callback of Lightning's trainer, for either name of its package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.sparsify import DropAndGrow
 
 
 def _callback_class() -> Any:
-    # Both packages may be there, and their classes are not the same: take the one in use.
+    # Both packages may be installed, with different classes: take the one in use.
     names = ["pytorch_lightning", "lightning.pytorch"]
     names.sort(key=lambda name: name not in sys.modules)
     for name in names:
@@ -34,7 +34,7 @@ class DropAndGrowCallback(_Callback):  # type: ignore[misc, valid-type]
     (the share of weights that were active at some time) are logged.
 
     Attributes:
-        sparse: what keeps the weights sparse; None before the first fit.
+        sparse: the DropAndGrow of the current fit; None before the first.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class DropAndGrowCallback(_Callback):  # type: ignore[misc, valid-type]
         optimizer: int = 0,
         **settings: Any,
     ) -> None:
-        """Note what is asked for.
+        """Store the settings.
 
         Args:
             sparsity: share of the weights that is 0, from 0 to below 1.
             total_steps: optimizer steps of the whole training; by default what the trainer
                 expects from its epochs.
-            optimizer: the module's optimizer that has the weights, where it has several.
-            settings: of `DropAndGrow`, such as growth, every, exclude, example and seed.
+            optimizer: number of the optimizer that has the weights, where there are several.
+            settings: options of `DropAndGrow`, such as growth, every, exclude, example, seed.
         """
         super().__init__()
         self.sparse: DropAndGrow | None = None
@@ -81,11 +81,11 @@ class DropAndGrowCallback(_Callback):  # type: ignore[misc, valid-type]
         self.sparse = DropAndGrow(
             pl_module, optimizer, total_steps=self._steps(trainer), **self._settings
         )
-        self._go_on()
+        self._restore()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Some strategies read the checkpoint only now."""
-        self._go_on()
+        """Restore again: some strategies read the checkpoint only now."""
+        self._restore()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Log the sparsity."""
@@ -95,14 +95,14 @@ class DropAndGrowCallback(_Callback):  # type: ignore[misc, valid-type]
         pl_module.log("ever_active", self.sparse.itop)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """The state for a checkpoint."""
         return {} if self.sparse is None else self.sparse.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take a checkpoint's, for the fit that is about to start."""
+        """Keep the state of a checkpoint for the fit that is about to start."""
         self._loaded = state_dict or None
 
-    def _go_on(self) -> None:
+    def _restore(self) -> None:
         if self._loaded is not None and self.sparse is not None:
             self.sparse.load_state_dict(self._loaded)
             self._loaded = None

@@ -1,4 +1,4 @@
-"""weft's batches in torch_geometric's loader: which graphs go together, and one padded shape."""
+"""weft's batching for torch_geometric: a sampler, and a loader with batches of one padded shape."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ except ImportError as error:
     raise ImportError("this needs torch_geometric: pip install torch_geometric") from error
 
 Row = Literal["node", "edge", "graph"]
-# The dummy graph's edges join two nodes, where a budget keeps one: an edge from a node to itself
-# has length 0, and the gradient of a stranger's square root is not finite there.
+# The dummy graph has one node more than a budget reserves, so that its edges join two nodes: a
+# self-loop has length 0, where the gradient of a model's square root is not finite.
 _MORE_NODES = 1
 
 
@@ -38,14 +38,14 @@ def weft_batches(
     rank: int = 0,
     ranks: int = 1,
 ) -> GraphSampler:
-    """Which graphs go together, as the `batch_sampler` of any DataLoader.
+    """Batches of graph numbers, as the `batch_sampler` of any DataLoader.
 
     `DataLoader(dataset, batch_sampler=weft_batches(dataset))` has torch_geometric's own batches,
     unpadded; `set_epoch` of the sampler draws the next shuffle.
 
     Args:
         dataset: of torch_geometric, or a list of `Data`, or a torch Subset of either.
-        policy: as of `BatchingConfig`, as are the next five.
+        policy: how graphs become batches, see `BatchingConfig`; so are the next five.
         batch_size: graphs in a batch, one of which is padding where there is any.
         oversize: what becomes of a graph larger than the budget.
         shuffle: other batches in every epoch.
@@ -55,7 +55,7 @@ def weft_batches(
         ranks: processes that share each epoch.
 
     Raises:
-        ValueError: a setting that cannot be.
+        ValueError: an impossible setting.
         DataError: a graph larger than the budget, with `oversize="raise"`.
     """
     config = BatchingConfig(
@@ -74,23 +74,23 @@ class PackedDataLoader(DataLoader):  # type: ignore[misc]
 
     Every batch is an ordinary `Batch`: the real graphs, then empty ones up to the number of
     graphs, then one dummy graph that owns all padding. The dummy comes last and is never empty, so
-    that a pooling which asks `batch.batch` for the number of graphs finds that of the shape. Its
-    nodes and edges repeat one edge of the batch with its two ends, which keeps every value of a
-    model finite; a loss leaves it out by `graph_mask`:
+    that pooling by `batch.batch` gives as many rows as the shape has graphs. Its nodes and edges
+    repeat one edge of the batch with its two ends, which keeps every value of a model finite; a
+    loss leaves it out by `graph_mask`:
 
         out = model(batch.x, batch.edge_index, batch.batch)
         loss = ((out - batch.y) ** 2)[batch.graph_mask].mean()
 
     Beside the attributes of the data a batch has `node_mask` [N], `edge_mask` [E] and `graph_mask`
-    [G], bool, true first. Padded sizes are those of the policy and one more node. What a layer
-    computes over all nodes of a batch, as BatchNorm does, counts the padding.
+    [G], bool, true first. Padded sizes are those of the policy and one more node. Layers that
+    compute over all nodes of a batch, such as BatchNorm, include the padding.
 
-    Every iteration is the next epoch, with other batches; `set_epoch` goes to a certain one.
+    Each iteration is the next epoch, with other batches; `set_epoch` goes to a given one.
 
     Attributes:
         batch_sampler: which graphs make a batch; its `statistics()` tell how full they are.
-        budget: of the sampler; give it to the loader of a test set, which then has the shape that
-            a compiled model knows. None where the policy has no one shape.
+        budget: of the sampler; give it to the loader of a test set, whose batches then have the
+            shape that the model was compiled for. None where the policy has no single shape.
     """
 
     batch_sampler: GraphSampler
@@ -113,7 +113,7 @@ class PackedDataLoader(DataLoader):  # type: ignore[misc]
         exclude_keys: list[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Plan from the sizes of the graphs.
+        """Plan batches from the sizes of the graphs.
 
         Args:
             dataset: as in `weft_batches`, as are the next eight.
@@ -132,7 +132,7 @@ class PackedDataLoader(DataLoader):  # type: ignore[misc]
             kwargs: of torch's DataLoader, such as num_workers.
 
         Raises:
-            ValueError: a setting that cannot be.
+            ValueError: an impossible setting.
             DataError: a graph larger than the budget, with `oversize="raise"`, or an attribute
                 that cannot be padded.
         """
@@ -171,7 +171,7 @@ class PackedDataLoader(DataLoader):  # type: ignore[misc]
         self._last_epoch = None
 
     def __iter__(self) -> Iterator[Any]:
-        # Some trainers call the sampler's own set_epoch: only an epoch that was had is left.
+        # Some trainers call the sampler's own set_epoch: go on only from an epoch that was used.
         if self._last_epoch == self.batch_sampler.epoch:
             self.batch_sampler.set_epoch(self._last_epoch + 1)
         self._last_epoch = self.batch_sampler.epoch
@@ -181,13 +181,14 @@ class PackedDataLoader(DataLoader):  # type: ignore[misc]
 
 @dataclass(frozen=True, kw_only=True)
 class _Padding:
-    """Collates graphs with the padding; in a worker process, if there are some.
+    """Collates graphs and adds the padding, in a worker process if there are any.
 
     Attributes:
         batches: torch_geometric's collater.
         room: the padded size of a batch from its own.
-        rows: what each attribute that grows with the graph has rows for.
-        labels: one number a graph that the collater takes for a node's, by its name.
+        rows: the level of each attribute: a row for each node, each edge or the graph.
+        labels: attributes with one number for each graph that the collater takes for numbers of
+            nodes, because of their names.
     """
 
     batches: Any
@@ -226,7 +227,7 @@ class _Padding:
         return batch
 
     def _dummy(self, graphs: Sequence[Any], nodes: int, edges: int) -> Any:
-        """A graph of these sizes: one edge of the batch and its ends, again and again."""
+        """A graph of these sizes that repeats one edge of the batch and its ends."""
         source, edge = _first_edge(graphs)
         here = source.edge_index.device
         ends = [0, 0] if edge is None else source.edge_index[:, edge].tolist()
@@ -246,14 +247,14 @@ class _Padding:
             else:
                 dummy[name] = value.index_select(dim, node_rows if row == "node" else edge_rows)
         dummy.num_nodes = nodes
-        # To and fro between two nodes, as in an undirected graph.
+        # Back and forth between two nodes, as in an undirected graph.
         sender = torch.arange(edges, device=here) % 2
         dummy.edge_index = torch.stack([sender, 1 - sender])
         return dummy
 
 
 def _first_edge(graphs: Sequence[Any]) -> tuple[Any, int | None]:
-    """A graph and the number of an edge of it that joins two nodes; None if no graph has one."""
+    """A graph and the number of one of its edges that joins two nodes; None if there is none."""
     for graph in graphs:
         if graph.num_edges:
             apart = graph.edge_index[0] != graph.edge_index[1]
@@ -267,10 +268,11 @@ def _rows_of(
 ) -> tuple[dict[str, Row], tuple[str, ...]]:
     """The level of each tensor of the data, and the names of those that are labels.
 
-    A row for each node is told from any other by the graphs with most and fewest of them, and the
-    same for edges: no other number of rows follows both. torch_geometric takes whatever has
-    `index` in its name for numbers of nodes, which grow by the nodes before in a batch; a number of
-    the graph itself, as the `index` of a molecule in its data set is, stays as it is.
+    Levels are found from the graphs with most and fewest nodes and edges: a tensor with a row for
+    each node has as many rows as nodes in all of them. torch_geometric takes every attribute with
+    `index` in its name for numbers of nodes, and adds the number of nodes before the graph in its
+    batch; a number of the graph itself, such as the `index` of a molecule in its data set, is a
+    label and stays as it is.
     """
     told: list[Array] = [sampler.num_nodes, sampler.num_edges]
     chosen = {int(pick(sizes)) for sizes in told for pick in (np.argmin, np.argmax)}
@@ -331,7 +333,7 @@ def _row_of(name: str, samples: Sequence[Any]) -> Row:
     by_node = sizes == [sample.num_nodes for sample in samples]
     by_edge = sizes == [sample.num_edges for sample in samples]
     if by_node or by_edge:
-        # Rings have as many nodes as edges: there the name tells.
+        # Rings have as many nodes as edges: there the name decides.
         return "edge" if not by_node or (by_edge and "edge" in name) else "node"
     if len(set(sizes)) > 1:
         raise DataError(
