@@ -1,4 +1,4 @@
-"""The plots of a page, each with the table of what it shows."""
+"""The plots of a page, each with a table of its data."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weft.graphs import Array
-from weft.report.numbers import number
-from weft.report.page import Figure, Table
+from weft.report.page import Figure, Table, number
 from weft.report.svg import INK, PALETTE, drawn
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
 Points = Sequence[tuple[float, float]]
-"""x and y of each."""
+"""Pairs of x and y."""
 
 _MOST_POINTS = 120
 _WIDE = (9.4, 3.4)
@@ -39,9 +38,9 @@ def curves(
 ) -> Figure | None:
     """Lines by name; None where there is nothing to draw.
 
-    More than 120 points of a line are drawn as means of neighbours, and the table has those.
+    A line of more than 120 points is drawn, and tabulated, as the means of adjacent points.
     """
-    # A line keeps its colour from plot to plot, whichever others have nothing to show.
+    # A line keeps its colour from plot to plot, even where another has no data.
     order = {name: index for index, name in enumerate(series)}
     series = {name: _thinned(points) for name, points in series.items()}
     series = {name: points for name, points in series.items() if points}

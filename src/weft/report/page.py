@@ -1,14 +1,18 @@
-"""A page: chapters of tables, figures and words, in one HTML file that needs nothing else."""
+"""A page: chapters of tables, figures and words, in one HTML file that needs nothing else.
+
+It also formats the numbers of a page for people.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import weft
 from weft.errors import DataError
@@ -25,14 +29,14 @@ class Table:
     """A table of texts; columns of numbers are set to the right.
 
     Attributes:
-        caption: what it says, in a few words.
-        headings: of its columns.
-        rows: cells; as many in each as there are headings.
-        marked: rows that stand out.
-        folded: shown only when asked for; printed all the same.
-        chips: columns whose cells are a word that is coloured by what it says.
-        strong: cells that stand out, (row, column) each.
-        titled: what the caption says stands above it already; only readers aloud need it.
+        caption: its subject, in a few words.
+        headings: of the columns.
+        rows: cells, one for each heading.
+        marked: numbers of highlighted rows.
+        folded: collapsed until it is opened; printed in full.
+        chips: columns whose cells are single words, coloured by their meaning.
+        strong: cells in bold, (row, column) each.
+        titled: a heading above says the same, so that the caption is for screen readers only.
     """
 
     kind: ClassVar[str] = "table"
@@ -47,7 +51,7 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """Of each column, whether it holds numbers."""
+        """For each column, whether it holds numbers."""
         columns = [[row[i] for row in self.rows if row[i]] for i in range(len(self.headings))]
         return [
             all(cell in _NONE or _NUMBER.match(cell) for cell in cells)
@@ -58,14 +62,14 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A plot and its numbers.
+    """A plot with its data.
 
     Attributes:
         title: of the figure.
-        svg: the plot, made by `weft.report.figures`: it is put into the page as it is.
-        table: the plotted numbers; None for a plot that was drawn elsewhere.
+        svg: the plot, made by `weft.report.figures`; it is not escaped.
+        table: the plotted numbers; None for a plot that was read from a file.
         note: a sentence below it.
-        wide: takes the whole width of the page.
+        wide: whether it takes the whole width of the page.
     """
 
     kind: ClassVar[str] = "figure"
@@ -78,10 +82,10 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A picture of points, inside the page.
+    """A bitmap inside the page.
 
     Attributes:
-        title: of it.
+        title: of the picture.
         data: a PNG file in base64.
     """
 
@@ -93,7 +97,7 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The few numbers to see first: (name, value, remark) each."""
+    """The most important numbers: (name, value, remark) each."""
 
     kind: ClassVar[str] = "facts"
     facts: Sequence[tuple[str, str, str]]
@@ -118,6 +122,26 @@ class Code:
 
 
 Block = Table | Figure | Picture | Facts | Words | Code
+
+
+def present(*blocks: Block | None) -> list[Block]:
+    """The blocks that are not None."""
+    return [block for block in blocks if block is not None]
+
+
+def value_table(caption: str, rows: Sequence[tuple[str, str]], name: str = "what") -> Table:
+    """A table of two columns: what something is, and its value."""
+    return Table(caption=caption, headings=(name, "value"), rows=rows)
+
+
+def machine_rows(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows on the `machine` and the `versions` of a plan or a study."""
+    return [
+        (f"{name}: {key}", plain(value))
+        for name in ("machine", "versions")
+        if isinstance(about := values.get(name), Mapping)
+        for key, value in about.items()
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,10 +169,10 @@ class Chapter:
     """A run, a plan or a study.
 
     Attributes:
-        kind: what it is, in a word or two.
+        kind: `Run`, `Plan`, `Study` or the like.
         title: its name.
-        lead: a sentence or two on what it is.
-        parts: the rest.
+        lead: an introduction of a sentence or two.
+        parts: its sections.
     """
 
     kind: str
@@ -159,10 +183,10 @@ class Chapter:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What becomes one file.
+    """The content of one HTML file.
 
     Attributes:
-        title: of the page, where it has several chapters; one gives its own.
+        title: of a page with several chapters; a single chapter has its own title.
         chapters: from top to bottom.
     """
 
@@ -171,7 +195,7 @@ class Page:
 
 
 def render(page: Page) -> str:
-    """The page as HTML: no script, nothing that is fetched, the same for the same content.
+    """The page as HTML, without scripts or external files; equal content gives equal text.
 
     Raises:
         DataError: jinja2 is not installed.
@@ -197,12 +221,64 @@ def render(page: Page) -> str:
 
 
 def write_html(page: Page, path: Path) -> Path:
-    """Write `render`'s text to `path`, whole or not at all; gives the path.
+    """Write the page to `path` atomically; returns the path.
 
     Raises:
         DataError: jinja2 is not installed, or the file cannot be written.
     """
-    # What a file name cannot say in Unicode is shown as a question mark.
+    # Undecodable bytes of a file name are shown as question marks.
     data = render(page).encode("utf-8", "replace")
     write_atomically(path, lambda file: file.write(data))
     return path
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """`value` with so many significant digits; a dash for None."""
+    if value is None:
+        return "–"
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+def seconds(value: float | None) -> str:
+    """A time in the unit that fits it."""
+    if value is None:
+        return "–"
+    if value == 0:
+        return "0 s"
+    for unit, scale in (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
+        # Below two of a unit the next smaller one is more exact.
+        if value >= scale * (2 if scale > 1 else 1):
+            return f"{value / scale:.3g} {unit}"
+    return f"{value / 1e-6:.3g} µs"
+
+
+def memory(value: float | None) -> str:
+    """Bytes in the unit that fits them."""
+    if value is None:
+        return "–"
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value:.0f} bytes"
+
+
+def percent(value: float | None) -> str:
+    """A share in per cent."""
+    return "–" if value is None else f"{value:.1%}"
+
+
+def plain(value: Any) -> str:
+    """The value of a setting."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(plain, value)) or "–"
+    return f"{value:g}" if isinstance(value, float) else str(value)

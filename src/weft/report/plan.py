@@ -1,4 +1,4 @@
-"""A plan as a chapter: what was tried, what it took, what was chosen and why."""
+"""The chapter of a plan: what was tried, what it cost, what was chosen and why."""
 
 from __future__ import annotations
 
@@ -12,15 +12,30 @@ from weft.files import read_object
 from weft.planning import Plan
 from weft.planning.plan import CHOSEN, SCHEMA, Measured
 from weft.report.figures import curves, intervals
-from weft.report.numbers import memory, number, plain, seconds
-from weft.report.page import Block, Chapter, Code, Facts, Figure, Part, Table, Words
+from weft.report.page import (
+    Block,
+    Chapter,
+    Code,
+    Facts,
+    Figure,
+    Part,
+    Table,
+    Words,
+    machine_rows,
+    memory,
+    number,
+    plain,
+    present,
+    seconds,
+    value_table,
+)
 
 FORMULAS = "weft plan 1"
-"""Schema of a plan that was made by formulas alone."""
+"""Schema of a plan that comes from the cost model, without measurements."""
 
 
 def read_plan(path: Path) -> dict[str, Any] | None:
-    """The JSON values of a plan's file; None of a file that is something else."""
+    """The JSON values of a plan's file; None for any other file."""
     try:
         value = read_object(path)
     except DataError:
@@ -48,7 +63,7 @@ def plan_chapter(path: Path, value: Mapping[str, Any]) -> Chapter:
 
 
 def plan_parts(value: Mapping[str, Any], *, within: str = "") -> list[Part]:
-    """The parts of a plan inside another chapter; a damaged plan gives a sentence."""
+    """The parts of a plan for another chapter; a damaged plan becomes its error message."""
     try:
         chapter = plan_chapter(Path("plan.json"), value)
     except DataError as error:
@@ -81,7 +96,7 @@ def _measured_parts(plan: Plan, path: Path) -> list[Part]:
             blocks=[
                 Facts(facts=facts),
                 Words(words=list(plan.reasons), points=len(plan.reasons) > 1),
-                Table(caption="Chosen settings", headings=("setting", "value"), rows=settings),
+                value_table("Chosen settings", settings, name="setting"),
             ],
         ),
         Part(title="Candidates", blocks=_candidates(plan)),
@@ -99,20 +114,18 @@ def _candidates(plan: Plan) -> list[Block]:
             (1.0, "s") if largest >= 1 else (1e3, "ms") if largest >= 1e-3 else (1e6, "µs")
         )
         bars = [
-            (
-                each.label,
-                scale * (each.median or 0.0),
-                scale * _or(each.low, each.median),
-                scale * _or(each.high, each.median),
-            )
-            for each in timed
+            (each.label, scale * (each.median or 0.0), *_interval(each, scale)) for each in timed
         ]
         marked = next((i for i, each in enumerate(timed) if each.outcome == CHOSEN), None)
         note = "Whiskers are 95% intervals of the median, by the bootstrap."
         title = f"Time a {unit}"
         blocks.append(intervals(title, bars, x=f"{name} a {unit}", marked=marked, note=note))
         projected = [
-            (each.label, each.projected_seconds, *_projected_interval(plan, each))
+            (
+                each.label,
+                each.projected_seconds,
+                *_interval(each, plan.total_units, each.start_seconds),
+            )
             for each in timed
             if each.projected_seconds is not None
         ]
@@ -160,14 +173,11 @@ def _candidate_row(each: Measured) -> tuple[str, ...]:
     )
 
 
-def _projected_interval(plan: Plan, each: Measured) -> tuple[float, float]:
-    low = each.start_seconds + plan.total_units * _or(each.low, each.median)
-    high = each.start_seconds + plan.total_units * _or(each.high, each.median)
+def _interval(each: Measured, scale: float, start: float = 0.0) -> tuple[float, float]:
+    """start + scale · t for the low and the high time t of a unit, or twice for the median."""
+    median = each.median or 0.0
+    low, high = (start + scale * (median if end is None else end) for end in (each.low, each.high))
     return low, high
-
-
-def _or(value: float | None, other: float | None) -> float:
-    return value if value is not None else other or 0.0
 
 
 def _use(plan: Plan, path: Path) -> list[Block]:
@@ -178,12 +188,7 @@ def _use(plan: Plan, path: Path) -> list[Block]:
         blocks.append(Code(caption="Train with it, with the same options", text=use))
     if plan.command:
         blocks.append(Code(caption="Make it again", text=plan.command))
-    rows = [("made", plan.created)]
-    for name in ("machine", "versions"):
-        about = plan.key.get(name)
-        if isinstance(about, Mapping):
-            rows += [(f"{name}: {key}", plain(each)) for key, each in about.items()]
-    blocks.append(Table(caption="It holds for", headings=("what", "value"), rows=rows))
+    blocks.append(value_table("It holds for", [("made", plan.created), *machine_rows(plan.key)]))
     return blocks
 
 
@@ -249,7 +254,7 @@ def _by_formulas(value: Mapping[str, Any]) -> Chapter:
                 title="Grids",
                 blocks=[
                     Facts(facts=facts),
-                    *(figure for figure in figures if figure is not None),
+                    *present(*figures),
                     Table(
                         caption="Every grid; the fastest for each number of ranks stands out",
                         headings=(
@@ -266,7 +271,7 @@ def _by_formulas(value: Mapping[str, Any]) -> Chapter:
                 title="To do it again",
                 blocks=[
                     Code(caption="Command", text=str(value["command"])),
-                    Table(caption="Assumed of the machine", headings=("what", "value"), rows=about),
+                    value_table("Assumed of the machine", about),
                 ],
             ),
         ],
@@ -276,7 +281,7 @@ def _by_formulas(value: Mapping[str, Any]) -> Chapter:
 def _by_ranks(
     title: str, estimates: list[Mapping[str, Any]], name: str, scale: float, y: str
 ) -> Figure | None:
-    """The least of each family of grids."""
+    """The least value of each family of grids, by the number of ranks."""
     lines: dict[str, dict[float, float]] = {}
     for each in estimates:
         line = lines.setdefault(str(each["grid"]["name"]), {})

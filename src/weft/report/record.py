@@ -1,10 +1,10 @@
-"""What a run's folder says, however far the run has come."""
+"""What a run's folder holds, whether the run is finished or not."""
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,56 +14,47 @@ from weft.files import parse_json, read_object
 from weft.report.figures import Points
 
 CONFIG = "config.json"
-_LABELS = {"molecules", "crystals", "programs", "citations", "full-graph", "nodes", "links"}
+_RECIPES = frozenset(
+    {"molecules", "crystals", "programs", "citations", "full-graph", "nodes", "links"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """A run as its folder has it.
+    """A run, read from its folder.
 
     Attributes:
         folder: where it is.
         config: what was asked.
-        sessions: commands, versions and machines, one for each time it was started.
-        rows: of the metrics file.
-        summary: what came out; empty while the run goes on.
-        about: of the network.
-        plan: the one it was made with, as JSON values; empty without one.
+        recipe: name of the one that was trained with; empty for a model of the user's own.
+        sessions: command, versions and machine of each time it was started.
+        rows: lines of the metrics file.
+        summary: its results; empty while the run is going on.
+        plan: the plan it was trained by, as JSON values; empty without one.
         spy: counts of edges before and after reordering; empty without them.
         warnings: what could not be read, in sentences.
     """
 
     folder: Path
     config: Mapping[str, Any]
-    sessions: list[Mapping[str, Any]]
+    recipe: str
+    sessions: Sequence[Mapping[str, Any]]
     rows: list[dict[str, Any]]
     summary: Mapping[str, Any] = field(default_factory=dict)
-    about: Mapping[str, Any] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
     spy: Mapping[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Name of the run's folder."""
         return self.folder.resolve().name
 
     @property
-    def recipe(self) -> str:
-        """The one that was trained with, if it was one of weft's own."""
-        for session in self.sessions[:1]:
-            words = [str(word) for word in _list(session.get("command"))]
-            for word in words:
-                if word in _LABELS:
-                    return word
-        return ""
-
-    @property
     def commands(self) -> list[str]:
-        """One for each session, to be copied."""
+        """The command of each session, to be copied."""
         found = []
-        for session in self.sessions:
-            words = [str(word) for word in _list(session.get("command"))]
+        for words in map(_command, self.sessions):
             if words[:1] == ["__main__.py"]:
                 # By `python -m weft`, or under torchrun.
                 words[:1] = ["python", "-m", "weft"]
@@ -79,12 +70,12 @@ class RunRecord:
         ]
 
     def names(self) -> list[str]:
-        """Of all metrics, in the order in which they come up."""
+        """Names of all metrics, in order of first appearance."""
         found = dict.fromkeys(name for row in self.rows for name in row)
         return [name for name in found if name not in ("step", "epoch", "seconds")]
 
     def scores(self) -> dict[str, float]:
-        """Final figures by name, such as `test_mae`; empty while the run goes on."""
+        """Final scores by name, such as `test_mae`; empty while the run is going on."""
         plain = {
             name: float(value)
             for name, value in self.summary.items()
@@ -93,46 +84,45 @@ class RunRecord:
         return plain | {name: score["value"] for name, score in self._measured().items()}
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Of those figures that have one, over the choice of what was tested."""
+        """95% intervals (bootstrap over the test set) of the final scores that have one."""
         return {name: (score["low"], score["high"]) for name, score in self._measured().items()}
 
     def _measured(self) -> dict[str, dict[str, float]]:
         found = {}
         for group in ("test", "accuracy"):
-            for name, score in _mapping(self.summary.get(group)).items():
-                if all(_is_real(_mapping(score).get(key)) for key in ("value", "low", "high")):
+            for name, score in mapping(self.summary.get(group)).items():
+                if all(_is_real(mapping(score).get(key)) for key in ("value", "low", "high")):
                     label = f"test_{name}" if group == "test" else f"{name}_accuracy"
                     found[label] = score
         return found
 
 
 def is_run(folder: Path) -> bool:
-    """Whether `folder` is one that `weft train` or a `Run` makes."""
+    """Whether `folder` holds a run of `weft train` or of `Run.create`."""
     return (folder / CONFIG).is_file()
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read everything that is there; what is damaged is left out and named in `warnings`.
+    """Read a run's folder; damaged files are left out and named in `warnings`.
 
     Raises:
-        DataError: config.json, without which nothing can be said, is damaged.
+        DataError: config.json is damaged.
     """
     fields = {"config": dict, "sessions": list}
     whole = read_object(folder / CONFIG, fields, remedy="no page can be made")
     warnings: list[str] = []
     parts = {
-        name: _object(folder / f"{file}.json", warnings)
-        for name, file in (
-            ("summary", "summary"),
-            ("about", "model"),
-            ("plan", "plan"),
-            ("spy", "spy"),
-        )
+        name: _object(folder / f"{name}.json", warnings) for name in ("summary", "plan", "spy")
     }
+    sessions = [session for session in whole["sessions"] if isinstance(session, dict)]
+    # Older runs say it in their command only.
+    first = _command(sessions[0]) if sessions else []
+    recipe = whole.get("recipe") or next((word for word in first if word in _RECIPES), "")
     return RunRecord(
         folder=folder,
         config=whole["config"],
-        sessions=[session for session in whole["sessions"] if isinstance(session, dict)],
+        recipe=str(recipe),
+        sessions=sessions,
         rows=_rows(folder / "metrics.jsonl", warnings),
         warnings=warnings,
         **parts,
@@ -161,7 +151,7 @@ def _object(path: Path, warnings: list[str]) -> dict[str, Any]:
 
 
 def _rows(path: Path, warnings: list[str]) -> list[dict[str, Any]]:
-    """The lines that are whole: a run under way, or killed, leaves the last one cut."""
+    """The complete lines; the last one is cut while a run writes it, or when it was killed."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError:
@@ -190,9 +180,11 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def mapping(value: Any) -> Mapping[str, Any]:
+    """`value` where it is a mapping, else an empty one: files may hold anything."""
     return value if isinstance(value, Mapping) else {}
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _command(session: Mapping[str, Any]) -> list[str]:
+    words = session.get("command")
+    return [str(word) for word in words] if isinstance(words, list) else []

@@ -1,18 +1,31 @@
-"""A run as a chapter: what was trained, how it went, and how to do it again."""
+"""The chapter of a run: what was trained, how it went, and how to repeat it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 
-from weft.report.communication import communication_part
-from weft.report.figures import curves, spy_plots
-from weft.report.numbers import number, percent, plain, seconds
-from weft.report.page import Block, Chapter, Code, Facts, Figure, Part, Table, Words
+from weft.report.figures import curves, grouped_bars, spy_plots
+from weft.report.page import (
+    Block,
+    Chapter,
+    Code,
+    Facts,
+    Part,
+    Table,
+    Words,
+    memory,
+    number,
+    percent,
+    plain,
+    present,
+    seconds,
+    value_table,
+)
 from weft.report.plan import plan_parts
-from weft.report.record import RunRecord, flat
+from weft.report.record import RunRecord, flat, mapping
 
 _PARTS = ("train", "validation", "test")
 _WORDS = {
@@ -31,25 +44,30 @@ _MODELS = {
     "gcn": "GCN",
     "sage": "GraphSAGE",
 }
-_NETWORKS = {
-    "programs": "Gated graph network",
-    "citations": "GCN",
-    "links": "Predictor of links",
-    "nodes": "Classifier of nodes",
+_RECIPES = {
+    "molecules": ("A network", "structures a second"),
+    "crystals": ("A network", "structures a second"),
+    "programs": ("Gated graph network", "samples a second"),
+    "citations": ("GCN", "epochs a second"),
+    "full-graph": ("A network", "epochs a second"),
+    "links": ("Predictor of links", "pairs a second"),
+    "nodes": ("Classifier of nodes", "nodes a second"),
 }
+"""What a recipe trains where its settings do not name a model, and what its throughput counts."""
+_OWN_MODEL = ("A network", "graphs a second")
 _SHARES = ("accuracy",)
 
 
 def run_chapter(run: RunRecord) -> Chapter:
-    """Everything that the folder says."""
+    """The chapter of a run, with everything that its folder holds."""
     parts = [
         _result(run),
         _curves(run),
         _work(run),
         _sparsity(run),
-        communication_part(run.summary),
+        _communication(run.summary),
         _spy(run),
-        *_planned(run),
+        *(plan_parts(run.plan, within="Plan: ") if run.plan else []),
         _again(run),
     ]
     return Chapter(
@@ -61,17 +79,17 @@ def run_chapter(run: RunRecord) -> Chapter:
 
 
 def better_when_low(name: str) -> bool:
-    """Whether less of the metric is better."""
+    """Whether a lower value of the metric is better."""
     return any(word in name for word in ("loss", "mae", "rmse", "error"))
 
 
 def score_text(name: str, value: float | None) -> str:
-    """A final figure as text: shares in per cent."""
+    """A final score as text: shares in per cent."""
     return percent(value) if name.endswith(_SHARES) else number(value)
 
 
 def spoken(name: str) -> str:
-    """A metric's name as people say it."""
+    """The name of a metric in words."""
     part, _, rest = name.partition("_")
     if part in _PARTS and rest:
         return f"{part} {spoken(rest)}"
@@ -79,36 +97,28 @@ def spoken(name: str) -> str:
 
 
 def unit_of(run: RunRecord, name: str) -> str:
-    """The unit of a metric; empty if it has none, or the data did not say."""
+    """The unit of a metric; empty if it has none or it is unknown."""
     if not name.endswith(("mae", "rmse")):
         return ""
-    # Forces are trained on with energies in eV only.
+    # Training on forces requires energies in eV.
     return "eV/Å" if "force" in name else str(run.summary.get("unit") or "")
 
 
 def in_unit(words: str, units: Collection[str]) -> str:
-    """A heading with its unit, where there is one and it is the same for all."""
+    """A heading with the unit, where all have the same one."""
     (unit,) = units if len(units) == 1 else ("",)
     return f"{words} [{unit}]" if unit else words
 
 
 def per_second(run: RunRecord) -> str:
     """What `graphs_per_second` counts."""
-    return {
-        "molecules": "structures a second",
-        "crystals": "structures a second",
-        "programs": "samples a second",
-        "full-graph": "epochs a second",
-        "citations": "epochs a second",
-        "links": "pairs a second",
-        "nodes": "nodes a second",
-    }.get(run.recipe, "graphs a second")
+    return _RECIPES.get(run.recipe, _OWN_MODEL)[1]
 
 
 def _lead(run: RunRecord) -> str:
     config, summary = run.config, run.summary
     named = config.get("model")
-    what = _MODELS.get(str(named)) or _NETWORKS.get(run.recipe) or "A network"
+    what = _MODELS.get(str(named)) or _RECIPES.get(run.recipe, _OWN_MODEL)[0]
     words = f"{what} on {config['data']}" if "data" in config else what
     if "target" in config:
         unit = summary.get("unit")
@@ -144,19 +154,13 @@ def _result(run: RunRecord) -> Part:
         facts.append(("throughput", number(points[-1][1], 3), per_second(run)))
     if summary.get("best_epoch"):
         facts.append(("best epoch", number(summary["best_epoch"]), "whose weights are kept"))
-    blocks: list[Block] = []
-    if run.warnings:
-        blocks.append(Words(words=run.warnings))
-    if facts:
-        blocks.append(Facts(facts=facts))
-    table = _score_table(run, scores)
-    if table is not None:
-        blocks.append(table)
-    return Part(title="Result", blocks=blocks)
+    warnings = Words(words=run.warnings) if run.warnings else None
+    shown = Facts(facts=facts) if facts else None
+    return Part(title="Result", blocks=present(warnings, shown, _score_table(run, scores)))
 
 
 def _headlines(scores: Mapping[str, float]) -> list[str]:
-    """At most two, of the test before others."""
+    """The names of at most two scores, those of the test first."""
     for part in ("test", "validation", "train"):
         own = [name for name in scores if name.startswith(f"{part}_")]
         if own:
@@ -169,9 +173,9 @@ def _score_table(run: RunRecord, scores: Mapping[str, float]) -> Table | None:
     metrics = dict.fromkeys(name.partition("_")[2] for name in scores)
     if not metrics:
         return None
-    counts = _mapping(run.summary.get("counts"))
-    baselines = _mapping(run.summary.get("baselines"))
-    kinds = dict.fromkeys(name for each in baselines.values() for name in _mapping(each))
+    counts = mapping(run.summary.get("counts"))
+    baselines = mapping(run.summary.get("baselines"))
+    kinds = dict.fromkeys(name for each in baselines.values() for name in mapping(each))
     headings = [in_unit(spoken(metric), {unit_of(run, metric)}) for metric in metrics]
     rows = []
     for part in _PARTS:
@@ -179,7 +183,7 @@ def _score_table(run: RunRecord, scores: Mapping[str, float]) -> Table | None:
         if all(value is None for value in own):
             continue
         cells = [score_text(m, value) for m, value in zip(metrics, own, strict=True)]
-        base = [percent(_mapping(baselines.get(part)).get(kind)) for kind in kinds]
+        base = [percent(mapping(baselines.get(part)).get(kind)) for kind in kinds]
         rows.append((part, number(counts.get(part)), *cells, *base))
     caption = "Scores of the kept weights"
     if kinds:
@@ -190,7 +194,7 @@ def _score_table(run: RunRecord, scores: Mapping[str, float]) -> Table | None:
 def _curves(run: RunRecord) -> Part:
     names = run.names()
     losses = [name for name in names if name == "loss" or name.endswith("_loss")]
-    # What is drawn elsewhere, and what stopping early goes by.
+    # These have plots of their own, or only decide about early stopping.
     rates = ("lr", "graphs_per_second", "sparsity", "selection")
     costs = ("_seconds", "_bytes", "bytes_received")
     others = [n for n in names if n not in (*losses, *rates) and not n.endswith(costs)]
@@ -216,49 +220,43 @@ def _curves(run: RunRecord) -> Part:
     )
     rate = {"throughput": run.series("graphs_per_second", by="epoch")}
     figures.append(curves("Throughput", rate, x="epoch", y=per_second(run), from_zero=True))
-    return Part(title="Training", blocks=_present(figures))
+    return Part(title="Training", blocks=present(*figures))
+
+
+_WORK: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "fill.node_fill": ("nodes of a batch that are not padding", percent),
+    "fill.edge_fill": ("edges of a batch that are not padding", percent),
+    "fill.distinct_shapes": ("shapes of batches", number),
+    "fill.graphs_per_batch": ("graphs in a batch, mean", number),
+    "batching_share": ("time spent waiting for batches", percent),
+    "outside_share": ("edges outside the blocks", percent),
+    "counts.dropped": ("left out, no target", number),
+    "counts.skipped": ("left out, larger than a batch", number),
+    "compilation.mode": ("compiled", str),
+    "compilation.compilations": ("compilations", number),
+    "compilation.recompiles": ("recompiles", number),
+    "compilation.eager_calls": ("calls uncompiled, beyond the limit", number),
+    "compilation.compile_seconds": ("time spent compiling", seconds),
+}
+"""What a summary says of batches and compilation, by dotted name: in words, and how to show it."""
 
 
 def _work(run: RunRecord) -> Part:
-    """How well the hardware was fed."""
-    summary = run.summary
-    rows: list[tuple[str, str]] = []
-    fill = _mapping(summary.get("fill"))
-    for name in ("node", "edge"):
-        if f"{name}_fill" in fill:
-            rows.append((f"{name}s of a batch that are not padding", percent(fill[f"{name}_fill"])))
-    if "distinct_shapes" in fill:
-        rows.append(("shapes of batches", number(fill["distinct_shapes"])))
-    if "graphs_per_batch" in fill:
-        rows.append(("graphs in a batch, mean", number(fill["graphs_per_batch"])))
-    if "batching_share" in summary:
-        rows.append(("time spent waiting for batches", percent(summary["batching_share"])))
-    if "outside_share" in summary:
-        rows.append(("edges outside the blocks", percent(summary["outside_share"])))
-    counts = _mapping(summary.get("counts"))
-    for name, words in (
-        ("dropped", "left out, no target"),
-        ("skipped", "left out, larger than a batch"),
-    ):
-        if counts.get(name):
-            rows.append((words, number(counts[name])))
-    account = _mapping(summary.get("compilation"))
+    """How full batches were, and what compiling took."""
+    summary = flat(run.summary)
+    for name in ("counts.dropped", "counts.skipped"):
+        if not summary.get(name):
+            summary.pop(name, None)
+    account = mapping(run.summary.get("compilation"))
     if account.get("mode") == "eager":
-        rows.append(("compiled", "no: eager"))
-    elif account:
-        rows.append(("compiled", str(account.get("mode"))))
-        for name, words in (
-            ("compilations", "compilations"),
-            ("recompiles", "recompiles"),
-            ("eager_calls", "calls uncompiled, beyond the limit"),
-        ):
-            rows.append((words, number(account.get(name))))
-        rows.append(("time spent compiling", seconds(account.get("compile_seconds"))))
+        summary = {k: v for k, v in summary.items() if not k.startswith("compilation.")}
+        summary["compilation.mode"] = "no: eager"
+    rows = [
+        (words, show(summary[name])) for name, (words, show) in _WORK.items() if name in summary
+    ]
     blocks: list[Block] = []
     if rows:
-        blocks.append(
-            Table(caption="Batches and compilation", headings=("what", "value"), rows=rows)
-        )
+        blocks.append(value_table("Batches and compilation", rows))
     causes = [str(cause) for cause in account.get("causes") or []]
     if causes:
         blocks.append(
@@ -276,7 +274,7 @@ def _work(run: RunRecord) -> Part:
 
 
 def _sparsity(run: RunRecord) -> Part | None:
-    counts, costs = _mapping(run.summary.get("counts")), _mapping(run.summary.get("step_costs"))
+    counts, costs = mapping(run.summary.get("counts")), mapping(run.summary.get("step_costs"))
     figure = curves(
         "Sparsity",
         {"inactive weights": [(x, 100 * y) for x, y in run.series("sparsity", by="epoch")]},
@@ -285,7 +283,7 @@ def _sparsity(run: RunRecord) -> Part | None:
         from_zero=True,
     )
     rows = []
-    # Older runs counted what is not 0, also among active weights.
+    # Older runs counted weights that are not 0, active or not.
     for key, words in (("active", "of them active"), ("nonzero", "of them not 0")):
         if key in counts and "weights" in counts:
             rows.append(("weights", number(counts["weights"])))
@@ -301,11 +299,54 @@ def _sparsity(run: RunRecord) -> Part | None:
         rows.append(("the one over the other, by round", between))
     if figure is None and run.config.get("sparsify") in (None, "none"):
         return None
-    blocks = _present([figure])
-    if rows:
-        caption = "Weights and what a step costs; FLOPs saved and time saved are different things"
-        blocks.append(Table(caption=caption, headings=("what", "value"), rows=rows))
-    return Part(title="Sparsity", blocks=blocks)
+    caption = "Weights and what a step costs; FLOPs saved and time saved are different things"
+    table = value_table(caption, rows) if rows else None
+    return Part(title="Sparsity", blocks=present(figure, table))
+
+
+def _communication(summary: Mapping[str, Any]) -> Part | None:
+    """A figure by collective and the rest as a table; None of a run without ranks."""
+    found = summary.get("communication")
+    if not isinstance(found, Mapping):
+        return None
+    recorded = _numbers(found.get("bytes"))
+    predicted = _numbers(found.get("predicted_bytes"))
+    blocks: list[Block] = []
+    kinds = sorted(recorded | predicted)
+    if kinds:
+        series = {"recorded": [recorded.get(kind, 0.0) / 1e3 for kind in kinds]}
+        note = "Received in an epoch, on the rank that it costs most."
+        if predicted:
+            series["predicted"] = [predicted.get(kind, 0.0) / 1e3 for kind in kinds]
+            same = all(abs(recorded.get(k, 0) - predicted.get(k, 0)) < 1 for k in kinds)
+            note += (
+                " What the formulas predict is what was recorded, to the byte."
+                if same
+                else " Predicted by the formulas from the rank's own edges."
+            )
+        names = [kind.replace("_", "-") for kind in kinds]
+        blocks.append(
+            grouped_bars("Bytes by collective", names, series, y="kB an epoch", note=note)
+        )
+    spent = _numbers(found.get("seconds"))
+    rows = [("grid", f"{summary.get('grid', '–')} on {summary.get('ranks', '–')} ranks")]
+    rows += [(f"{name} in an epoch", seconds(value)) for name, value in spent.items()]
+    if sum(spent.values()):
+        share = spent.get("communication", 0.0) / sum(spent.values())
+        rows.append(("communication, of the time of an epoch", percent(share)))
+    for name, words in (("peak", "recorded"), ("predicted", "predicted")):
+        if name in found:
+            rows.append((f"memory of a rank for the graph, {words}", memory(found[name])))
+    partition = mapping(summary.get("partition"))
+    if "cut_edges" in partition:
+        how = f"{partition.get('how')}, {partition['cut_edges']:,} edges cut"
+        rows.append(("partition", how))
+    blocks.append(value_table("An epoch on the rank that it costs most", rows))
+    return Part(title="Communication", blocks=blocks)
+
+
+def _numbers(value: Any) -> dict[str, float]:
+    return {k: float(v) for k, v in mapping(value).items() if isinstance(v, int | float)}
 
 
 def _spy(run: RunRecord) -> Part | None:
@@ -317,19 +358,18 @@ def _spy(run: RunRecord) -> Part | None:
         }
         if not pictures or any(c.ndim != 2 for c in pictures.values()):
             return None
-        rows = [
-            (name, *(percent(each["near"][i]) for each in spy["orders"]))
-            for i, name in enumerate(spy["distances"])
-        ]
         table = Table(
             caption="Edges no further from the diagonal than so many nodes",
             headings=("nodes", *(each["order"] for each in spy["orders"])),
-            rows=[(number(float(name)), *rest) for name, *rest in rows],
+            rows=[
+                (number(float(nodes)), *(percent(each["near"][i]) for each in spy["orders"]))
+                for i, nodes in enumerate(spy["distances"])
+            ],
         )
+        cells = len(next(iter(pictures.values())))
         note = (
             f"{spy['graphs']:,} graphs, {spy['nodes']:,} nodes, "
-            f"{spy['edges']:,} edges, in {len(next(iter(pictures.values())))} by "
-            f"{len(next(iter(pictures.values())))} cells; darker ones hold more edges."
+            f"{spy['edges']:,} edges, in {cells} by {cells} cells; darker ones hold more edges."
         )
     except (KeyError, TypeError, ValueError, IndexError):
         return None
@@ -337,15 +377,11 @@ def _spy(run: RunRecord) -> Part | None:
     return Part(title="Edges before and after reordering", blocks=[figure])
 
 
-def _planned(run: RunRecord) -> list[Part]:
-    return plan_parts(run.plan, within="Plan: ") if run.plan else []
-
-
 def _again(run: RunRecord) -> Part:
     rows = []
     for session in run.sessions:
-        versions = ", ".join(f"{k} {v}" for k, v in _mapping(session.get("versions")).items())
-        machine = _mapping(session.get("machine"))
+        versions = ", ".join(f"{k} {v}" for k, v in mapping(session.get("versions")).items())
+        machine = mapping(session.get("machine"))
         hardware = ", ".join(
             f"{machine[key]}{unit}"
             for key, unit in (("cpu", ""), ("cores", " cores"), ("memory_gib", " GiB"))
@@ -378,15 +414,7 @@ def _kind(name: str) -> str:
 
 
 def _series_name(name: str) -> str:
-    # What is logged without a part is of the batches as they are trained on.
+    # Metrics without a part in their name are of training batches.
     if name in ("loss", "accuracy"):
         return "batches of training"
     return spoken(name.removesuffix("_loss"))
-
-
-def _present(figures: list[Figure | None]) -> list[Block]:
-    return [figure for figure in figures if figure is not None]
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

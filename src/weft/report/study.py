@@ -1,4 +1,4 @@
-"""A study as a chapter: its tables, its sentences and its plots, as its folder has them."""
+"""The chapter of a study: the tables, sentences and plots of its folder."""
 
 from __future__ import annotations
 
@@ -9,24 +9,34 @@ from typing import Any
 
 from weft.errors import DataError
 from weft.files import read_object
-from weft.report.numbers import plain
-from weft.report.page import Block, Chapter, Code, Figure, Part, Picture, Table, Words
+from weft.report.page import (
+    Block,
+    Chapter,
+    Code,
+    Figure,
+    Part,
+    Picture,
+    Table,
+    Words,
+    machine_rows,
+    value_table,
+)
 from weft.report.svg import inlined
 
 RESULTS = "results.json"
-"""The file that makes a folder one of a study."""
+"""The file by which the folder of a study is recognised."""
 TABLES = "results.md"
-# Larger drawings would make a page that no browser likes.
+# Larger drawings would make the page slow.
 _MOST_BYTES = 4_000_000
 
 
 def is_study(folder: Path) -> bool:
-    """Whether `folder` is one that `weft study` makes."""
+    """Whether `folder` holds a study of `weft study`."""
     return (folder / RESULTS).is_file()
 
 
 def study_chapter(folder: Path) -> Chapter:
-    """The study in `folder`; one that is not finished says so.
+    """The study in `folder`, finished or not.
 
     Raises:
         DataError: results.json is damaged.
@@ -59,18 +69,9 @@ def study_chapter(folder: Path) -> Chapter:
 
 
 def _again(values: Mapping[str, Any], command: str) -> Part:
-    rows = [("begun", str(values.get("created", "–")))]
-    for name in ("machine", "versions"):
-        about = values.get(name)
-        if isinstance(about, Mapping):
-            rows += [(f"{name}: {key}", plain(value)) for key, value in about.items()]
-    return Part(
-        title="To do it again",
-        blocks=[
-            Code(caption="Command", text=command),
-            Table(caption="Machine and versions", headings=("what", "value"), rows=rows),
-        ],
-    )
+    begun = ("begun", str(values.get("created", "–")))
+    about = value_table("Machine and versions", [begun, *machine_rows(values)])
+    return Part(title="To do it again", blocks=[Code(caption="Command", text=command), about])
 
 
 def _read_tables(text: str) -> tuple[str, str, list[tuple[str, list[Block]]]]:

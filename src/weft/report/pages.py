@@ -1,25 +1,111 @@
-"""Runs side by side: what differs in their settings, and what came of it."""
+"""From folders and files to a page: runs, plans and studies; several runs side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+from weft.errors import DataError
 from weft.report.figures import Points, curves
-from weft.report.numbers import number, plain, seconds
-from weft.report.page import Block, Chapter, Part, Table, Words
-from weft.report.record import RunRecord, flat
+from weft.report.page import (
+    Block,
+    Chapter,
+    Page,
+    Part,
+    Table,
+    Words,
+    number,
+    plain,
+    seconds,
+    write_html,
+)
+from weft.report.plan import plan_chapter, read_plan
+from weft.report.record import RunRecord, flat, is_run, read_run
 from weft.report.run import (
     better_when_low,
     in_unit,
     per_second,
+    run_chapter,
     score_text,
     spoken,
     unit_of,
 )
+from weft.report.study import is_study, study_chapter
+
+REPORT = "report.html"
+
+
+def page_of(items: Sequence[Path]) -> Page:
+    """A chapter for each item; several runs are compared first.
+
+    Raises:
+        DataError: an item is neither a run, a plan nor a study, or it is damaged.
+    """
+    if not items:
+        raise DataError("a page needs a run, a plan or a study")
+    runs: list[RunRecord] = []
+    chapters: list[Chapter] = []
+    for item in items:
+        found = _item(item)
+        if isinstance(found, RunRecord):
+            runs.append(found)
+            found = run_chapter(found)
+        chapters.append(found)
+    if len(runs) > 1:
+        chapters.insert(0, comparison(runs))
+    title = f"{len(runs)} runs compared" if len(runs) == len(items) else "Report"
+    return Page(title=title, chapters=chapters)
+
+
+def page_path(items: Sequence[Path]) -> Path:
+    """The default path of a page: beside a single item, in the current folder for several.
+
+    The page of a file is named after it: plan.json gives plan.html, not the run's report.html.
+    """
+    if len(items) != 1:
+        return Path(REPORT)
+    return items[0] / REPORT if items[0].is_dir() else items[0].with_suffix(".html")
+
+
+def write_page(items: Sequence[Path], path: Path | None = None) -> Path:
+    """Write one HTML file on runs, plans and studies; returns its path.
+
+    Args:
+        items: folders of runs or studies, files or folders of plans.
+        path: of the page; by default report.html in the folder (in the current one for several
+            items), plan.html beside plan.json.
+
+    Raises:
+        DataError: an item is none of these or is damaged, jinja2 or matplotlib is not installed,
+            or the page cannot be written.
+    """
+    return write_html(page_of(items), page_path(items) if path is None else path)
+
+
+def _item(item: Path) -> RunRecord | Chapter:
+    if not item.exists():
+        raise DataError(
+            f"{item} does not exist; name the folder of a run or a study, or a plan.json"
+        )
+    if item.is_dir() and is_run(item):
+        return read_run(item)
+    if item.is_dir() and is_study(item):
+        return study_chapter(item)
+    file = item / "plan.json" if item.is_dir() else item
+    plan = read_plan(file) if file.is_file() else None
+    if plan is not None:
+        return plan_chapter(file, plan)
+    if item.name in ("config.json", "results.json") and item.parent != item:
+        # The file by which a folder is recognised stands for the folder.
+        return _item(item.parent)
+    raise DataError(
+        f"{item} is neither a run (a folder with config.json), a study (a folder with "
+        "results.json) nor a plan (plan.json of `weft plan`)"
+    )
 
 
 def comparison(runs: Sequence[RunRecord]) -> Chapter:
-    """A chapter that goes before those of the runs themselves."""
+    """The chapter that compares runs; it comes before their own."""
     names = _names(runs)
     return Chapter(
         kind="Comparison",
@@ -34,7 +120,7 @@ def comparison(runs: Sequence[RunRecord]) -> Chapter:
 
 
 def _names(runs: Sequence[RunRecord]) -> list[str]:
-    """By folder; with the folder above where two are called the same."""
+    """Names of the folders, with their parents' where two have the same name."""
     short = [run.name for run in runs]
     if len(set(short)) == len(runs):
         return short
@@ -52,7 +138,7 @@ def _outcomes(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Block]:
         values = [each.get(metric) for each in scores]
         there = [value for value in values if value is not None]
         best = score_text(metric, (min if better_when_low(metric) else max)(there))
-        # By what is shown: rounding makes no run the better one.
+        # Compared as shown: what differs by rounding only is equally good.
         cells = [score_text(metric, value) for value in values]
         if len({score_text(metric, value) for value in there}) > 1:
             strong += [(len(rows), i + 1) for i, cell in enumerate(cells) if cell == best]
@@ -81,7 +167,7 @@ def _heading(runs: Sequence[RunRecord], metric: str) -> str:
 
 
 def _differences(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Block]:
-    # A run may go on with other ranks, so that they are no setting of it.
+    # Ranks may change when a run is resumed, so they are not among its settings.
     shared = ("ranks", "grid")
     configs = [
         flat(run.config) | {name: run.summary[name] for name in shared if name in run.summary}
@@ -112,7 +198,7 @@ def _curves(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Block]:
         if metric not in units and not metric.startswith("validation_"):
             continue
         if sum(metric in run.names() for run in runs) < 2:
-            # Nothing to lay over one another; it is in the run's own chapter.
+            # There is nothing to compare; the run's own chapter has the curve.
             continue
         for by in ("epoch", "seconds"):
             lines: dict[str, Points] = {
