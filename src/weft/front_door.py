@@ -161,15 +161,16 @@ def loader(
         ValueError: a setting that cannot be.
         DataError: a graph larger than the budget, with `oversize="raise"`.
     """
-    config = BatchingConfig(
-        policy=policy,
-        batch_size=batch_size,
-        oversize=oversize,
-        shuffle=shuffle,
-        seed=seed,
-        budget=budget,
-    )
+    options: dict[str, Any] = {
+        "policy": policy,
+        "batch_size": batch_size,
+        "shuffle": shuffle,
+        "seed": seed,
+        "oversize": oversize,
+        "budget": budget,
+    }
     if isinstance(data, GraphTable):
+        config = BatchingConfig(**options)
         table = _with_edges(data, cutoff)
         sampler = GraphSampler(*graph_sizes(table), config, graphs=graphs, rank=rank, ranks=ranks)
         return GraphLoader(table, sampler, device=device)
@@ -179,17 +180,8 @@ def loader(
         )
     from weft.integrations.torch_geometric import PackedDataLoader
 
-    return PackedDataLoader(
-        data if graphs is None else torch.utils.data.Subset(data, [int(i) for i in graphs]),
-        config.batch_size,
-        policy=policy,
-        oversize=oversize,
-        shuffle=shuffle,
-        seed=seed,
-        budget=budget,
-        rank=rank,
-        ranks=ranks,
-    )
+    chosen = data if graphs is None else torch.utils.data.Subset(data, [int(i) for i in graphs])
+    return PackedDataLoader(chosen, rank=rank, ranks=ranks, **options)
 
 
 def _with_edges(table: GraphTable, cutoff: float) -> GraphTable:
