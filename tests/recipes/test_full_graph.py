@@ -25,7 +25,7 @@ from weft.parallel.prepare import prepare
 from weft.parallel.shard import GraphShard
 from weft.parallel.world import joined
 from weft.recipes.full_graph import training as module
-from weft.recipes.full_graph.session import take_weights, train_shared
+from weft.recipes.full_graph.session import train_shared
 from weft.recipes.full_graph.training import (
     FullGraphConfig,
     TrainedFullGraph,
@@ -33,9 +33,10 @@ from weft.recipes.full_graph.training import (
     train_full_graph,
 )
 from weft.sources import planted_partition
-from weft.training import NonFiniteLoss, ScheduleConfig, checkpoint, read_metrics
+from weft.training import NonFiniteLoss, ScheduleConfig, checkpoint, load_weights, read_metrics
 from weft.training.checkpoint import load_checkpoint
 from weft.training.launch import RankError, launch
+from weft.training.ranks import load_on_all
 from weft.training.run import Run
 
 CONFIG = FullGraphConfig(
@@ -150,7 +151,7 @@ def test_weights_to_start_from_reach_the_device(table, serial, folder):
     with Elsewhere(), joined("1d", device=DEVICE) as world:
         shard = GraphShard.open(table, world, CONFIG.method, CONFIG.torch_dtype)
         network = GridNetwork(CONFIG.make_model(shard.features, shard.classes), shard)
-        take_weights(network.model, folder / "serial", world)
+        load_on_all(network.model, lambda: load_weights(network.model, folder / "serial"), world)
         network.model.eval()
         found = network.evaluate()
         assert {type(value) for value in network.model.parameters()} == {There}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+
+from torch import nn
 
 from weft.batching import GraphLoader, GraphSampler
 from weft.graphs import GraphBatch, GraphTable
@@ -44,6 +46,20 @@ def shared_run(
             yield run
 
 
+def load_on_all(model: nn.Module, load: Callable[[], None], world: World | None) -> None:
+    """Have rank 0 `load` weights into its model, and give them to those of all ranks.
+
+    Raises:
+        DataError: on every rank, where rank 0 cannot load them.
+    """
+    if world is None:
+        load()
+        return
+    world.broadcast_from_rank0(load)
+    for value in [*model.parameters(), *model.buffers()]:
+        world.broadcast("world", 0, value.data, "setup").wait()
+
+
 class SharedLoader(GraphLoader):
     """A GraphLoader of whose batches each rank of `world` gets its `Share`.
 
@@ -58,6 +74,9 @@ class SharedLoader(GraphLoader):
         self._rank, self._ranks = world.rank, world.ranks
 
     def __iter__(self) -> Iterator[Any]:
+        if self._ranks == 1:
+            yield from super().__iter__()
+            return
         plan = self.sampler.plan()
         first = self.sampler.begin()
         for number, batch in enumerate(self._batches(first), start=first):

@@ -35,6 +35,7 @@ from weft.training.config import FitResult
 from weft.training.loop import FitState, fit, save_fit_checkpoint
 from weft.training.process_memory import peak_memory, process_memory
 from weft.training.randomness import seed_everything
+from weft.training.ranks import load_on_all
 from weft.training.run import Run, first_difference
 from weft.training.schedules import make_scheduler
 from weft.training.step import Outcome, Step
@@ -143,7 +144,7 @@ def train_shared(
     model = config.make_model(shard.features, shard.classes)
     network = GridNetwork(model, shard)
     if init_from is not None:
-        take_weights(model, init_from, world)
+        load_on_all(model, lambda: load_weights(model, init_from), world)
     first, *others = model.layers
     groups: list[dict[str, Any]] = [
         {"params": list(first.parameters()), "weight_decay": config.weight_decay},
@@ -207,13 +208,6 @@ def train_shared(
             communication=trained.communication and dataclasses.asdict(trained.communication),
         )
     return trained
-
-
-def take_weights(model: nn.Module, path: Path, world: World) -> None:
-    """Take those of rank 0's file, on every rank."""
-    world.broadcast_from_rank0(lambda: load_weights(model, path))
-    for parameter in model.parameters():
-        world.broadcast("world", 0, parameter.data, "setup").wait()
 
 
 def _describe(

@@ -24,6 +24,7 @@ from weft.training.batches import RowBatches
 from weft.training.config import FitResult
 from weft.training.loop import fit
 from weft.training.randomness import seed_everything
+from weft.training.ranks import load_on_all
 from weft.training.run import Run
 from weft.training.saved_inputs import keep_inputs
 from weft.training.schedules import make_scheduler
@@ -134,7 +135,7 @@ def train_links(
     embedding = torch.from_numpy(prepared.embedding)
     model = make_fnn(config)
     if init_from is not None:
-        load_dense(model, init_from)
+        load_on_all(model, lambda: load_dense(model, init_from), world)
     if run is not None:
         keep_inputs(run.folder, KIND, split.known.ids, {"embedding": embedding})
     nodes, labels = torch.from_numpy(split.train.nodes), torch.from_numpy(split.train.labels)

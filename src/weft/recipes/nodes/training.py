@@ -27,6 +27,7 @@ from weft.training.batches import RowBatches
 from weft.training.config import FitResult
 from weft.training.loop import fit
 from weft.training.randomness import seed_everything
+from weft.training.ranks import load_on_all
 from weft.training.run import Run
 from weft.training.saved_inputs import keep_inputs
 from weft.training.schedules import make_scheduler
@@ -227,7 +228,7 @@ def train_nodes(
     width = (inputs if isinstance(inputs, Tensor) else inputs.nodes["x"]).shape[1]
     model = make_network(config, width, prepared.classes)
     if init_from is not None:
-        load_dense(model, init_from)
+        load_on_all(model, lambda: load_dense(model, init_from), world)
     if run is not None:
         keep_inputs(
             run.folder, KIND, prepared.names, _tensors(inputs), classes=prepared.class_names

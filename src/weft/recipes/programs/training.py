@@ -36,6 +36,7 @@ from weft.training.compilation import Compilation
 from weft.training.config import FitResult, ScheduleConfig
 from weft.training.loop import fit
 from weft.training.randomness import seed_everything
+from weft.training.ranks import load_on_all
 from weft.training.run import Run
 from weft.training.schedules import make_scheduler
 from weft.training.step import Outcome, Step
@@ -190,7 +191,7 @@ def train_prepared_programs(
         write_atomically(run.folder / ABOUT, lambda file: file.write(text.encode()))
         write_spy(run.folder, prepared.table, prepared.sampler.plan()[0].graphs)
     if init_from is not None:
-        load_weights(model, init_from)
+        load_on_all(model, lambda: load_weights(model, init_from), world)
     form = _Former(prepared)
     train = StepLoader(
         prepared.table,

@@ -26,6 +26,7 @@ from weft.models import (
     energy_and_forces,
 )
 from weft.models.target_scale import Standardised, TargetScale, element_counts, learn_scale
+from weft.parallel.world import World
 from weft.recipes.structures.config import StructuresConfig
 from weft.recipes.structures.data import (
     FORCES,
@@ -35,13 +36,15 @@ from weft.recipes.structures.data import (
     labelled,
     split_structures,
 )
-from weft.training.checkpoint import load_checkpoint, load_weights, put_weights
+from weft.training.checkpoint import load_weights, put_weights, shared_checkpoint
 from weft.training.compilation import Compilation
 from weft.training.config import FitResult
 from weft.training.loop import fit
 from weft.training.randomness import seed_everything
+from weft.training.ranks import SharedLoader, load_on_all
 from weft.training.run import Run
 from weft.training.schedules import make_scheduler
+from weft.training.step import LossStep, Mean, rank0_metrics
 
 ABOUT = "model.json"
 """File of a run with what the network was made for, beside its config."""
@@ -151,10 +154,11 @@ def train_structures(
     run: Run | None = None,
     init_from: Path | None = None,
     quiet: bool = False,
+    world: World | None = None,
 ) -> Trained:
     """`prepare_structures`, then `train_prepared`."""
     prepared = prepare_structures(table, config)
-    return train_prepared(prepared, run=run, init_from=init_from, quiet=quiet)
+    return train_prepared(prepared, run=run, init_from=init_from, quiet=quiet, world=world)
 
 
 def train_prepared(
@@ -163,6 +167,7 @@ def train_prepared(
     run: Run | None = None,
     init_from: Path | None = None,
     quiet: bool = False,
+    world: World | None = None,
 ) -> Trained:
     """Train.
 
@@ -171,6 +176,7 @@ def train_prepared(
         run: folder to log to and to resume from.
         init_from: a run folder or file whose weights, and scale of the target, to start from.
         quiet: no progress.
+        world: ranks that share every batch; they give the same losses as one process.
     """
     table, config, split = prepared.table, prepared.config, prepared.split
     scale, sampler = prepared.scale, prepared.sampler
@@ -186,13 +192,14 @@ def train_prepared(
         text = json_text(about, indent=2) + "\n"
         write_atomically(run.folder / ABOUT, lambda file: file.write(text.encode()))
     if init_from is not None:
-        load_weights(model, init_from)
-    if run is not None and run.checkpoint.exists():
+        load_on_all(model, lambda: load_weights(model, init_from), world)
+    saved = shared_checkpoint(None if run is None else run.checkpoint, world, "model")
+    if saved is not None:
         # The labels, too, are by the scale that the run began with.
-        put_weights(model, load_checkpoint(run.checkpoint, "model")["model"], str(run.checkpoint))
+        put_weights(model, saved[1]["model"], saved[0])
     data = labelled(table, config.target, scale, forces=config.forces)
     sizes = (data.num_nodes, data.num_edges)
-    train = GraphLoader(data, sampler)
+    train = GraphLoader(data, sampler) if world is None else SharedLoader(data, sampler, world)
     parts = {
         name: GraphLoader(
             data, evaluation_sampler(*sizes, config.batching, graphs=ids, budget=sampler.budget)
@@ -208,6 +215,9 @@ def train_prepared(
         steps = min(steps, config.max_steps)
 
     def errors(part: str) -> dict[str, float]:
+        return rank0_metrics(world, lambda: own_errors(part))
+
+    def own_errors(part: str) -> dict[str, float]:
         found = measure(model, parts[part], config.target, forces=config.forces is not None)
         if config.forces is not None:
             # What training makes small, over all structures of the part.
@@ -220,8 +230,8 @@ def train_prepared(
         model,
         optimizer,
         train,
-        _loss(network, scale, config),
-        config=config.fit_config(quiet=quiet),
+        LossStep(_loss(network, scale, config), world),
+        config=config.fit_config(quiet=quiet or (world is not None and world.rank > 0)),
         evaluate=lambda _: errors("validation"),
         scheduler=make_scheduler(optimizer, config.schedule, max(1, steps)),
         run=run,
@@ -261,7 +271,7 @@ def _check_column(
 
 def _loss(
     network: nn.Module, scale: TargetScale, config: StructuresConfig
-) -> Callable[[Any, GraphBatch], Tensor]:
+) -> Callable[[Any, GraphBatch], Tensor | list[Mean]]:
     """Mean squared error of the standardised target, and of the forces in the same measure."""
     std = float(scale.std)
 
@@ -269,13 +279,14 @@ def _loss(
         error = (raw - batch.graphs[LABEL]).masked_fill(~batch.graph_mask, 0.0)
         return error.square().sum() / batch.graph_mask.sum()
 
-    def loss(_: Any, batch: GraphBatch) -> Tensor:
+    def loss(_: Any, batch: GraphBatch) -> Tensor | list[Mean]:
         if config.forces is None:
             return energy_loss(network(batch), batch)
         raw, slopes = energy_and_forces(network, batch, training=True)
         wrong = (slopes - batch.nodes[FORCES] / std).masked_fill(~batch.node_mask[:, None], 0.0)
-        forces = wrong.square().sum() / (3 * batch.node_mask.sum())
-        return energy_loss(raw, batch) + config.force_weight * forces
+        components = 3 * batch.node_mask.sum()
+        forces = wrong.square().sum() / components
+        return [Mean(energy_loss(raw, batch)), Mean(config.force_weight * forces, components)]
 
     return loss
 

@@ -1,0 +1,99 @@
+"""Small trainings that one process or several ranks run, for new processes to import."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from small_structures import config, molecules, table_of
+from temporal_graphs import circles, grouped
+from torch import nn
+
+from weft.batching import BatchingConfig
+from weft.parallel.world import World, joined_replicas
+from weft.recipes.links.training import LinksConfig, prepare_links, train_links
+from weft.recipes.nodes.training import NodesConfig, prepare_nodes, train_nodes
+from weft.recipes.structures.training import train_structures
+from weft.training import Run
+from weft.training.ranks import shared_run
+from weft.training.step import LossStep
+
+# The name of the run's folder, the recipe, its options, the step in which a signal comes.
+Case = tuple[str, str, dict[str, Any], int]
+
+SMALL: dict[str, Any] = {"dim": 6, "hidden": (12,), "walks": 20, "epochs": 4}
+# The last batch of an epoch has one graph: it is all that one of two ranks has.
+BATCHES = BatchingConfig(policy="unpadded", batch_size=9)
+
+
+def structures(folder: Path, run: Run, world: World, **options: Any) -> Any:
+    asked = config(batching=BATCHES, epochs=3, checkpoint_every=2, **options)
+    table = table_of(folder, molecules(), asked)
+    return train_structures(table, asked, run=run, world=world, quiet=True)
+
+
+def links(run: Run, world: World, **options: Any) -> Any:
+    prepared = prepare_links(circles(), LinksConfig(batch_size=101, **SMALL))
+    prepared = replace(prepared, config=replace(prepared.config, **options))
+    return train_links(prepared, run=run, world=world, quiet=True)
+
+
+def nodes(run: Run, world: World, **options: Any) -> Any:
+    asked = NodesConfig(model="fnn", batch_size=35, **SMALL, **options)
+    return train_nodes(prepare_nodes(grouped(), asked), run=run, world=world, quiet=True)
+
+
+@contextmanager
+def stopped_at(step: int) -> Iterator[None]:
+    """A signal comes to this process in its step number `step`."""
+    take, steps = LossStep.take, []
+
+    def counted(self: LossStep, model: nn.Module, batch: Any) -> Any:
+        steps.append(None)
+        if len(steps) == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return take(self, model, batch)
+
+    LossStep.take = counted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        LossStep.take = take  # type: ignore[method-assign]
+
+
+def train(folder: Path, cases: list[Case]) -> list[dict[str, Any]]:
+    """What comes out of trainings, alone or as a rank that `launch` has started.
+
+    Each case names a recipe and the folder of its run; the second rank gets a signal in step
+    `stop`, if that is above 0.
+    """
+    with joined_replicas(timedelta(seconds=300)) as world, TemporaryDirectory() as own:
+        # Only rank 0 has the folder of the run.
+        runs = folder if world.rank == 0 else Path("/nowhere")
+        found = []
+        for number, (name, what, options, stop) in enumerate(cases):
+            signalled = stopped_at(stop if world.rank == 1 else 0)
+            shared = shared_run(runs / name, options, world, resume=True, tensorboard=False)
+            with signalled, shared as run:
+                if what == "structures":
+                    data = Path(own, str(number))
+                    data.mkdir()
+                    trained = structures(data, run, world, **options)
+                else:
+                    trained = {"links": links, "nodes": nodes}[what](run, world, **options)
+            found.append(
+                {
+                    "weights": [p.double().flatten().tolist() for p in trained.model.parameters()],
+                    "metrics": trained.result.metrics,
+                    "steps": trained.result.steps,
+                    "stopped": trained.result.stopped,
+                }
+            )
+        return found
