@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from rich.progress import Progress
 from torch import Tensor
 
@@ -21,9 +21,8 @@ from weft.parallel.method import PUBLISHED, Method
 from weft.parallel.network import GridNetwork
 from weft.parallel.prepare import prepare
 from weft.parallel.shard import GraphShard
-from weft.training.launch import launch
-from weft_lab.bench.result import CaseResult, Contender
-from weft_lab.studies.communication_ranks import grid_label, join_grid
+from weft_lab.bench.result import CandidateResult, CaseResult
+from weft_lab.grid_training import grid_label, join_grid, on_ranks
 
 _MOST = 1e-10
 _STEPS, _RATE = 5, 0.5
@@ -48,7 +47,7 @@ def exact_case(ranks: Sequence[int], progress: Progress) -> CaseResult:
     first blocks, so that most ranks have none. Beside it, dense matrices and autograd alone.
     """
     task = progress.add_task("exact", total=len(ranks))
-    contenders: dict[str, Contender] = {}
+    candidates: dict[str, CandidateResult] = {}
     missed = []
     with TemporaryDirectory(prefix="weft-bench-") as folder:
         table = prepare(_graph(), Path(folder) / "graph.weft", blocks=1, dtype="float64")
@@ -56,14 +55,13 @@ def exact_case(ranks: Sequence[int], progress: Progress) -> CaseResult:
         for count in ranks:
             progress.update(task, description=f"exact: {count} ranks")
             grids = [*grids_for(count), *([grid_of("3x2", 6)] if count == 6 else [])]
-            arguments = (Path(folder) / "graph.weft", grids)
-            answers = launch(_on_grids, arguments, ranks=count, logs=Path(folder) / "logs")
+            answers = on_ranks(_on_grids, Path(folder) / "graph.weft", grids, ranks=count)
             for number, grid in enumerate(grids):
                 found = [_deviations(answer[number], expected) for answer in answers]
                 figures = {name: max(each[name] for each in found) for name in found[0]}
                 name = f"weft P = {count}, {grid_label(grid)}"
                 worst = max(figures.values())
-                contenders[name] = Contender(samples=[worst], figures=figures)
+                candidates[name] = CandidateResult(samples=[worst], figures=figures)
                 if not worst <= _MOST:
                     missed.append(f"{name} deviates by {worst:.2g}, more than {_MOST:.0e}.")
             progress.advance(task)
@@ -73,7 +71,7 @@ def exact_case(ranks: Sequence[int], progress: Progress) -> CaseResult:
         what=f"largest deviation from one process, float64, {_STEPS} steps, a directed weighted "
         f"graph of {_NODES} nodes; GCN, as published too, and GraphSAGE",
         unit="deviation",
-        contenders=contenders,
+        candidates=candidates,
         missed=missed,
     )
 
@@ -161,21 +159,20 @@ def _dense(name: str, table: GraphTable) -> _Trained:
 
 def _on_grids(path: Path, grids: list[Grid]) -> list[list[_Trained]]:
     """What one rank has trained, by grid and way."""
-    if grids[0].ranks > 1:
-        dist.init_process_group("gloo")
-    found = []
-    for grid in grids:
-        with join_grid(grid) as world:
-            ways = []
-            for name, method in _WAYS:
-                shard = GraphShard.open(open_table(path), world, method, torch.float64)
-                model = _model(name)
-                network = GridNetwork(model, shard)
-                ways.append(_descend(model, lambda network=network: network.step(seed=0)))  # type: ignore[misc]
-            found.append(ways)
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    return found
+    # Joined once for all of them: what is joined inside finds the group, and leaves it there.
+    with join_grid(Grid(rows=grids[0].ranks)):
+        return [_on_grid(path, grid) for grid in grids]
+
+
+def _on_grid(path: Path, grid: Grid) -> list[_Trained]:
+    ways = []
+    with join_grid(grid) as world:
+        for name, method in _WAYS:
+            shard = GraphShard.open(open_table(path), world, method, torch.float64)
+            model = _model(name)
+            network = GridNetwork(model, shard)
+            ways.append(_descend(model, partial(network.step, seed=0)))
+    return ways
 
 
 def _deviations(trained: list[_Trained], expected: dict[str, _Trained]) -> dict[str, float]:

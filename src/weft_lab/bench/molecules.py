@@ -1,4 +1,4 @@
-"""Benchmark: training on molecules of QM9, the next batch and the update, against the peers."""
+"""Benchmarks on molecules of QM9: the next batch alone, and a training step, beside the peers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from rich.progress import Progress
@@ -15,39 +15,50 @@ from weft.graphs import Array, Column, GraphTable, table_from_columns
 from weft.sources import ATOM_REFERENCES, Cutoff, FullyConnected, load, with_neighbours
 from weft.sources.qm9 import QM9_ELEMENTS
 from weft_lab.bench.result import BenchResult, CaseResult
-from weft_lab.bench.runner import Entry, run_case
-
-CaseName = Literal["schnet-32", "schnet-128", "mpeu-32", "mpeu-128", "painn-64", "painn-128"]
+from weft_lab.bench.runner import Candidate, run_case
+from weft_lab.bench_settings import AssembleBench, MoleculesBench, MoleculesCase
 
 # The published budgets of dynamic batching for QM9, by graphs a batch.
 _BUDGETS = {
     32: {"nodes": 576, "edges": 9984, "graphs": 32},
     128: {"nodes": 2304, "edges": 39936, "graphs": 128},
 }
+_BUDGET = _BUDGETS[128]
 _CUTOFF = 5.0
 
 
-def _weft(policy: str) -> Entry:
-    return Entry(script="weft_molecules", peer=False, settings={"policy": policy})
+def _weft(function: str, **settings: Any) -> Candidate:
+    return Candidate(script=f"weft_steps:{function}", peer=False, settings=settings)
 
 
-def _peer(script: str, *, against: str, **settings: Any) -> Entry:
-    return Entry(script=script, settings=settings, against=(against,))
+def _peer(script: str, *, against: str, **settings: Any) -> Candidate:
+    return Candidate(script=script, settings=settings, against=(against,))
 
 
 # Each peer stands against the one of ours that batches as it does.
-_OURS = {"weft": _weft("unpadded"), "weft, dynamic": _weft("dynamic")}
-_JAX = {"JAX, jraph dynamically_batch": _peer("jax_molecules", against="weft, dynamic")}
-_TORCH_GEOMETRIC = {
-    "torch_geometric": _peer("torch_geometric_schnet", flush=False, against="weft"),
-    "torch_geometric, denormals flushed": _peer(
-        "torch_geometric_schnet", flush=True, against="weft"
-    ),
+_ASSEMBLE = {
+    "weft": _weft("batches", budget=None),
+    "weft, padded": _weft("batches", budget=_BUDGET),
+    "torch_geometric DataLoader": _peer("torch_geometric_steps:batches", against="weft"),
+    "jraph dynamically_batch": _peer("jax_steps:batches", against="weft, padded", budget=_BUDGET),
 }
-_SCHNETPACK = {
-    "SchNetPack": _peer("schnetpack_painn", flush=False, against="weft"),
-    "SchNetPack, denormals flushed": _peer("schnetpack_painn", flush=True, against="weft"),
+_OURS = {
+    "weft": _weft("molecules", policy="unpadded"),
+    "weft, dynamic": _weft("molecules", policy="dynamic"),
 }
+_JAX = {"JAX, jraph dynamically_batch": _peer("jax_steps:molecules", against="weft, dynamic")}
+
+
+def _both(name: str, script: str) -> dict[str, Candidate]:
+    """A peer as its users run it, and with denormals flushed, as weft does."""
+    return {
+        name: _peer(script, flush=False, against="weft"),
+        f"{name}, denormals flushed": _peer(script, flush=True, against="weft"),
+    }
+
+
+_TORCH_GEOMETRIC = _both("torch_geometric", "torch_geometric_steps:schnet")
+_SCHNETPACK = _both("SchNetPack", "schnetpack_steps:painn")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +66,14 @@ class _Case:
     what: str
     model: str
     size: int
-    entries: Mapping[str, Entry]
+    candidates: Mapping[str, Candidate]
     hidden: int = 64
     cutoff: float | None = None
 
 
-def _whole(model: str, name: str, size: int, peers: Mapping[str, Entry]) -> _Case:
+def _whole(model: str, name: str, size: int, peers: Mapping[str, Candidate]) -> _Case:
     what = f"{name}, {size} molecules a batch, all pairs of atoms"
-    return _Case(what=what, model=model, size=size, entries=_OURS | dict(peers))
+    return _Case(what=what, model=model, size=size, candidates=_OURS | dict(peers))
 
 
 def _painn(hidden: int) -> _Case:
@@ -72,11 +83,11 @@ def _painn(hidden: int) -> _Case:
         size=32,
         hidden=hidden,
         cutoff=_CUTOFF,
-        entries={"weft": _OURS["weft"], **_SCHNETPACK},
+        candidates={"weft": _OURS["weft"], **_SCHNETPACK},
     )
 
 
-_CASES: dict[CaseName, _Case] = {
+_CASES: dict[MoleculesCase, _Case] = {
     "schnet-32": _whole("schnet", "SchNet", 32, _TORCH_GEOMETRIC | _JAX),
     "schnet-128": _whole("schnet", "SchNet", 128, _TORCH_GEOMETRIC | _JAX),
     "mpeu-32": _whole("mpeu", "MPEU", 32, _JAX),
@@ -86,23 +97,30 @@ _CASES: dict[CaseName, _Case] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class MoleculesBench:
-    """One training step on QM9's U0: the next shuffled batch, forward, backward, Adam.
-
-    Attributes:
-        cases: which to run: model and molecules a batch, or for PaiNN (32 a batch) features.
-        molecules: how many of QM9 take part, drawn at random.
-        rounds: times each contender gets its turn.
-        steps: training steps a turn.
-        data_dir: the data folder.
-    """
-
-    cases: tuple[CaseName, ...] = tuple(_CASES)
-    molecules: int = 20_000
-    rounds: int = 10
-    steps: int = 20
-    data_dir: Path | None = None
+def bench_assemble(config: AssembleBench, progress: Progress) -> BenchResult:
+    """Batches of molecules with every pair of atoms an edge (mean 314 a molecule)."""
+    qm9 = load("qm9", data_dir=config.data_dir)
+    count = min(config.molecules, len(qm9))
+    if not 1 <= config.size <= count:
+        raise ValueError(
+            f"size is {config.size}; a batch needs at least 1 molecule and at most the "
+            f"{count} that take part"
+        )
+    some = _some(qm9, count)
+    table = with_target(some, some.columns["u0"], unit=qm9.schema["u0"].unit)
+    with TemporaryDirectory(prefix="weft-bench-") as folder:
+        case = run_case(
+            "qm9",
+            f"a batch of {config.size} molecules; padded: dynamic batching to "
+            f"{_BUDGET['nodes']} nodes, {_BUDGET['edges']} edges, {_BUDGET['graphs']} graphs",
+            _ASSEMBLE,
+            {**store_molecules(Path(folder), table, None), "size": config.size},
+            rounds=config.rounds,
+            steps=config.steps,
+            warmup=10,
+            progress=progress,
+        )
+    return BenchResult(name="assemble", cases=[case])
 
 
 def bench_molecules(config: MoleculesBench, progress: Progress) -> BenchResult:
@@ -116,11 +134,10 @@ def bench_molecules(config: MoleculesBench, progress: Progress) -> BenchResult:
             f"molecules is {config.molecules} and QM9 has {len(qm9)}; the batches of these cases "
             f"need at least {largest}"
         )
-    some = np.random.default_rng(0).choice(len(qm9), count, replace=False)
-    table = labelled(qm9.select(some))
+    table = labelled(_some(qm9, count))
     with TemporaryDirectory(prefix="weft-bench-") as folder:
         stored = {
-            cutoff: _store(Path(folder), table, cutoff)
+            cutoff: store_molecules(Path(folder), table, cutoff)
             for cutoff in {_CASES[name].cutoff for name in config.cases}
         }
         cases = [_run(name, stored[_CASES[name].cutoff], config, progress) for name in config.cases]
@@ -128,13 +145,13 @@ def bench_molecules(config: MoleculesBench, progress: Progress) -> BenchResult:
 
 
 def _run(
-    name: CaseName, stored: Mapping[str, str], config: MoleculesBench, progress: Progress
+    name: MoleculesCase, stored: Mapping[str, str], config: MoleculesBench, progress: Progress
 ) -> CaseResult:
     case = _CASES[name]
     return run_case(
         name,
         f"batch and update, {case.what}",
-        case.entries,
+        case.candidates,
         {
             **stored,
             "model": case.model,
@@ -159,18 +176,27 @@ def labelled(qm9: GraphTable) -> GraphTable:
     sums = np.concatenate([[0.0], np.cumsum(reference[qm9.columns["z"]])])
     energies: Array = qm9.columns["u0"] - np.diff(sums[qm9.node_offsets])
     y = (energies - energies.mean()) / energies.std()
+    return with_target(qm9, y, doc="standardised atomization energy")
+
+
+def _some(qm9: GraphTable, count: int) -> GraphTable:
+    return qm9.select(np.random.default_rng(0).choice(len(qm9), count, replace=False))
+
+
+def with_target(qm9: GraphTable, y: Array, *, unit: str = "", doc: str = "") -> GraphTable:
+    """A table of z, pos and the target `y`, and nothing else."""
+    atoms = {name: qm9.columns[name] for name in ("z", "pos")}
     return table_from_columns(
         {
-            "z": qm9.schema["z"],
-            "pos": qm9.schema["pos"],
-            "y": Column(level="graph", dtype="float32", doc="standardised atomization energy"),
+            **{name: qm9.schema[name] for name in atoms},
+            "y": Column(level="graph", dtype="float32", unit=unit, doc=doc),
         },
         num_nodes=qm9.num_nodes,
-        columns={"z": qm9.columns["z"], "pos": qm9.columns["pos"], "y": y.astype(np.float32)},
+        columns={**atoms, "y": y.astype(np.float32)},
     )
 
 
-def _store(folder: Path, table: GraphTable, cutoff: float | None) -> dict[str, str]:
+def store_molecules(folder: Path, table: GraphTable, cutoff: float | None) -> dict[str, str]:
     """The same molecules and neighbours for all: a table for weft, plain arrays for the peers."""
     rule = FullyConnected() if cutoff is None else Cutoff(radius=cutoff)
     name = "all-pairs" if cutoff is None else "cutoff"

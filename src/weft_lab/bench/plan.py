@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import get_args
 
 from rich.progress import Progress
 
+from weft.batching import POLICIES, BatchingConfig
 from weft.errors import DataError
+from weft.graphs import GraphTable, write_table
 from weft.planning.candidate import Candidate
 from weft.planning.plan import Measured, Plan
+from weft.planning.task import Recipe, thread_counts
 from weft.planning.trial import Entrant
 from weft.planning.worker import Worker, WorkerStopped
 from weft.planning.workload import Work
+from weft.recipes.full_graph.candidates import FullGraphRecipe
+from weft.recipes.full_graph.config import FullGraphConfig
+from weft.recipes.links.config import LinksConfig
+from weft.recipes.links.training import prepare_links
 from weft.recipes.planned_runs import make_plan
-from weft_lab.bench.plan_cases import CASES, Case, PlanCase
-from weft_lab.bench.result import BenchResult, CaseResult, Contender
+from weft.recipes.programs.candidates import ProgramsRecipe
+from weft.recipes.programs.config import ProgramsConfig
+from weft.recipes.programs.data import read_programs
+from weft.recipes.recipe_data import read_structures
+from weft.recipes.sparse_candidates import LinksRecipe
+from weft.recipes.structures.candidates import StructuresRecipe
+from weft.recipes.structures.config import NeighbourConfig, StructuresConfig
+from weft.recipes.structures.data import some_of
+from weft.sources.synthetic import planted_partition, temporal
+from weft.training.compilation import why_not_inductor
+from weft_lab.bench.result import BenchResult, CandidateResult, CaseResult
+from weft_lab.bench_settings import PlanBench, PlanCase
 
 _WITHIN, _AT_LEAST = 1.10, 1.5
 _SHORT = "short"
@@ -28,46 +44,147 @@ _PATIENCE_SECONDS = 900.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanBench:
-    """A plan is made for each case; then all fixed choices take turns, and none is dropped.
+class Case:
+    """What is planned, and what it could be instead.
 
     Attributes:
-        cases: molecules-32, molecules-128: SchNet on QM9, so many a batch; crystals; programs:
-            Python's standard library; full-graph: a GCN on a graph that is made; sparse: an FNN
-            on links that are made, with RigL; short: molecules for 200 steps, too few to compile.
-        molecules: of QM9, and crystals, that take part, drawn at random.
-        programs: samples that take part.
-        nodes: of the graph of full-graph.
-        links: edges of the graph of sparse.
-        budget: seconds for a plan.
-        rounds: turns of each choice after its first.
-        turn: seconds of a turn.
-        crystals: the file of the data set mp-matminer, if it is not in the data folder.
-        files: Python files, or folders of them, instead of the standard library.
-        data_dir: the data folder.
+        what: in words.
+        recipe: with its data.
+        choices: every sensible fixed one.
+        steps: of the run that is planned for.
     """
 
-    cases: tuple[PlanCase, ...] = get_args(PlanCase)
-    molecules: int = 20_000
-    programs: int = 5_000
-    nodes: int = 170_000
-    links: int = 40_000
-    budget: float = 90.0
-    rounds: int = 5
-    turn: float = 0.7
-    crystals: Path | None = None
-    files: tuple[Path, ...] = ()
-    data_dir: Path | None = None
+    what: str
+    recipe: Recipe
+    choices: Sequence[Candidate]
+    steps: int
 
-    def __post_init__(self) -> None:
-        if not self.cases or set(self.cases) - set(get_args(PlanCase)):
-            raise ValueError(f"cases are {self.cases}; choose from {', '.join(get_args(PlanCase))}")
-        for name, low in (("molecules", 200), ("programs", 200), ("nodes", 100), ("links", 200)):
-            if getattr(self, name) < low:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {low}")
-        for name in ("budget", "rounds", "turn"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+
+def _molecules(batch_size: int, steps: int) -> Callable[[PlanBench, Path], Case]:
+    def case(bench: PlanBench, folder: Path) -> Case:
+        config = StructuresConfig(
+            # As in Speckhard et al.: means over all pairs of atoms.
+            readout="mean",
+            limit=bench.molecules,
+            batching=BatchingConfig(policy="dynamic", batch_size=batch_size),
+        )
+        what = f"SchNet on QM9, {batch_size} molecules a batch"
+        return _structures("molecules", what, config, bench, folder, steps=steps)
+
+    return case
+
+
+def _crystals(bench: PlanBench, folder: Path) -> Case:
+    config = StructuresConfig(
+        data="mp-matminer",
+        target="formation_energy_per_atom",
+        references=False,
+        neighbours=NeighbourConfig(kind="nearest", nearest=24, cutoff=6.0),
+        limit=bench.molecules,
+    )
+    files = () if bench.crystals is None else (bench.crystals,)
+    what = "SchNet on crystals of the Materials Project, 32 a batch"
+    return _structures("crystals", what, config, bench, folder, steps=20_000, files=files)
+
+
+def _structures(
+    name: str,
+    what: str,
+    config: StructuresConfig,
+    bench: PlanBench,
+    folder: Path,
+    *,
+    steps: int,
+    files: Sequence[Path] = (),
+) -> Case:
+    table = read_structures(config, files=files, data_dir=bench.data_dir, progress=False)
+    recipe = StructuresRecipe(name, _on_disk(table, folder), replace(config, limit=None))
+    every, *fewer = thread_counts()
+
+    def choice(policy: str, mode: str, threads: int) -> Candidate:
+        return Candidate({"batching.policy": policy, "compile": mode, "threads": threads})
+
+    choices = [choice(policy, "eager", every) for policy in POLICIES]
+    choices += [choice(config.batching.policy, "eager", count) for count in fewer]
+    if why_not_inductor() is None:
+        choices += [choice(policy, "static", every) for policy in ("dynamic", "packed")]
+        choices.append(choice("unpadded", "dynamic", every))
+    return Case(what=what, recipe=recipe, choices=choices, steps=steps)
+
+
+def _programs(bench: PlanBench, folder: Path) -> Case:
+    config = ProgramsConfig(limit=bench.programs)
+    corpus = read_programs("python", files=bench.files, data_dir=bench.data_dir, progress=False)
+    table = some_of(corpus, config.limit, config.split_seed)
+    recipe = ProgramsRecipe(_on_disk(table, folder), replace(config, limit=None))
+    forms = _first_wave(recipe)
+    fewer = thread_counts()[1:]
+    choices = [each.but(policy=policy) for each in forms for policy in ("packed", "dynamic")]
+    choices += [each.but(threads=count) for each in forms for count in fewer]
+    return Case(
+        what="a gated network on programs of Python's standard library",
+        recipe=recipe,
+        choices=choices,
+        steps=5_000,
+    )
+
+
+def _full_graph(bench: PlanBench, folder: Path) -> Case:
+    graph = planted_partition(
+        bench.nodes, 40, mean_degree=14, homophily=0.7, num_features=128, seed=0
+    )
+    write_table(folder / "graph.weft", [graph])
+    config = FullGraphConfig(data=str(folder / "graph.weft"), hidden=(128,), epochs=200)
+    recipe = FullGraphRecipe(config, data_dir=folder)
+    ways = _first_wave(recipe)
+    return Case(
+        what=f"a GCN of 128-128-40 on {graph.num_nodes:,} nodes, {graph.num_edges:,} directed "
+        "edges",
+        recipe=recipe,
+        choices=[*ways, *(each.but(partition="rcm") for each in ways[:1])],
+        steps=config.epochs,
+    )
+
+
+def _sparse(bench: PlanBench, folder: Path) -> Case:
+    config = LinksConfig(
+        hidden=(1024, 1024),
+        batch_size=1024,
+        sparsify="rigl",
+        sparsity=0.906,
+        update_every=100,
+    )
+    prepared = prepare_links(temporal(bench.links // 20, bench.links), config)
+    recipe = LinksRecipe(prepared)
+    return Case(
+        what="an FNN of 16-1024-1024-1 on links, 90.6 % sparse by RigL, 1,024 pairs a batch",
+        recipe=recipe,
+        choices=_first_wave(recipe),
+        steps=5_000,
+    )
+
+
+def _on_disk(table: GraphTable, folder: Path) -> GraphTable:
+    """Processes map a table on disk; one in memory would be sent to each of them."""
+    if table.path is not None:
+        return table
+    return write_table(folder / "graphs.weft", [table], metadata=table.metadata)
+
+
+def _first_wave(recipe: Recipe) -> list[Candidate]:
+    """What the planner begins with."""
+    return list(next(iter(recipe.waves())))
+
+
+CASES: Mapping[PlanCase, Callable[[PlanBench, Path], Case]] = {
+    "molecules-32": _molecules(32, 20_000),
+    "molecules-128": _molecules(128, 10_000),
+    "crystals": _crystals,
+    "programs": _programs,
+    "full-graph": _full_graph,
+    "sparse": _sparse,
+    "short": _molecules(32, 200),
+}
 
 
 def bench_plan(config: PlanBench, progress: Progress) -> BenchResult:
@@ -89,8 +206,7 @@ def _run(name: PlanCase, config: PlanBench, progress: Progress) -> CaseResult:
             case = CASES[name](config, Path(folder))
         except DataError as error:
             progress.update(task, total=1, completed=1)
-            none = {"weft": Contender(absent=str(error))}
-            return CaseResult(case=name, what="no data", unit="s", contenders=none)
+            return CaseResult.no_data(name, error)
         plan = make_plan(
             case.recipe,
             steps=case.steps,
@@ -148,10 +264,10 @@ def full_result(name: str, case: Case, plan: Plan, timed: Sequence[Measured]) ->
     """The planner's choice beside the best and the worst of the fixed ones."""
     ran = [each for each in timed if each.projected_seconds is not None]
     auto = next((each for each in ran if each.settings == plan.settings), None)
-    contenders = {}
+    candidates = {}
     for each in sorted(timed, key=_seconds):
         chosen = each.settings == plan.settings
-        contenders[f"weft, {'auto: ' if chosen else ''}{each.label}"] = _contender(each, auto)
+        candidates[f"weft, {'auto: ' if chosen else ''}{each.label}"] = _result(each, auto)
     says = [f"Planning took {plan.planning_seconds:.0f} s: {plan.reasons[0]}."]
     missed = []
     if auto is None:
@@ -173,7 +289,7 @@ def full_result(name: str, case: Case, plan: Plan, timed: Sequence[Measured]) ->
         case=name,
         what=f"{case.what}; a run of {case.steps:,} steps",
         unit="s",
-        contenders=contenders,
+        candidates=candidates,
         says=says,
         missed=missed,
     )
@@ -182,8 +298,8 @@ def full_result(name: str, case: Case, plan: Plan, timed: Sequence[Measured]) ->
 def short_result(name: str, case: Case, plan: Plan) -> CaseResult:
     """The plan for few steps, which ought not to compile, and to say why."""
     auto = plan.chosen
-    contenders = {
-        f"weft, {'auto: ' if each is auto else ''}{each.label}": _contender(each, auto)
+    candidates = {
+        f"weft, {'auto: ' if each is auto else ''}{each.label}": _result(each, auto)
         for each in plan.measured
         if each.median is not None or each.compiles
     }
@@ -201,15 +317,15 @@ def short_result(name: str, case: Case, plan: Plan) -> CaseResult:
         case=name,
         what=f"{case.what}; a run of {case.steps:,} steps",
         unit="s",
-        contenders=contenders,
+        candidates=candidates,
         says=[f"Planning took {plan.planning_seconds:.0f} s; chosen: {auto.label}.", *why],
         missed=missed,
     )
 
 
-def _contender(each: Measured, auto: Measured | None) -> Contender:
+def _result(each: Measured, auto: Measured | None) -> CandidateResult:
     if each.median is None or each.projected_seconds is None:
-        return Contender(absent=each.outcome)
+        return CandidateResult(absent=each.outcome)
     figures = {
         "ms/unit": 1e3 * each.median,
         "start s": each.start_seconds,
@@ -217,7 +333,7 @@ def _contender(each: Measured, auto: Measured | None) -> Contender:
     }
     if auto is not None and auto.projected_seconds:
         figures["× auto"] = each.projected_seconds / auto.projected_seconds
-    return Contender(samples=list(each.samples), figures=figures)
+    return CandidateResult(samples=list(each.samples), figures=figures)
 
 
 def _seconds(each: Measured) -> float:

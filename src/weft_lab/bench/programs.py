@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,47 +12,21 @@ from weft.graphs import Graph, GraphTable, assemble, table_from_graphs, write_ta
 from weft.recipes.programs.data import read_programs
 from weft.sources.program_graph import NUM_TYPES
 from weft_lab.bench.result import BenchResult, CaseResult
-from weft_lab.bench.runner import Entry, run_case
+from weft_lab.bench.runner import Candidate, run_case
+from weft_lab.bench_settings import ProgramsBench
+
+
+def _weft(form: str) -> Candidate:
+    return Candidate(script="weft_steps:gated", peer=False, settings={"form": form})
+
 
 _PEERS = {
-    "weft": Entry(script="weft_gated", peer=False, settings={"form": "csr"}),
-    "ptgnn GatedMessagePassing": Entry(script="ptgnn_gated"),
+    "weft": _weft("csr"),
+    "ptgnn GatedMessagePassing": Candidate(script="ptgnn_steps:gated"),
     # Its FastRGCNConv makes a matrix an edge: 5 GB a round of messages here.
-    "torch_geometric RGCNConv + GRUCell": Entry(script="torch_geometric_rgcn"),
+    "torch_geometric RGCNConv + GRUCell": Candidate(script="torch_geometric_steps:rgcn"),
 }
-_FORMS = {
-    f"weft, {form}": Entry(script="weft_gated", peer=False, settings={"form": form})
-    for form in ("csr", "banded", "dense", "auto")
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProgramsBench:
-    """One training step: rounds of messages forward, backward, Adam.
-
-    Attributes:
-        nodes: of the random graph and, about, of the supergraph of programs.
-        edges: of the random graph, of 20 types.
-        hidden: features of a node.
-        steps_of_model: rounds of messages.
-        complete: sizes of the complete graphs over which forms are compared.
-        form_nodes: nodes of each batch of complete graphs.
-        rounds: times each contender gets its turn.
-        steps: training steps a turn.
-        files: Python files, or folders of them, instead of the standard library.
-        data_dir: the data folder.
-    """
-
-    nodes: int = 20_000
-    edges: int = 75_000
-    hidden: int = 128
-    steps_of_model: int = 8
-    complete: tuple[int, ...] = (4, 9, 18, 36, 144)
-    form_nodes: int = 4_000
-    rounds: int = 5
-    steps: int = 1
-    files: tuple[Path, ...] = ()
-    data_dir: Path | None = None
+_FORMS = {f"weft, {form}": _weft(form) for form in ("csr", "banded", "dense", "auto")}
 
 
 def bench_programs(config: ProgramsBench, progress: Progress) -> BenchResult:
@@ -95,7 +68,7 @@ def _run(
     name: str,
     table: GraphTable,
     types: int,
-    entries: dict[str, Entry],
+    candidates: dict[str, Candidate],
     config: ProgramsBench,
     progress: Progress,
 ) -> CaseResult:
@@ -114,7 +87,7 @@ def _run(
             name,
             f"step, {batch.num_nodes:,} nodes, {batch.num_edges:,} edges of {types} types, "
             f"{config.hidden} features, {config.steps_of_model} rounds of messages",
-            entries,
+            candidates,
             {
                 "arrays": str(arrays),
                 "table": f"{folder}/graphs.weft",

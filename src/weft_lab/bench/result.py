@@ -1,30 +1,28 @@
-"""The one JSON schema of every benchmark, and the table that people read."""
+"""What a benchmark measured: its file, and the table that people read."""
 
 from __future__ import annotations
 
-import json
-import platform
-import shlex
 import statistics
-import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-import weft
-from weft.files import write_atomically
-from weft_lab.bench.machine import machine
+from weft.errors import DataError
+from weft_lab.machine import machine
+from weft_lab.results import Provenance, document, from_plain, read_document, write_document
 
 SCHEMA = "weft bench 1"
 
+Data = TypeVar("Data")
+
 
 @dataclass(frozen=True, kw_only=True)
-class Contender:
+class CandidateResult:
     """One library in one case.
 
     Attributes:
@@ -82,13 +80,13 @@ class Contender:
 
 @dataclass(frozen=True, kw_only=True)
 class CaseResult:
-    """All contenders over the same work; `weft` is ours.
+    """All candidates over the same work; `weft` is ours.
 
     Attributes:
         case: its name.
         what: was done.
         unit: of the samples.
-        contenders: by name.
+        candidates: by name.
         says: sentences below the table.
         missed: sentences about what ought to be reached and was not.
     """
@@ -96,77 +94,102 @@ class CaseResult:
     case: str
     what: str
     unit: str
-    contenders: dict[str, Contender]
+    candidates: dict[str, CandidateResult]
     says: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
 
     def ratios(self, ours: str) -> dict[str, float]:
         """Peer median / median of `ours`, for each peer that ran the same work."""
-        base = self.contenders[ours].median
+        base = self.candidates[ours].median
         if base is None:
             return {}
         return {
             name: c.median / base
-            for name, c in self.contenders.items()
+            for name, c in self.candidates.items()
             if c.median is not None
             and not name.startswith("weft")
             and (not c.against or ours in c.against)
         }
 
+    @classmethod
+    def no_data(cls, case: str, why: object, *, unit: str = "s") -> CaseResult:
+        """A case that was not measured, and why."""
+        absent = {"weft": CandidateResult(absent=str(why))}
+        return cls(case=case, what="no data", unit=unit, candidates=absent)
+
     @property
     def own_failures(self) -> list[str]:
         """Those of ours that ended with an error."""
-        return [name for name in self.own if self.contenders[name].failed]
+        return [name for name in self.own if self.candidates[name].failed]
 
     @property
     def own(self) -> list[str]:
         """Our variants: `weft` and those that begin with it."""
-        return [name for name in self.contenders if name.startswith("weft")]
+        return [name for name in self.candidates if name.startswith("weft")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchResult:
+@dataclass(kw_only=True)
+class BenchResult(Provenance):
     """A whole benchmark: what ran, where, with which command."""
 
     name: str
     cases: list[CaseResult]
-    command: str = field(default_factory=lambda: shlex.join(["weft", *sys.argv[1:]]))
     machine: dict[str, Any] = field(default_factory=machine)
-    created: str = field(
-        default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds")
-    )
 
     def to_json(self) -> dict[str, Any]:
         """The schema: machine, versions, command; by case raw samples, medians and ratios."""
-        cases = []
-        for case in self.cases:
-            contenders = {name: c.to_json() for name, c in case.contenders.items()}
-            ratios = {own: case.ratios(own) for own in case.own}
-            cases.append(
-                {
-                    "case": case.case,
-                    "what": case.what,
-                    "unit": case.unit,
-                    "contenders": contenders,
-                    "ratios": ratios,
-                    **({"says": case.says} if case.says else {}),
-                    **({"missed": case.missed} if case.missed else {}),
-                }
-            )
-        return {
-            "schema": SCHEMA,
-            "name": self.name,
-            "created": self.created,
-            "command": self.command,
-            "machine": self.machine,
-            "versions": {"weft": weft.__version__, "python": platform.python_version()},
-            "cases": cases,
-        }
+        cases = [
+            {
+                "case": case.case,
+                "what": case.what,
+                "unit": case.unit,
+                "contenders": {name: each.to_json() for name, each in case.candidates.items()},
+                "ratios": {own: case.ratios(own) for own in case.own},
+                **({"says": case.says} if case.says else {}),
+                **({"missed": case.missed} if case.missed else {}),
+            }
+            for case in self.cases
+        ]
+        return document(SCHEMA, self, {"cases": cases}, name=self.name)
 
     def save(self, path: Path) -> None:
         """Write the JSON file, whole or not at all."""
-        text = json.dumps(self.to_json(), indent=1)
-        write_atomically(path, lambda file: file.write(text.encode()))
+        write_document(path, self.to_json())
+
+    @classmethod
+    def read(cls, path: Path) -> BenchResult:
+        """What `save` wrote.
+
+        Raises:
+            DataError: it is no such file.
+        """
+        try:
+            values = read_document(path, [SCHEMA])
+            for case in values["cases"]:
+                # What a file leaves out is empty.
+                case |= {"says": [], "missed": [], **case}
+                case["candidates"] = {
+                    name: {"details": [], "figures": {}, **each}
+                    for name, each in case["contenders"].items()
+                }
+            result: BenchResult = from_plain(cls, values)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{path} is not the file of a benchmark ({error})") from error
+        return result
+
+
+def data_or_error(get: Callable[[], Data], named: object) -> Data | DataError:
+    """What `get` gives, or why it is not there.
+
+    Raises:
+        DataError: it is not there, and `named` by the user.
+    """
+    try:
+        return get()
+    except DataError as error:
+        if named:
+            raise
+        return error
 
 
 def print_result(result: BenchResult, console: Console) -> None:
@@ -181,38 +204,38 @@ def print_result(result: BenchResult, console: Console) -> None:
         # Times are compared by their medians; a mean is for accuracies.
         timed = case.unit.partition("/")[0] == "s"
         scale, unit = (1e3, f"m{case.unit}") if timed else (1.0, case.unit)
-        detailed = any(c.details for c in case.contenders.values())
+        detailed = any(c.details for c in case.candidates.values())
         console.print(f"{result.name}: {case.case} ({case.what})", style="italic", soft_wrap=True)
-        if any(c.figures for c in case.contenders.values()):
+        if any(c.figures for c in case.candidates.values()):
             _print_figures(case, console)
             continue
         table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
         # Eighty columns are enough: with throughput names fold, and the file has the spread.
         width = 17 if detailed else 26
         table.add_column(
-            "contender", min_width=width, max_width=width if detailed else None, overflow="fold"
+            "candidate", min_width=width, max_width=width if detailed else None, overflow="fold"
         )
         spread = ("graphs/s", "ms/step", "batching\n(waits)") if detailed else ("min – max",)
         median = f"median\n{unit}" if detailed else f"median {unit}"
         for heading in (median, *(() if timed else ("mean",)), *spread):
             table.add_column(heading, justify="right")
-        peers = len(case.own) < len(case.contenders)
+        peers = len(case.own) < len(case.candidates)
         for own in case.own if peers else []:
             table.add_column(f"× {own}", justify="right", min_width=7, max_width=9)
         ratios = {own: case.ratios(own) for own in case.own}
-        for name, contender in case.contenders.items():
-            if contender.median is None or contender.mean is None:
-                table.add_row(name, "failed" if contender.failed else "absent")
+        for name, candidate in case.candidates.items():
+            if candidate.median is None or candidate.mean is None:
+                table.add_row(name, "failed" if candidate.failed else "absent")
                 continue
-            low, high = min(contender.samples) * scale, max(contender.samples) * scale
+            low, high = min(candidate.samples) * scale, max(candidate.samples) * scale
             multiples = [
                 f"{ratios[own][name]:.2f}" if name in ratios[own] else "" for own in case.own
             ]
             table.add_row(
                 name,
-                _short(contender.median * scale),
-                *(() if timed else (_short(contender.mean * scale),)),
-                *(_throughput(contender) if detailed else (f"{_short(low)} – {_short(high)}",)),
+                _short(candidate.median * scale),
+                *(() if timed else (_short(candidate.mean * scale),)),
+                *(_throughput(candidate) if detailed else (f"{_short(low)} – {_short(high)}",)),
                 *(multiples if peers else []),
             )
         console.print(table)
@@ -222,34 +245,34 @@ def print_result(result: BenchResult, console: Console) -> None:
 def _print_figures(case: CaseResult, console: Console) -> None:
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
-    # In the order in which contenders bring them up.
-    names = list(dict.fromkeys(name for c in case.contenders.values() for name in c.figures))
+    # In the order in which candidates bring them up.
+    names = list(dict.fromkeys(name for c in case.candidates.values() for name in c.figures))
     for name in names:
         table.add_column(name, justify="right")
-    for name, contender in case.contenders.items():
+    for name, candidate in case.candidates.items():
         # All are ours here.
         own = name.removeprefix("weft").lstrip(", ")
-        if contender.figures:
-            cells = (contender.figures.get(each) for each in names)
+        if candidate.figures:
+            cells = (candidate.figures.get(each) for each in names)
             table.add_row(own, *("" if cell is None else _short(cell) for cell in cells))
         else:
-            table.add_row(own, "failed" if contender.failed else "absent")
+            table.add_row(own, "failed" if candidate.failed else "absent")
     console.print(table)
     _print_words(case, console)
 
 
 def _print_words(case: CaseResult, console: Console) -> None:
-    for name, contender in case.contenders.items():
-        if contender.absent:
-            console.print(f" {name}: {contender.absent}", soft_wrap=True)
+    for name, candidate in case.candidates.items():
+        if candidate.absent:
+            console.print(f" {name}: {candidate.absent}", soft_wrap=True)
     for sentence in case.says:
         console.print(f" {sentence}", soft_wrap=True, highlight=False)
     for sentence in case.missed:
         console.print(f" Missed: {sentence}", soft_wrap=True, highlight=False)
 
 
-def _throughput(contender: Contender) -> tuple[str, str, str]:
-    found = contender.throughput
+def _throughput(candidate: CandidateResult) -> tuple[str, str, str]:
+    found = candidate.throughput
     return (
         _short(found["graphs_per_second"]),
         _short(1e3 * found["seconds_per_step"]),

@@ -1,4 +1,4 @@
-"""Takes turns between contenders: each its own process, asleep while another is timed."""
+"""Takes turns between candidates: each its own process, asleep while another is timed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,19 +15,19 @@ from typing import Any
 
 from rich.progress import Progress
 
-from weft_lab.bench.result import CaseResult, Contender
+from weft_lab.bench.result import CandidateResult, CaseResult
 
-_FOLDER = Path(__file__).parent / "contestants"
-# Generous: a contender may compile for minutes, but a stuck one must not hang the benchmark.
+FOLDER = Path(__file__).parent / "peers"
+# Generous: a candidate may compile for minutes, but a stuck one must not hang the benchmark.
 _PATIENCE_SECONDS = 900.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One contender: the file in contestants/ that runs it, and its settings.
+class Candidate:
+    """What runs a candidate: a function of a file in peers/, and its settings.
 
     Attributes:
-        script: file name without .py.
+        script: the file without .py and, after a colon, the function; `prepare` by default.
         peer: runs in the peers' environment where there is one.
         settings: passed to the script with the case.
         environment: environment variables of its process.
@@ -40,6 +40,12 @@ class Entry:
     environment: Mapping[str, str] = field(default_factory=dict)
     against: tuple[str, ...] = ()
 
+    @property
+    def file_and_function(self) -> tuple[str, str]:
+        """The path of the file, and the name of the function in it."""
+        file, _, function = self.script.partition(":")
+        return str(FOLDER / f"{file}.py"), function or "prepare"
+
 
 def peers_python() -> str:
     """The peers' Python: $WEFT_PEERS_PYTHON, else .venv-peers here (`make peers`), else ours."""
@@ -48,70 +54,89 @@ def peers_python() -> str:
     return given or (str(local) if local.exists() else sys.executable)
 
 
-class _Worker:
-    def __init__(self, name: str, entry: Entry) -> None:
-        self.name, self.settings = name, entry.settings
-        python = peers_python() if entry.peer else sys.executable
-        self.process = subprocess.Popen(  # noqa: S603
-            [python, str(_FOLDER / "serve.py"), str(_FOLDER / f"{entry.script}.py")],
+class _Process:
+    """A candidate in a process of its own, which answers JSON lines; see peers/serve.py."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        python = peers_python() if candidate.peer else sys.executable
+        self._process = subprocess.Popen(  # noqa: S603
+            [python, str(FOLDER / "serve.py"), *candidate.file_and_function],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if not os.environ.get("WEFT_BENCH_DEBUG") else None,
             text=True,
-            env={**os.environ, **entry.environment},
+            env={**os.environ, **candidate.environment},
         )
-        self.versions: dict[str, str] = {}
-        self.samples: list[float] = []
-        self.details: list[dict[str, float]] = []
-        self.absent, self.failed = "", False
-        self.against = entry.against
-
-    def prepare(self, case: Mapping[str, Any]) -> None:
-        answer = self.ask({**case, **self.settings})
-        self.note(answer)
-        self.versions = answer.get("versions", {})
 
     def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         try:
-            self.process.stdin.write(json.dumps(message) + "\n")
-            self.process.stdin.flush()
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
         except BrokenPipeError:
-            return self.ended()
-        if not select.select([self.process.stdout], [], [], _PATIENCE_SECONDS)[0]:
-            self.process.kill()  # or it would disturb the others' times
+            return self._ended()
+        if not select.select([self._process.stdout], [], [], _PATIENCE_SECONDS)[0]:
+            self._process.kill()  # or it would disturb the others' times
             return {"absent": f"no answer within {_PATIENCE_SECONDS:.0f} s", "failed": True}
-        line = self.process.stdout.readline()
+        line = self._process.stdout.readline()
         if not line:
-            return self.ended()
+            return self._ended()
         reply: dict[str, Any] = json.loads(line)
         return reply
 
-    def note(self, answer: Mapping[str, Any]) -> None:
-        self.absent, self.failed = answer.get("absent", ""), answer.get("failed", False)
-
-    def ended(self) -> dict[str, Any]:
-        code = self.process.wait()
+    def _ended(self) -> dict[str, Any]:
+        code = self._process.wait()
         why = f"failed with exit code {code}; WEFT_BENCH_DEBUG=1 shows why"
         return {"absent": why, "failed": True}
 
+    def stop(self) -> None:
+        self._process.kill()
+        with suppress(BrokenPipeError):  # a word it died too early to read
+            self._process.communicate()
+
+
+class _Worker:
+    """A candidate that is timed, with what it has measured so far."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        self._candidate, self._process = candidate, _Process(candidate)
+        self._samples: list[float] = []
+        self._details: list[dict[str, float]] = []
+        self._versions: dict[str, str] = {}
+        self.absent, self._failed = "", False
+
+    def prepare(self, case: Mapping[str, Any]) -> None:
+        self._versions = self._ask({**case, **self._candidate.settings}).get("versions", {})
+
     def sample(self, steps: int) -> None:
-        answer = self.ask({"steps": steps})
-        self.note(answer)
-        self.samples += answer.get("samples", [])
-        self.details += answer.get("details", [])
+        answer = self._ask({"steps": steps})
+        self._samples += answer.get("samples", [])
+        self._details += answer.get("details", [])
 
     def stop(self) -> None:
-        self.process.kill()
-        with suppress(BrokenPipeError):  # a word it died too early to read
-            self.process.communicate()
+        self._process.stop()
+
+    def result(self) -> CandidateResult:
+        return CandidateResult(
+            samples=[] if self.absent else self._samples,
+            versions=self._versions,
+            absent=self.absent,
+            failed=self._failed,
+            against=list(self._candidate.against),
+            details=[] if self.absent else self._details,
+        )
+
+    def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        answer = self._process.ask(message)
+        self.absent, self._failed = answer.get("absent", ""), answer.get("failed", False)
+        return answer
 
 
 def run_case(
     name: str,
     what: str,
-    entries: Mapping[str, Entry],
+    candidates: Mapping[str, Candidate],
     case: Mapping[str, Any],
     *,
     rounds: int,
@@ -120,41 +145,27 @@ def run_case(
     progress: Progress,
     unit: str = "s",
 ) -> CaseResult:
-    """Time all contenders in turn, `rounds` times `steps` steps each, in one run.
+    """Time all candidates in turn, `rounds` times `steps` steps each, in one run.
 
     Noise of the machine hits all alike because each round visits everyone.
     """
     if rounds < 1 or steps < 1:
         raise ValueError(f"{rounds} rounds of {steps} steps time nothing; each must be at least 1")
-    task = progress.add_task(f"{name}: preparing", total=len(entries) + rounds)
-    workers: list[_Worker] = []
+    task = progress.add_task(f"{name}: preparing", total=len(candidates) + rounds)
+    workers: dict[str, _Worker] = {}
     with ExitStack() as stack:
-        for label, entry in entries.items():
+        for label, candidate in candidates.items():
             progress.update(task, description=f"{name}: preparing {label}")
-            worker = _Worker(label, entry)
-            stack.callback(worker.stop)
-            worker.prepare({**case, "warmup": warmup})
-            workers.append(worker)
+            workers[label] = _Worker(candidate)
+            stack.callback(workers[label].stop)
+            workers[label].prepare({**case, "warmup": warmup})
             progress.advance(task)
         for _ in range(rounds):
-            for worker in workers:
+            for label, worker in workers.items():
                 if not worker.absent:
-                    progress.update(task, description=f"{name}: timing {worker.name}")
+                    progress.update(task, description=f"{name}: timing {label}")
                     worker.sample(steps)
             progress.advance(task)
     progress.update(task, description=name)
-    return CaseResult(case=name, what=what, unit=unit, contenders=_contenders(workers))
-
-
-def _contenders(workers: Sequence[_Worker]) -> dict[str, Contender]:
-    return {
-        w.name: Contender(
-            samples=[] if w.absent else w.samples,
-            versions=w.versions,
-            absent=w.absent,
-            failed=w.failed,
-            against=list(w.against),
-            details=[] if w.absent else w.details,
-        )
-        for w in workers
-    }
+    results = {label: worker.result() for label, worker in workers.items()}
+    return CaseResult(case=name, what=what, unit=unit, candidates=results)

@@ -2,90 +2,380 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import nn
 
-from weft.batching import BatchingConfig
+from weft.batching import BatchingConfig, GraphSampler, PolicyName, graph_sizes
 from weft.errors import DataError
-from weft.graphs import GraphTable
+from weft.graphs import GraphTable, assemble
 from weft.models.target_scale import element_counts, learn_scale
-from weft.recipes.structures.config import ModelName, StructuresConfig
-from weft.recipes.structures.data import labelled, neighbour_table, some_of
-from weft.recipes.structures.training import make_network
+from weft.recipes.structures.config import ModelName, NeighbourConfig, StructuresConfig
+from weft.recipes.structures.data import (
+    LABEL,
+    labelled,
+    neighbour_table,
+    some_of,
+    structure_table,
+    usable_structures,
+)
+from weft.recipes.structures.training import make_network, train_structures
 from weft.sources.progress_bar import progress_bar
-from weft.training.compilation import why_not_inductor
-from weft_lab.studies.cells import Cell, CellTimer, Timings
-from weft_lab.studies.repeats import repeat_trainings
-from weft_lab.studies.results import StudyResults
-from weft_lab.studies.results_file import RESULTS
-from weft_lab.studies.settings import BatchingStudy, StudyData
-from weft_lab.studies.shapes import ShapeCount, count_shapes
+from weft.training.compilation import Compilation, why_not_inductor
+from weft.training.config import CompileMode
+from weft_lab.statistics import compare
+from weft_lab.studies.batch_shapes import ShapeCount, count_shapes
+from weft_lab.study import StudyResults
+from weft_lab.study_settings import BatchingStudy
+from weft_lab.timing import turn_order
 
+Errors = dict[str, list[float]]
+"""Test RMSE of each seed in order, by policy, in the target's unit."""
+
+# Steps before anything is timed: kernels are loaded, memory is taken, caches fill.
+_WARM_UP = 3
 # Policies of the paper; the shapes of the others need no 100,000 steps to be known.
 _COUNTED = ("dynamic", "static-64", "static-2^n")
 
 
-def study_batching(
-    config: BatchingStudy,
-    data: Sequence[StudyData],
-    folder: Path,
+@dataclass(frozen=True, kw_only=True)
+class StudyData:
+    """A data set of the study.
+
+    Attributes:
+        name: in the results; the published figures are of "qm9".
+        table: structures with `z`, `pos` and the target, without neighbours.
+        target: column to learn.
+        references: learn a value for each element first.
+        neighbours: which atoms exchange messages, by model.
+        data_dir: the data folder, where neighbours of whole data sets are kept.
+    """
+
+    name: str
+    table: GraphTable
+    target: str
+    references: bool
+    neighbours: Mapping[str, NeighbourConfig]
+    data_dir: Path | None = None
+
+    def usable(self) -> GraphTable:
+        """The structures that have atoms and a value of the target."""
+        usable = usable_structures(self.table, [self.target])
+        if not usable.any():
+            raise DataError(f"no structure of {self.name} has a value of '{self.target}'")
+        return self.table if usable.all() else self.table.select(np.flatnonzero(usable))
+
+
+def molecules(
+    table: GraphTable, *, name: str = "qm9", target: str = "u0", data_dir: Path | None = None
+) -> StudyData:
+    """Molecules as in the paper: every pair of atoms an edge, for PaiNN those within 5 Å."""
+    complete = NeighbourConfig(kind="complete")
+    return StudyData(
+        name=name,
+        table=table,
+        target=target,
+        references=True,
+        neighbours=_neighbours(complete, 5.0),
+        data_dir=data_dir,
+    )
+
+
+def crystals(
+    table: GraphTable,
     *,
-    resume: bool = False,
-    machine: Mapping[str, Any] | None = None,
+    name: str = "mp-matminer",
+    target: str = "formation_energy_per_atom",
+    data_dir: Path | None = None,
+) -> StudyData:
+    """Crystals: the 24 nearest neighbours over periodic images, for PaiNN those within 6 Å."""
+    nearest = NeighbourConfig(kind="nearest", nearest=24)
+    return StudyData(
+        name=name,
+        table=table,
+        target=target,
+        references=False,
+        neighbours=_neighbours(nearest, 6.0),
+        data_dir=data_dir,
+    )
+
+
+def _neighbours(rule: NeighbourConfig, cutoff: float) -> dict[str, NeighbourConfig]:
+    painn = NeighbourConfig(kind="cutoff", cutoff=cutoff)
+    return {"schnet": rule, "mpeu": rule, "painn": painn}
+
+
+def batching_data(
+    config: BatchingStudy,
+    *,
     data_dir: Path | None = None,
     quiet: bool = False,
-    backend: str = "inductor",
-) -> StudyResults:
-    """Measure, and keep what was measured in `folder` from round to round.
-
-    Args:
-        config: what to measure.
-        data: what to measure it on.
-        folder: where results.json goes.
-        resume: go on with the study in `folder`: what it has is not measured again. Cells with
-            compiled code that were not finished begin anew, since the code is gone.
-        machine: what to say about it in the file.
-        data_dir: the data folder, where neighbours of whole data sets are kept.
-        quiet: no progress.
-        backend: of torch.compile.
+    crystals_file: Path | None = None,
+) -> list[StudyData]:
+    """QM9 and, where a file is named, crystals: JSON lines as of the data set mp-matminer.
 
     Raises:
-        DataError: there is a study in `folder` and `resume` is not given, or it has other settings.
+        DataError: the data is not there.
     """
-    if (folder / RESULTS).exists():
-        if not resume:
-            raise DataError(
-                f"{folder} holds a study already; go on with it (--resume) or choose another folder"
+    show = not quiet
+    qm9 = structure_table("qm9", ["u0"], data_dir=data_dir, progress=show)
+    data = [molecules(qm9, data_dir=data_dir)]
+    if crystals_file is not None:
+        if not crystals_file.exists():
+            raise DataError(f"--crystals {crystals_file} does not exist")
+        target, files = "formation_energy_per_atom", [crystals_file]
+        table = structure_table(
+            "mp-matminer", [target], files=files, data_dir=data_dir, progress=show
+        )
+        data.append(crystals(table, data_dir=data_dir))
+    return data
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """Which one it is."""
+
+    data: str
+    model: ModelName
+    batch_size: int
+    policy: PolicyName
+    mode: CompileMode
+
+    def __str__(self) -> str:
+        return f"{self.data}/{self.model}/{self.batch_size}/{self.policy}/{self.mode}"
+
+
+@dataclass(kw_only=True)
+class Timings:
+    """What was measured of a cell: plain values, as they are in the file.
+
+    Attributes:
+        cell: which one.
+        skipped: why it was not measured; empty if it was.
+        rounds: turns that it had.
+        batching: seconds of each step to assemble its batch, with its share of planning the epoch.
+        update: seconds of each step for forward, backward and Adam, compilation apart.
+        graphs: real graphs of each step's batch.
+        epoch: fill, shapes and counts of the epoch that the batches are from.
+        compilation: compilations, recompiles, their seconds and causes.
+    """
+
+    cell: Cell
+    skipped: str = ""
+    rounds: int = 0
+    batching: list[float] = field(default_factory=list)
+    update: list[float] = field(default_factory=list)
+    graphs: list[int] = field(default_factory=list)
+    epoch: dict[str, Any] = field(default_factory=dict)
+    compilation: dict[str, Any] = field(default_factory=dict)
+
+    def derived(self) -> dict[str, Any]:
+        """What the samples amount to, for readers of the file."""
+        return {"summary": self.summary() if self.graphs else None}
+
+    @property
+    def combined(self) -> list[float]:
+        """Seconds of each step, batching and update."""
+        return [b + u for b, u in zip(self.batching, self.update, strict=True)]
+
+    @property
+    def graphs_per_second(self) -> float:
+        """Of the median step: batches hold different numbers of graphs, so they are divided by."""
+        return 1 / statistics.median(_per_graph(self))
+
+    def by_round(self) -> list[float]:
+        """Median seconds a graph of each round."""
+        each = _per_graph(self)
+        steps = len(each) // self.rounds
+        return [
+            statistics.median(each[i : i + steps]) for i in range(0, steps * self.rounds, steps)
+        ]
+
+    def summary(self) -> dict[str, float]:
+        """Means and medians in ms, and graphs a second."""
+        found = {}
+        for name in ("batching", "update", "combined"):
+            samples = getattr(self, name)
+            found[f"{name}_mean_ms"] = 1e3 * statistics.fmean(samples)
+            found[f"{name}_median_ms"] = 1e3 * statistics.median(samples)
+        return {**found, "graphs_per_second": self.graphs_per_second}
+
+
+def _per_graph(timings: Timings) -> list[float]:
+    return [s / max(1, g) for s, g in zip(timings.combined, timings.graphs, strict=True)]
+
+
+class CellTimer:
+    """A cell made ready to be timed, a few steps at a time.
+
+    The steps go through the first epoch's batches in order, and through them again where there
+    are fewer than steps. Batches are made and used one after another, without a thread: what
+    overlaps cannot be told apart.
+
+    Args:
+        table: structures with neighbours and the column `label`.
+        network: gives raw values [G] of a batch.
+        timings: of the cell, which are added to.
+        seed: of the shuffle.
+        steps: that will be timed in all.
+        max_compilations: mode `static` is skipped where these steps have more shapes.
+        backend: of torch.compile.
+    """
+
+    def __init__(
+        self,
+        table: GraphTable,
+        network: nn.Module,
+        timings: Timings,
+        *,
+        seed: int,
+        steps: int,
+        max_compilations: int,
+        backend: str,
+    ) -> None:
+        cell = timings.cell
+        config = BatchingConfig(policy=cell.policy, batch_size=cell.batch_size, seed=seed)
+        sampler = GraphSampler(*graph_sizes(table), config)
+        began = time.perf_counter()
+        self._plan = sampler.plan()
+        self._planning = (time.perf_counter() - began) / len(self._plan)
+        self.timings = timings
+        timings.epoch = asdict(sampler.statistics())
+        self._table = table
+        # Of the batches that will be used, one of each shape.
+        shapes = self._plan.shapes[:steps]
+        self._first_of_shape = np.unique(shapes, axis=0, return_index=True)[1].tolist()
+        found = len(self._first_of_shape)
+        if cell.mode == "static" and found > max_compilations:
+            timings.skipped = (
+                f"{found} shapes would be compiled, max_compilations is {max_compilations}"
             )
-        results = StudyResults.load(folder, config)
-        if set(results.data) != {each.name for each in data}:
-            raise DataError(
-                f"{folder} holds a study of {', '.join(results.data)}, not of "
-                f"{', '.join(each.name for each in data)}; choose another folder"
-            )
-    else:
-        results = StudyResults(config=config, machine=dict(machine or {}))
-        for each in data:
-            results.data[each.name] = {
-                "structures": len(each.table),
-                "target": each.target,
-                "unit": each.table.schema[each.target].unit,
-            }
-    folder.mkdir(parents=True, exist_ok=True)
-    results.save(folder)
+        self._compilation = Compilation(cell.mode, backend=backend)
+        self._network = network
+
+    def warm_up(self) -> None:
+        """Take the first steps, untimed: compile for every shape that will come."""
+        self._compiled = self._compilation.wrap(self._network)
+        self._optimizer = torch.optim.Adam(self._network.parameters(), lr=1e-4, fused=True)
+        numbers = list(range(_WARM_UP))
+        if self.timings.cell.mode == "static":
+            numbers = [*self._first_of_shape, *numbers]
+        with ExitStack() as stack:
+            if self.timings.cell.mode != "eager":
+                stack.enter_context(_nothing_compiled_yet())
+            for number in numbers:
+                self._step(number)
+        self.timings.compilation = self._compilation.report()
+
+    def turn(self, steps: int) -> None:
+        """Take and time the next `steps` steps."""
+        timings = self.timings
+        first = len(timings.graphs)
+        # Only whole rounds count: an interrupted one is taken again.
+        taken = [self._step(number) for number in range(first, first + steps)]
+        timings.batching += [batching + self._planning for batching, _, _ in taken]
+        timings.update += [update for _, update, _ in taken]
+        timings.graphs += [graphs for _, _, graphs in taken]
+        timings.compilation = self._compilation.report()
+        timings.rounds += 1
+
+    def _step(self, number: int) -> tuple[float, float, int]:
+        """Seconds of batching, seconds of the update without compilation, and graphs."""
+        planned = self._plan[number % len(self._plan)]
+        compiling = self._compilation.seconds
+        began = time.perf_counter()
+        batch = assemble(self._table, planned.graphs, planned.budget)
+        assembled = time.perf_counter()
+        self._optimizer.zero_grad()
+        error = (self._compiled(batch) - batch.graphs[LABEL]).masked_fill(~batch.graph_mask, 0.0)
+        loss = error.square().sum() / batch.graph_mask.sum()
+        loss.backward()
+        self._optimizer.step()
+        ended = time.perf_counter()
+        compiling = self._compilation.seconds - compiling
+        return assembled - began, ended - assembled - compiling, len(planned.graphs)
+
+
+@contextmanager
+def _nothing_compiled_yet() -> Iterator[None]:
+    """Hide from torch what it keeps on disk: a cell compiled before would take no time."""
+    # Imported here: loading it takes seconds, and an eager study has no use for it.
+    from torch._inductor.utils import fresh_inductor_cache
+
+    with TemporaryDirectory(prefix="weft-study-") as folder, fresh_inductor_cache(dir=folder):
+        yield
+
+
+@dataclass(kw_only=True)
+class BatchingResults(StudyResults):
+    """Everything that was measured, and where.
+
+    Attributes:
+        shapes: shapes and fill over many steps, of data sets whose edges are all pairs.
+        cells: the timed cells.
+        errors: test RMSE of the repeated trainings, by data set and policy, in the target's unit.
+    """
+
+    schemas: ClassVar[tuple[str, ...]] = ("weft study batching 1",)
+    title: ClassVar[str] = "Batching study"
+    kind: ClassVar[str] = "batching study"
+    method: ClassVar[str] = (
+        "Cells took turns, round by round, so that what disturbs the machine disturbs all alike. "
+        "Batching and update follow one another without a thread between them. Compilation is "
+        "counted apart."
+    )
+
+    config: BatchingStudy
+    shapes: dict[str, list[ShapeCount]] = field(default_factory=dict)
+    cells: list[Timings] = field(default_factory=list)
+    errors: dict[str, Errors] = field(default_factory=dict)
+
+    def derived(self) -> dict[str, Any]:
+        """Tests of whether the errors differ."""
+        pairs = {name: compare(errors) for name, errors in self.errors.items()}
+        return {"comparisons": {name: list(map(asdict, each)) for name, each in pairs.items()}}
+
+    @classmethod
+    def describe(cls, data: Mapping[str, Any]) -> str:
+        """The names of the data sets."""
+        return ", ".join(data)
+
+
+def about_data(data: Sequence[StudyData]) -> dict[str, Any]:
+    """Structures and target of each data set."""
+    return {
+        each.name: {
+            "structures": len(each.table),
+            "target": each.target,
+            "unit": each.table.schema[each.target].unit,
+        }
+        for each in data
+    }
+
+
+def measure_batching(
+    results: BatchingResults, data: Sequence[StudyData], quiet: bool, backend: str = "inductor"
+) -> None:
+    """Count shapes, time cells and repeat trainings; `backend` is that of torch.compile."""
+    results.save()
     for each in data:
         if each.name not in results.shapes and each.neighbours["schnet"].kind == "complete":
-            results.shapes[each.name] = _count(each, config, quiet=quiet)
-            results.save(folder)
-    _time(results, data, folder, data_dir=data_dir, quiet=quiet, backend=backend)
-    if config.repeats:
+            results.shapes[each.name] = _count(each, results.config, quiet=quiet)
+            results.save()
+    _time(results, data, quiet=quiet, backend=backend)
+    if results.config.repeats:
         for each in data:
-            _repeat(results, each, folder, data_dir=data_dir, quiet=quiet)
-    return results
+            _repeat(results, each, quiet=quiet)
 
 
 def _count(data: StudyData, config: BatchingStudy, *, quiet: bool) -> list[ShapeCount]:
@@ -109,29 +399,14 @@ def _count(data: StudyData, config: BatchingStudy, *, quiet: bool) -> list[Shape
 
 
 def _cells(config: BatchingStudy, data: Sequence[StudyData]) -> Iterator[Cell]:
-    for each in data:
-        for model in config.models:
-            for size in config.batch_sizes:
-                for policy in config.policies:
-                    for mode in config.compile:
-                        if mode == "eager" or policy in config.compiled_policies:
-                            yield Cell(
-                                data=each.name,
-                                model=model,
-                                batch_size=size,
-                                policy=policy,
-                                mode=mode,
-                            )
+    choices = product(data, config.models, config.batch_sizes, config.policies, config.compile)
+    for each, model, size, policy, mode in choices:
+        if mode == "eager" or policy in config.compiled_policies:
+            yield Cell(data=each.name, model=model, batch_size=size, policy=policy, mode=mode)
 
 
 def _time(
-    results: StudyResults,
-    data: Sequence[StudyData],
-    folder: Path,
-    *,
-    data_dir: Path | None,
-    quiet: bool,
-    backend: str,
+    results: BatchingResults, data: Sequence[StudyData], *, quiet: bool, backend: str
 ) -> None:
     """Give every cell its turns, round by round: what disturbs the machine disturbs all alike."""
     config = results.config
@@ -146,7 +421,7 @@ def _time(
     left = [t for t in results.cells if not t.skipped and t.rounds < config.rounds]
     if not left:
         return
-    tables = _Tables(data, config, data_dir=data_dir, quiet=quiet)
+    tables = _Tables(data, config, quiet=quiet)
     for each, model in dict.fromkeys((t.cell.data, t.cell.model) for t in left):
         tables.made_ready(each, model)
     timers = []
@@ -170,30 +445,22 @@ def _time(
     total = sum(config.rounds - timer.timings.rounds for timer in timers)
     done = 0
     with progress_bar("turns", total, show=not quiet, count=True) as move:
-        for turn in range(1, config.rounds + 1):
-            # In another order each time: a neighbour leaves its traces in the caches.
-            for number in np.random.default_rng(turn).permutation(len(timers)):
+        for turn, order in turn_order(len(timers), config.rounds):
+            for number in order:
                 timer = timers[number]
-                if timer.timings.rounds < turn:
+                if timer.timings.rounds <= turn:
                     timer.turn(config.steps)
                     done += 1
                     move(done)
-            results.save(folder)
+            results.save()
 
 
 class _Tables:
     """Data sets with neighbours and labels, made once for all cells that share them."""
 
-    def __init__(
-        self,
-        data: Sequence[StudyData],
-        config: BatchingStudy,
-        *,
-        data_dir: Path | None,
-        quiet: bool,
-    ) -> None:
+    def __init__(self, data: Sequence[StudyData], config: BatchingStudy, *, quiet: bool) -> None:
         self._data = {each.name: each for each in data}
-        self._config, self._data_dir, self._quiet = config, data_dir, quiet
+        self._config, self._quiet = config, quiet
         self._made: dict[tuple[str, str], GraphTable] = {}
 
     def made_ready(self, data: str, model: ModelName) -> tuple[GraphTable, torch.nn.Module]:
@@ -203,7 +470,7 @@ class _Tables:
         key = (data, rule.name)
         if key not in self._made:
             table = some_of(each.usable(), self._config.structures, 0)
-            table = neighbour_table(table, rule, data_dir=self._data_dir, progress=not self._quiet)
+            table = neighbour_table(table, rule, data_dir=each.data_dir, progress=not self._quiet)
             scale = learn_scale(
                 table, np.arange(len(table)), each.target, references=each.references
             )
@@ -217,14 +484,12 @@ class _Tables:
         return table, make_network(config, elements)
 
 
-def _repeat(
-    results: StudyResults,
-    data: StudyData,
-    folder: Path,
-    *,
-    data_dir: Path | None,
-    quiet: bool,
-) -> None:
+def _repeat(results: BatchingResults, data: StudyData, *, quiet: bool) -> None:
+    """Train with every policy from seeds 0, 1, ... and keep the test errors.
+
+    All trainings have the split of the data in common, those of a seed their first weights; all
+    see each graph as often.
+    """
     config = results.config
     errors = results.errors.setdefault(data.name, {})
     total = config.repeats * len(config.policies)
@@ -234,26 +499,29 @@ def _repeat(
     table = neighbour_table(
         some_of(data.usable(), config.repeat_structures, 0),
         rule,
-        data_dir=data_dir,
+        data_dir=data.data_dir,
         progress=not quiet,
     )
     with progress_bar(f"{data.name}: trainings", total, show=not quiet, count=True) as move:
-
-        def done() -> None:
-            results.save(folder)
+        for seed, policy in product(range(config.repeats), config.policies):
+            known = errors.setdefault(policy, [])
+            if len(known) > seed:
+                continue
+            recipe = StructuresConfig(
+                target=data.target,
+                model=config.repeat_model,
+                hidden=config.hidden,
+                references=data.references,
+                # The paper's own.
+                readout="mean",
+                neighbours=rule,
+                batching=BatchingConfig(policy=policy, batch_size=config.repeat_batch_size),
+                epochs=config.repeat_epochs,
+                seed=seed,
+            )
+            trained = train_structures(table, recipe, quiet=True)
+            if trained.result.stopped.startswith("interrupted"):
+                raise KeyboardInterrupt
+            known.append(trained.scores["test_rmse"])
+            results.save()
             move(sum(map(len, errors.values())))
-
-        repeat_trainings(
-            table,
-            errors,
-            model=config.repeat_model,
-            target=data.target,
-            references=data.references,
-            neighbours=rule,
-            policies=config.policies,
-            batch_size=config.repeat_batch_size,
-            epochs=config.repeat_epochs,
-            hidden=config.hidden,
-            repeats=config.repeats,
-            done=done,
-        )

@@ -2,88 +2,202 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from weft.errors import DataError
-from weft.graphs import Graph
+from weft.graphs import Graph, open_table
+from weft.graphs.store import MANIFEST
 from weft.parallel.grid import Grid, grids_for
+from weft.recipes.full_graph.config import FullGraphConfig
+from weft.recipes.full_graph.data import source_graph
+from weft.sources import CATALOGUE, load, planted_partition, shchur
 from weft.sources.progress_bar import progress_bar
-from weft_lab.studies.communication_ranks import (
+from weft_lab.grid_training import (
     METHODS,
-    GridRun,
     PreparedTables,
+    RankRecord,
     counts_of,
+    grid_label,
     predicted_bytes,
     simulate_rank,
     train_on_ranks,
     with_random_features,
 )
-from weft_lab.studies.communication_results import (
-    AccuracyRun,
-    CommunicationCell,
-    CommunicationResults,
-)
-from weft_lab.studies.communication_settings import CommunicationStudy
-from weft_lab.studies.results_file import RESULTS
+from weft_lab.study import StudyResults
+from weft_lab.study_settings import CommunicationStudy
 
 
-def study_communication(
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NamedGraph:
+    """The graph that ranks share: with features, classes and a split."""
+
+    name: str
+    graph: Graph
+
+    def about(self) -> dict[str, Any]:
+        """Its name and size."""
+        return {
+            "name": self.name,
+            "nodes": self.graph.num_nodes,
+            "edges": self.graph.num_edges,
+        }
+
+
+def shared_graph(
     config: CommunicationStudy,
-    graph: Graph,
-    folder: Path,
     *,
-    name: str = "graph",
-    resume: bool = False,
-    machine: Mapping[str, Any] | None = None,
+    data_dir: Path | None = None,
     quiet: bool = False,
-) -> CommunicationResults:
-    """Measure, and keep what was measured in `folder` all along.
-
-    Args:
-        config: what to measure.
-        graph: with features, classes and a split.
-        folder: where results.json goes.
-        name: of the graph.
-        resume: go on with the study in `folder`: what it has is not measured again.
-        machine: what to say about it in the file.
-        quiet: no progress.
+    data: str | None = None,
+    files: tuple[Path, ...] = (),
+) -> NamedGraph:
+    """A graph of the catalogue or of a path, as for `weft train full-graph`, or a generated one.
 
     Raises:
-        DataError: there is a study in `folder` and `resume` is not given, or it has other settings
-            or another graph; a rank failed.
-        ValueError: more ranks than nodes.
+        DataError: there is no such graph, or it is not one graph.
     """
-    about = {"name": name, "nodes": graph.num_nodes, "edges": graph.num_edges}
-    if (folder / RESULTS).exists():
-        if not resume:
-            raise DataError(
-                f"{folder} holds a study already; go on with it (--resume) or choose another folder"
-            )
-        results = CommunicationResults.load(folder, config)
-        if results.data != about:
-            raise DataError(
-                f"{folder} holds a study of {results.data}, not of {about}; choose another folder"
-            )
-    else:
-        results = CommunicationResults(config=config, machine=dict(machine or {}), data=about)
-    if max(config.ranks) > graph.num_nodes:
-        raise ValueError(
-            f"{max(config.ranks)} ranks for {graph.num_nodes} nodes: each needs at least one; "
-            "take fewer ranks"
+    if data is None:
+        if files:
+            raise DataError("--files are of a data set; name it with --data")
+        graph = planted_partition(
+            config.nodes, 8, mean_degree=14, homophily=0.8, num_features=32, seed=config.seed
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    results.save(folder)
-    _volumes(results, graph, folder, quiet=quiet)
-    _accuracies(results, graph, folder, quiet=quiet)
-    return results
+        return NamedGraph(name="planted partition", graph=graph)
+    recipe = FullGraphConfig(data=data, seed=config.seed)
+    path = Path(data)
+    if data in CATALOGUE:
+        if (kind := CATALOGUE[data].kind) != "one graph":
+            raise DataError(f"--data {data} is {kind}, not one graph for ranks to share")
+        graph = source_graph(recipe, load(data, files=files, data_dir=data_dir, progress=not quiet))
+    elif not path.exists():
+        raise DataError(f"--data {path} is neither a file nor a graph of `weft data list`")
+    elif (path / MANIFEST).exists():
+        graph = source_graph(recipe, open_table(path))
+    elif path.suffix in (".npz", ".zip"):
+        graph = source_graph(recipe, shchur(path))
+    else:
+        raise DataError(f"--data {path} is no graph table and no npz of Shchur et al.")
+    return NamedGraph(name=data, graph=graph)
 
 
-def _volumes(results: CommunicationResults, graph: Graph, folder: Path, *, quiet: bool) -> None:
+@dataclass(kw_only=True)
+class CommunicationCell:
+    """One method on one grid.
+
+    Attributes:
+        grid: the ranks.
+        method: a name of METHODS.
+        predicted: bytes that each rank receives in an epoch, by formula.
+        records: what ranks noted, by rank; all ranks if they are real.
+        real: they were processes; else simulated, one at a time.
+    """
+
+    grid: Grid
+    method: str
+    predicted: list[int]
+    records: dict[int, RankRecord] = field(default_factory=dict)
+    real: bool = False
+
+    @property
+    def ranks(self) -> int:
+        """P."""
+        return self.grid.ranks
+
+    @property
+    def label(self) -> str:
+        """Of the grid."""
+        return grid_label(self.grid)
+
+    @property
+    def mean(self) -> float:
+        """Bytes of the mean rank, predicted."""
+        return statistics.fmean(self.predicted)
+
+    @property
+    def differing(self) -> list[int]:
+        """Ranks that recorded another number than predicted."""
+        return [r for r, each in self.records.items() if each.received != self.predicted[r]]
+
+    def seconds(self, what: str) -> float:
+        """Median over epochs of the mean rank's `compute` or `communication`, or an `epoch`."""
+        records = list(self.records.values())
+        epochs: list[float] = []
+        for number in range(len(records[0].seconds)):
+            if what == "epoch":
+                epochs.append(max(record.seconds[number] for record in records))
+            else:
+                epochs.append(statistics.fmean(getattr(r, what)[number] for r in records))
+        return statistics.median(epochs)
+
+    def derived(self) -> dict[str, str]:
+        """The label, for readers of the file."""
+        return {"label": self.label}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyRun:
+    """A training on the graph's own features and classes, in float64.
+
+    Attributes:
+        grid: the ranks.
+        losses: of each epoch.
+        scores: loss and accuracy of each part at the end.
+    """
+
+    grid: Grid
+    losses: list[float]
+    scores: dict[str, float]
+
+    @property
+    def label(self) -> str:
+        """Of the grid."""
+        return "1 process" if self.grid.ranks == 1 else grid_label(self.grid)
+
+
+@dataclass(kw_only=True)
+class CommunicationResults(StudyResults):
+    """Everything that was measured, and where.
+
+    Attributes:
+        cells: bytes and times, by grid and method.
+        accuracies: trainings to compare; one process first.
+    """
+
+    schemas: ClassVar[tuple[str, ...]] = ("weft study communication 1",)
+    title: ClassVar[str] = "Study of communication"
+    kind: ClassVar[str] = "study of communication"
+    method: ClassVar[str] = (
+        "Bytes are those that a rank receives in an epoch, as its recorder notes them and as the "
+        "formulas give them. Times are medians over epochs of the mean rank; ranks beyond the "
+        "cores of the machine share them. Waiting is time in collectives that is not hidden "
+        "behind products."
+    )
+
+    config: CommunicationStudy
+    cells: list[CommunicationCell] = field(default_factory=list)
+    accuracies: list[AccuracyRun] = field(default_factory=list)
+
+
+def measure_communication(results: CommunicationResults, data: NamedGraph, quiet: bool) -> None:
+    """Bytes and times of every grid and method, then accuracies."""
+    most, nodes = max(results.config.ranks), data.graph.num_nodes
+    if most > nodes:
+        raise ValueError(
+            f"{most} ranks for {nodes} nodes: each needs at least one; take fewer ranks"
+        )
+    results.save()
+    _volumes(results, data.graph, quiet=quiet)
+    _accuracies(results, data.graph, quiet=quiet)
+
+
+def _volumes(results: CommunicationResults, graph: Graph, *, quiet: bool) -> None:
     config = results.config
     known = {cell.ranks for cell in results.cells}
     random = with_random_features(graph, config.widths[0], config.widths[-1], config.seed)
@@ -96,7 +210,7 @@ def _volumes(results: CommunicationResults, graph: Graph, folder: Path, *, quiet
         for ranks in config.ranks:
             if ranks not in known:
                 results.cells += _cells(tables, ranks, config)
-                results.save(folder)
+                results.save()
             done += ranks
             move(done)
 
@@ -109,17 +223,11 @@ def _cells(
     cells, runs = [], []
     for grid in grids_for(ranks):
         for name, method in METHODS.items():
-            table = tables.table(method, grid)
-            assert table.path is not None
-            run = GridRun(
-                table=table.path,
-                grid=grid,
-                method=method,
-                hidden=config.widths[1:-1],
-                epochs=config.timed_epochs if real else 1,
-                seed=config.seed,
-            )
-            predicted = predicted_bytes(counts_of(table, grid), method, config.widths)
+            epochs = config.timed_epochs if real else 1
+            hidden = config.widths[1:-1]
+            run = tables.run(method, grid, hidden=hidden, epochs=epochs, seed=config.seed)
+            counts = counts_of(tables.table(method, grid), grid)
+            predicted = predicted_bytes(counts, method, config.widths)
             cells.append(CommunicationCell(grid=grid, method=name, predicted=predicted, real=real))
             runs.append(run)
     if real:
@@ -137,7 +245,7 @@ def _some(ranks: int, config: CommunicationStudy) -> list[int]:
     return sorted({int(rank) for rank in np.linspace(0, ranks - 1, count)})
 
 
-def _accuracies(results: CommunicationResults, graph: Graph, folder: Path, *, quiet: bool) -> None:
+def _accuracies(results: CommunicationResults, graph: Graph, *, quiet: bool) -> None:
     config = results.config
     known = {run.grid for run in results.accuracies}
     groups = [group for group in _accuracy_grids(config) if not known.issuperset(group)]
@@ -150,30 +258,25 @@ def _accuracies(results: CommunicationResults, graph: Graph, folder: Path, *, qu
             graph, Path(place), partition=config.partition, seed=config.seed, dtype="float64"
         )
         for number, grids in enumerate(groups):
-            method = METHODS["sparsity-aware"]
-            runs = []
-            for grid in grids:
-                table = tables.table(method, grid)
-                assert table.path is not None
-                runs.append(
-                    GridRun(
-                        table=table.path,
-                        grid=grid,
-                        method=method,
-                        hidden=config.hidden,
-                        epochs=config.epochs,
-                        dropout=0.5,
-                        dtype="float64",
-                        scored=True,
-                        seed=config.seed,
-                    )
+            runs = [
+                tables.run(
+                    METHODS["sparsity-aware"],
+                    grid,
+                    hidden=config.hidden,
+                    epochs=config.epochs,
+                    dropout=0.5,
+                    dtype="float64",
+                    scored=True,
+                    seed=config.seed,
                 )
+                for grid in grids
+            ]
             for grid, records in zip(grids, train_on_ranks(runs), strict=True):
                 first = records[0]
                 results.accuracies.append(
                     AccuracyRun(grid=grid, losses=first.losses, scores=first.scores)
                 )
-            results.save(folder)
+            results.save()
             move(number + 1)
 
 

@@ -1,22 +1,36 @@
-"""The study of communication as tables and sentences."""
+"""The study of communication as tables and sentences, plots and claims."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
-from weft_lab.studies.communication_ranks import METHODS
-from weft_lab.studies.communication_results import (
+from weft_lab.grid_training import METHODS
+from weft_lab.plots import Panel
+from weft_lab.studies.communication import (
     AccuracyRun,
     CommunicationCell,
     CommunicationResults,
+    NamedGraph,
+    measure_communication,
+    shared_graph,
 )
-from weft_lab.studies.sections import Section
+from weft_lab.study import Finding, Study
+from weft_lab.tables import Section
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_NAMES = ("1d", "1.5d", "2d", "3d")
+# Of recorded bytes, by whether the ranks were processes.
+_MARKS = (("o", True), ("x", False))
 
 
-def communication_report(results: CommunicationResults) -> list[Section]:
-    """All tables of the study of communication, those that have rows."""
-    sections = [_volumes(results), _kinds(results), _times(results), _accuracies(results)]
-    return [section for section in sections if section.rows]
+def communication_sections(results: CommunicationResults) -> list[Section]:
+    """All tables of the study of communication."""
+    return [_volumes(results), _kinds(results), _times(results), _accuracies(results)]
 
 
 def largest_difference(run: AccuracyRun, serial: AccuracyRun) -> float:
@@ -34,27 +48,20 @@ def _volumes(results: CommunicationResults) -> Section:
         best = own["sparsity-aware"]
         rows.append(
             (
-                str(grid.ranks),
-                best.label,
+                *(str(grid.ranks), best.label),
                 *(_megabytes(cell.mean) for cell in own.values()),
                 _megabytes(max(best.predicted)),
                 *(f"{line.mean / cell.mean:.1f}" for cell in (own["reductions"], best)),
                 "real" if best.real else f"{len(best.records)} simulated",
             )
         )
+    widths = "-".join(map(str, results.config.widths))
     return Section(
-        title=f"MB that the mean rank receives in an epoch, GCN of widths "
-        f"{'-'.join(map(str, results.config.widths))}, {_graph(results)}",
+        title=f"MB that the mean rank receives in an epoch, GCN of widths {widths}, "
+        f"{_graph(results)}",
         headings=(
-            "P",
-            "grid",
-            "published",
-            "reductions",
-            "sparsity-aware",
-            "its busiest rank",
-            "reductions, times less",
-            "times less",
-            "ranks",
+            *("P", "grid", *METHODS, "its busiest rank"),
+            *("reductions, times less", "times less", "ranks"),
         ),
         rows=rows,
         says=_equal(results.cells) + _least(results.cells),
@@ -118,22 +125,18 @@ def _kinds(results: CommunicationResults) -> Section:
 
 
 def _times(results: CommunicationResults) -> Section:
-    parts = ("epoch", "compute", "communication")
-    rows = [
-        (
-            str(cell.ranks),
-            cell.label,
-            cell.method,
-            *(f"{1e3 * cell.seconds(part):.1f}" for part in parts),
-            str(cell.records[0].threads),
-        )
-        for cell in results.cells
-        if cell.real
-    ]
-    return Section(
-        title="ms of an epoch on real ranks",
-        headings=("P", "grid", "method", "epoch", "compute", "waiting", "threads a rank"),
-        rows=rows,
+    return Section.of(
+        "ms of an epoch on real ranks",
+        [cell for cell in results.cells if cell.real],
+        {
+            "P": lambda cell: str(cell.ranks),
+            "grid": lambda cell: cell.label,
+            "method": lambda cell: cell.method,
+            "epoch": lambda cell: f"{1e3 * cell.seconds('epoch'):.1f}",
+            "compute": lambda cell: f"{1e3 * cell.seconds('compute'):.1f}",
+            "waiting": lambda cell: f"{1e3 * cell.seconds('communication'):.1f}",
+            "threads a rank": lambda cell: str(cell.records[0].threads),
+        },
     )
 
 
@@ -142,29 +145,199 @@ def _accuracies(results: CommunicationResults) -> Section:
     if not runs:
         return Section(title="", headings=(), rows=[])
     serial = runs[0]
-    rows: list[tuple[str, ...]] = [
-        (
-            str(run.grid.ranks),
-            run.label,
-            f"{run.losses[-1]:.6f}",
-            f"{100 * run.scores['validation_accuracy']:.2f}",
-            f"{100 * run.scores['test_accuracy']:.2f}",
-            f"{largest_difference(run, serial):.1e}",
-        )
-        for run in runs
-    ]
     worst = max(largest_difference(run, serial) for run in runs)
     names = ("train_accuracy", "validation_accuracy", "test_accuracy")
     same = all(_same(run.scores[name], serial.scores[name]) for run in runs for name in names)
     verdict = "are the same on every grid" if same else "are not the same on every grid"
-    return Section(
-        title=f"{len(serial.losses)} epochs on {_graph(results)}, its own features and classes, "
+    return Section.of(
+        f"{len(serial.losses)} epochs on {_graph(results)}, its own features and classes, "
         "dropout 0.5, float64",
-        headings=("P", "grid", "loss", "validation %", "test %", "losses apart"),
-        rows=rows,
+        runs,
+        {
+            "P": lambda run: str(run.grid.ranks),
+            "grid": lambda run: run.label,
+            "loss": lambda run: f"{run.losses[-1]:.6f}",
+            "validation %": lambda run: f"{100 * run.scores['validation_accuracy']:.2f}",
+            "test %": lambda run: f"{100 * run.scores['test_accuracy']:.2f}",
+            "losses apart": lambda run: f"{largest_difference(run, serial):.1e}",
+        },
         says=[f"Accuracies {verdict}; losses of any epoch differ by at most {worst:.1e}."],
     )
 
 
 def _same(a: float, b: float) -> bool:
     return a == b or (math.isnan(a) and math.isnan(b))
+
+
+def communication_figures(results: CommunicationResults) -> dict[str, list[Panel]]:
+    """Bytes by ranks, times by grid, and the losses of all grids."""
+    shared = [cell.mean / 1e6 for cell in results.cells if cell.ranks > 1]
+    limits = min(shared, default=0.0), max(shared, default=0.0)
+    real = [cell for cell in results.cells if cell.real]
+    return {
+        "bytes.svg": [
+            (method, partial(_draw_bytes, cells=results.cells, method=method, limits=limits))
+            for method in METHODS
+            if shared
+        ],
+        "times.svg": [
+            (
+                "1 process" if ranks == 1 else f"{ranks} ranks",
+                partial(_draw_times, cells=[cell for cell in real if cell.ranks == ranks]),
+            )
+            for ranks in sorted({cell.ranks for cell in real})
+        ],
+        "accuracy.svg": [
+            ("training loss", partial(_draw_losses, results=results)),
+            ("apart from one process", partial(_draw_differences, results=results)),
+        ]
+        if results.accuracies
+        else [],
+    }
+
+
+def _draw_bytes(
+    ax: Axes, cells: Sequence[CommunicationCell], method: str, limits: tuple[float, float]
+) -> None:
+    own = [cell for cell in cells if cell.method == method and cell.ranks > 1]
+    for number, name in enumerate(_NAMES):
+        # Of 1.5d the replication with the least.
+        by_ranks: dict[int, CommunicationCell] = {}
+        for cell in own:
+            if cell.grid.name == name:
+                before = by_ranks.get(cell.ranks, cell)
+                by_ranks[cell.ranks] = min(before, cell, key=lambda each: each.mean)
+        if not by_ranks:
+            continue
+        ranks = sorted(by_ranks)
+        means = [by_ranks[count].mean / 1e6 for count in ranks]
+        ax.plot(ranks, means, "-", color=f"C{number}", label=f"{name}, predicted")
+        for mark, real in _MARKS:
+            points = [
+                (count, record.received / 1e6)
+                for count in ranks
+                for record in by_ranks[count].records.values()
+                if by_ranks[count].real == real
+            ]
+            if points:
+                ax.plot(*zip(*points, strict=True), mark, color=f"C{number}", markersize=4)
+    for mark, real in _MARKS:
+        if any(cell.real == real for cell in own):
+            label = f"recorded, {'real' if real else 'simulated'} ranks"
+            ax.plot([], [], mark, color="0.4", markersize=4, label=label)
+    ticks = sorted({cell.ranks for cell in own})
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(ticks, [str(count) for count in ticks], fontsize=8)
+    ax.minorticks_off()
+    ax.set_yscale("log")
+    # The same for all methods, so that they can be compared; ranks are not all alike.
+    ax.set_ylim(limits[0] / 3, limits[1] * 2)
+    ax.set_xlabel("ranks")
+    ax.set_ylabel("MB received by a rank in an epoch")
+
+
+def _draw_times(ax: Axes, cells: Sequence[CommunicationCell]) -> None:
+    names = list(dict.fromkeys(cell.label for cell in cells))
+    width = 0.8 / len(METHODS)
+    for number, method in enumerate(METHODS):
+        own = {cell.label: cell for cell in cells if cell.method == method}
+        places = [i + (number - 1) * width for i in range(len(names))]
+        compute = [1e3 * own[name].seconds("compute") for name in names]
+        waiting = [1e3 * own[name].seconds("communication") for name in names]
+        color = f"C{number}"
+        ax.bar(places, compute, width, color=color, label=f"{method}: compute")
+        ax.bar(
+            places,
+            waiting,
+            width,
+            bottom=compute,
+            color=color,
+            alpha=0.35,
+            label=f"{method}: waiting",
+        )
+    ax.set_xticks(range(len(names)), names, fontsize=8)
+    ax.set_ylabel("ms of an epoch")
+
+
+def _draw_losses(ax: Axes, results: CommunicationResults) -> None:
+    for number, run in enumerate(results.accuracies):
+        label = run.label if run.grid.ranks == 1 else f"{run.label}, P = {run.grid.ranks}"
+        style = "-" if run.grid.ranks == 1 else (0, (1, 1 + number))
+        ax.plot(range(1, len(run.losses) + 1), run.losses, linestyle=style, label=label)
+    ax.set_xlabel("epoch")
+    ax.set_ylabel("loss")
+
+
+def _draw_differences(ax: Axes, results: CommunicationResults) -> None:
+    serial, *others = results.accuracies
+    for number, run in enumerate(others, start=1):
+        apart = [abs(a - b) for a, b in zip(run.losses, serial.losses, strict=True)]
+        # A logarithm has no place for what is the same to the last bit.
+        seen = [(epoch, each) for epoch, each in enumerate(apart, start=1) if each]
+        if seen:
+            ax.plot(*zip(*seen, strict=True), ".", ms=3, color=f"C{number}")
+    ax.set_yscale("log")
+    ax.set_ylim(1e-17, 1e-6)
+    ax.set_xlabel("epoch")
+    ax.set_ylabel("difference of the loss")
+
+
+def communication_findings(results: CommunicationResults) -> Iterator[Finding]:
+    """Bytes, formulas and accuracy."""
+    shared = [cell for cell in results.cells if cell.ranks > 1]
+    published = [cell for cell in shared if cell.method == "published"]
+    most = max((c.ranks for c in published if c.grid.name == "2d"), default=0)
+    at_most = {c.grid.name: c.mean for c in published if c.ranks == most}
+    if {"1d", "2d"} <= set(at_most):
+        ratio = at_most["1d"] / at_most["2d"]
+        yield (
+            "On many ranks 2D moves fewer words than 1D",
+            "by their formulas 9.0 GB instead of 20.0 on 64 ranks, for 14 million nodes",
+            f"{ratio:.2f} times fewer on {most} ranks",
+            ratio > 1,
+        )
+    if shared:
+        wrong = sum(len(cell.differing) for cell in shared)
+        total = sum(len(cell.records) for cell in shared)
+        yield (
+            "Communication is what the formulas say",
+            "formulas",
+            f"bytes received equal the formulas on {total - wrong} of {total} ranks",
+            wrong == 0,
+        )
+    if results.accuracies:
+        serial = results.accuracies[0]
+        worst = max(largest_difference(run, serial) for run in results.accuracies)
+        yield (
+            "Every grid learns what one process learns",
+            "exact algorithms",
+            f"losses of any epoch differ by at most {worst:.1e} in float64",
+            worst < 1e-8,
+        )
+    top = max((cell.ranks for cell in shared), default=0)
+    line = [c.mean for c in published if c.ranks == top and c.grid.name == "1d"]
+    for method, words in (
+        ("reductions", "Order of products, kept products and panels: the same with less"),
+        ("sparsity-aware", "Only the rows that are needed travel"),
+    ):
+        own = [c.mean for c in shared if c.ranks == top and c.method == method and c.mean > 0]
+        if line and own:
+            yield (
+                words,
+                "not in the paper",
+                f"{line[0] / min(own):.1f} times fewer bytes than 1D as published, on {top} ranks",
+                None,
+            )
+
+
+COMMUNICATION: Study[NamedGraph, CommunicationResults] = Study(
+    paper="Tripathy et al. (2020), Reducing Communication in Graph Neural Network Training",
+    results=CommunicationResults,
+    load=shared_graph,
+    about=NamedGraph.about,
+    measure=measure_communication,
+    sections=communication_sections,
+    figures=communication_figures,
+    findings=communication_findings,
+)
+"""What ranks that share one graph send each other."""

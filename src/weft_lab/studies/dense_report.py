@@ -1,24 +1,83 @@
-"""The study of dense hardware as tables and sentences."""
+"""The study of dense hardware as tables and sentences, plots and claims, beside the published."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
+from typing import TYPE_CHECKING
 
-from weft_lab.studies.dense_crossover import FormCell, crossover
-from weft_lab.studies.dense_orders import BINS, OrderFigures
-from weft_lab.studies.dense_published import SLICES, STEPS, published_slice
-from weft_lab.studies.dense_results import DenseResults
+from weft.graphs import GraphTable
+from weft_lab.plots import Panel
+from weft_lab.studies.dense_hardware import (
+    DenseResults,
+    about_programs,
+    measure_dense_hardware,
+    program_data,
+)
+from weft_lab.studies.dense_layouts import BINS, FormCell, OrderFigures, banded_from
 from weft_lab.studies.dense_slices import Slice
-from weft_lab.studies.sections import Section
+from weft_lab.study import Finding, Study
+from weft_lab.tables import Section
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # What `auto` may be slower than the better form, before it is told.
 _BEHIND = 0.1
 
+STEPS = (100_000, 200_000, 300_000)
+"""Training steps at which validation accuracies are published.
 
-def dense_report(results: DenseResults) -> list[Section]:
-    """All tables of the study of dense hardware, those that have rows."""
-    sections = [
+On the C# programs of Allamanis et al. (2018), with hidden states of 128 and 8 rounds of messages.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedSlice:
+    """A slice of the training data.
+
+    Attributes:
+        by: "all data", "bandwidth" or "order".
+        below: the limit, itself left out; None for all data.
+        share: of the training graphs.
+        accuracies: on all validation graphs, percent, at STEPS; None where there is none.
+        cost: of an iteration, in the paper's unit.
+    """
+
+    by: str
+    below: int | None
+    share: float
+    accuracies: tuple[float | None, float | None, float | None]
+    cost: float | None
+
+
+SLICES = (
+    PublishedSlice(by="all data", below=None, share=1.0, accuracies=(78.1, 78.5, 78.9), cost=18.6),
+    PublishedSlice(
+        by="bandwidth", below=1024, share=0.919, accuracies=(77.9, 78.5, 78.9), cost=3.1
+    ),
+    PublishedSlice(by="order", below=3493, share=0.919, accuracies=(78.2, 78.3, 78.4), cost=3.5),
+    PublishedSlice(
+        by="bandwidth", below=512, share=0.835, accuracies=(78.0, None, None), cost=None
+    ),
+)
+"""Table 6."""
+
+
+def published_slice(by: str, share: float) -> PublishedSlice | None:
+    """The published slice of the same kind with about this share of the data; None without one."""
+    for each in SLICES:
+        if each.by == by and abs(each.share - share) < 0.03:
+            return each
+    return None
+
+
+def dense_sections(results: DenseResults) -> list[Section]:
+    """All tables of the study of dense hardware."""
+    return [
         _orders(results),
         _histogram(results),
         _supergraphs(results),
@@ -27,21 +86,10 @@ def dense_report(results: DenseResults) -> list[Section]:
         _forms(results),
         _crossovers(results),
     ]
-    return [section for section in sections if section.rows]
 
 
 def _orders(results: DenseResults) -> Section:
     measured = {f.order: f for f in results.orders if not f.skipped}
-    rows = [
-        (
-            figures.order,
-            *(f"{value:.0f}" for value in figures.percentiles.values()),
-            f"{figures.mean_profile:,.0f}",
-            f"{figures.fill:.2%}",
-            f"{figures.seconds:.2f}",
-        )
-        for figures in measured.values()
-    ]
     says = [f"{f.order} was not measured: {f.skipped}." for f in results.orders if f.skipped]
     if {"text", "rcm"} <= set(measured):
         says += _reduction(measured["text"], measured["rcm"])
@@ -55,7 +103,14 @@ def _orders(results: DenseResults) -> Section:
     return Section(
         title=f"Bandwidth of {results.data['graphs']:,} programs by order of nodes",
         headings=("order", "median", "83%", "92%", "99%", "largest", "profile", "fill", "s"),
-        rows=rows,
+        rows=[
+            (
+                figures.order,
+                *(f"{value:.0f}" for value in figures.percentiles.values()),
+                *(f"{figures.mean_profile:,.0f}", f"{figures.fill:.2%}", f"{figures.seconds:.2f}"),
+            )
+            for figures in measured.values()
+        ],
         says=says,
     )
 
@@ -88,32 +143,19 @@ def _histogram(results: DenseResults) -> Section:
 
 
 def _supergraphs(results: DenseResults) -> Section:
-    rows: list[tuple[str, ...]] = [
-        (
-            f"{count.nodes:,}",
-            str(count.block),
-            f"{count.share:.1%}",
-            f"{count.graphs:.1f}",
-            f"{count.node_fill:.1%}",
-            f"{count.cell_fill:.3%}",
-            f"{count.megabytes:.1f}",
-            f"{count.products:.1f}",
-        )
-        for count in results.supergraphs or ()
-    ]
-    return Section(
-        title="Graphs in a supergraph of N nodes with blocks of S (as in Tables 1 and 4)",
-        headings=(
-            "N",
-            "S",
-            "bandwidth <= S",
-            "graphs",
-            "node fill",
-            "cell fill",
-            "MB of blocks",
-            "M products a graph",
-        ),
-        rows=rows,
+    return Section.of(
+        "Graphs in a supergraph of N nodes with blocks of S (as in Tables 1 and 4)",
+        results.supergraphs or (),
+        {
+            "N": lambda count: f"{count.nodes:,}",
+            "S": lambda count: str(count.block),
+            "bandwidth <= S": lambda count: f"{count.share:.1%}",
+            "graphs": lambda count: f"{count.graphs:.1f}",
+            "node fill": lambda count: f"{count.node_fill:.1%}",
+            "cell fill": lambda count: f"{count.cell_fill:.3%}",
+            "MB of blocks": lambda count: f"{count.megabytes:.1f}",
+            "M products a graph": lambda count: f"{count.products:.1f}",
+        },
         says=[
             "Smaller blocks leave out wide graphs, which are the large ones, so more of the rest "
             "fit, and each costs less: blocks hold 3 S cells a node and type whatever is in them."
@@ -205,26 +247,7 @@ def _costs(results: DenseResults) -> Section:
 
 
 def _forms(results: DenseResults) -> Section:
-    rows: list[tuple[str, ...]] = []
     measured = [cell for cell in results.cells if cell.measured]
-    for cell in measured:
-        csr, banded, auto = (1e3 * cell.seconds(form) for form in ("csr", "banded", "auto"))
-        rows.append(
-            (
-                str(cell.types),
-                str(cell.block),
-                f"{cell.density:g}",
-                f"{cell.edges:,}",
-                f"{csr:.3g}",
-                f"{1e3 * cell.estimated['csr']:.3g}",
-                f"{banded:.3g}",
-                f"{1e3 * cell.estimated['banded']:.3g}",
-                "banded" if banded < csr else "csr",
-                cell.chosen,
-                f"{auto:.3g}",
-                f"{cell.behind:+.0%}",
-            )
-        )
     says = [
         "Synthetic graphs with edges |i - j| <= S only; a round of messages, forward and backward. "
         "The last column is how much longer the form that auto chose takes than the better of the "
@@ -241,53 +264,223 @@ def _forms(results: DenseResults) -> Section:
     if skipped:
         named = ", ".join(f"P = {c.types}, S = {c.block}, {c.density:g}" for c in skipped)
         says.append(f"Not measured, with too many edges or too large blocks: {named}.")
-    return Section(
-        title=f"Banded against csr, ms ({results.config.form_nodes:,} nodes, "
+    return Section.of(
+        f"Banded against csr, ms ({results.config.form_nodes:,} nodes, "
         f"H = {results.config.hidden})",
-        headings=(
-            "P",
-            "S",
-            "density",
-            "edges",
-            "csr",
-            "csr model",
-            "banded",
-            "banded model",
-            "faster",
-            "auto takes",
-            "auto",
-            "behind",
-        ),
-        rows=rows,
+        measured,
+        {
+            "P": lambda cell: str(cell.types),
+            "S": lambda cell: str(cell.block),
+            "density": lambda cell: f"{cell.density:g}",
+            "edges": lambda cell: f"{cell.edges:,}",
+            "csr": lambda cell: f"{1e3 * cell.seconds('csr'):.3g}",
+            "csr model": lambda cell: f"{1e3 * cell.estimated['csr']:.3g}",
+            "banded": lambda cell: f"{1e3 * cell.seconds('banded'):.3g}",
+            "banded model": lambda cell: f"{1e3 * cell.estimated['banded']:.3g}",
+            "faster": lambda cell: min(("csr", "banded"), key=cell.seconds),
+            "auto takes": lambda cell: cell.chosen,
+            "auto": lambda cell: f"{1e3 * cell.seconds('auto'):.3g}",
+            "behind": lambda cell: f"{cell.behind:+.0%}",
+        },
         says=says,
         narrow=("P", "S", "density", "csr", "banded", "faster", "auto takes", "behind"),
     )
 
 
 def _crossovers(results: DenseResults) -> Section:
-    rows: list[tuple[str, ...]] = []
     measured = [cell for cell in results.cells if cell.measured]
-    for (types, block), group in groupby(measured, lambda cell: (cell.types, cell.block)):
-        cells = list(group)
-        low, high = cells[0].density, cells[-1].density
-        if len(cells) < 2:
-            continue
-        rows.append(
-            (
-                str(types),
-                str(block),
-                _density(cells, estimated=False),
-                _density(cells, estimated=True),
-                f"{min(low, high):g} – {max(low, high):g}",
-            )
-        )
-    return Section(
-        title="From which density on banded is faster than csr",
-        headings=("P", "S", "measured", "by the cost model", "densities looked at"),
-        rows=rows,
+    groups = [list(group) for _, group in groupby(measured, lambda cell: (cell.types, cell.block))]
+
+    def density(cells: Sequence[FormCell], *, estimated: bool) -> str:
+        found = banded_from(cells, estimated=estimated)
+        return found if isinstance(found, str) else f"{found:.3f}"
+
+    def looked_at(cells: Sequence[FormCell]) -> str:
+        densities = [cell.density for cell in cells]
+        return f"{min(densities):g} – {max(densities):g}"
+
+    return Section.of(
+        "From which density on banded is faster than csr",
+        [cells for cells in groups if len(cells) > 1],
+        {
+            "P": lambda cells: str(cells[0].types),
+            "S": lambda cells: str(cells[0].block),
+            "measured": partial(density, estimated=False),
+            "by the cost model": partial(density, estimated=True),
+            "densities looked at": looked_at,
+        },
     )
 
 
-def _density(cells: list[FormCell], *, estimated: bool) -> str:
-    found = crossover(cells, estimated=estimated)
-    return found if isinstance(found, str) else f"{found:.3f}"
+def dense_figures(results: DenseResults) -> dict[str, list[Panel]]:
+    """Bandwidths, supergraphs, accuracies, crossovers, and a PNG of one graph's edges."""
+    counts, one = results.supergraphs or [], results.spy
+    measured = [cell for cell in results.cells if cell.measured]
+    trained = [each for each in results.slices if each.curve]
+    return {
+        "bandwidth.svg": [("programs by bandwidth", partial(_draw_bandwidths, results=results))],
+        "supergraphs.svg": [
+            (title, partial(_draw_supergraphs, results=results, what=what))
+            for title, what in (("graphs in a supergraph", "graphs"), ("graphs that fit", "share"))
+            if counts
+        ],
+        "accuracy.svg": [("trained on slices", partial(_draw_accuracies, results=results))]
+        if trained
+        else [],
+        "crossover.svg": [
+            (f"P = {types}", partial(_draw_gains, cells=list(group)))
+            for types, group in groupby(measured, lambda cell: cell.types)
+        ],
+        "spy.png": [
+            (f"before: bandwidth {one.bandwidth_before}", _dots(one.before, one.nodes)),
+            (f"after: bandwidth {one.bandwidth_after}", _dots(one.after, one.nodes)),
+        ]
+        if one is not None
+        else [],
+    }
+
+
+def _draw_bandwidths(ax: Axes, results: DenseResults) -> None:
+    names = [str(low) for low in BINS]
+    for figures in results.orders:
+        if not figures.skipped:
+            shares = [100 * count / figures.graphs for count in figures.histogram]
+            ax.step(range(len(BINS)), shares, where="mid", label=figures.order)
+    ax.set_xticks(range(len(BINS)), names, fontsize=8)
+    ax.set_xlabel("bandwidth, from")
+    ax.set_ylabel("% of the programs")
+
+
+def _draw_supergraphs(ax: Axes, results: DenseResults, what: str) -> None:
+    counts = results.supergraphs or []
+    for asked in results.config.nodes:
+        # N is rounded up to a multiple of each block.
+        own = [count for count in counts if 0 <= count.nodes - asked < count.block]
+        values = [getattr(count, what) for count in own]
+        ax.plot([count.block for count in own], values, "o-", label=f"N = {asked:,}")
+    blocks = sorted({count.block for count in counts})
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(blocks, [str(block) for block in blocks])
+    ax.set_xlabel("block")
+    ax.set_ylim(bottom=0)
+
+
+def _draw_accuracies(ax: Axes, results: DenseResults) -> None:
+    for each in results.slices:
+        if each.curve:
+            seen, _, accuracies = zip(*each.curve, strict=True)
+            label = f"{each.name} ({each.share:.0%})"
+            ax.plot(seen, [100 * a for a in accuracies], "o-", markersize=3, label=label)
+    for name, label, style in (
+        ("random", "random candidate", ":"),
+        ("recent", "most recent use", "--"),
+    ):
+        ax.axhline(100 * results.baselines[name], color="0.4", linestyle=style, label=label)
+    ax.set_xlabel("graphs seen")
+    ax.set_ylabel("validation accuracy, %")
+    ax.set_ylim(bottom=0)
+
+
+def _draw_gains(ax: Axes, cells: list[FormCell]) -> None:
+    for number, (block, group) in enumerate(groupby(cells, lambda cell: cell.block)):
+        own = list(group)
+        densities = [cell.density for cell in own]
+        gains = [cell.seconds("csr") / cell.seconds("banded") for cell in own]
+        ax.plot(densities, gains, "o-", color=f"C{number}", label=f"S = {block}")
+        expected = [cell.estimated["csr"] / cell.estimated["banded"] for cell in own]
+        ax.plot(densities, expected, ":", color=f"C{number}")
+    ax.axhline(1, color="0.4", linewidth=0.8)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlabel("density (dotted: cost model)")
+    ax.set_ylabel("time of csr / time of banded")
+
+
+def _dots(pairs: list[list[int]], nodes: int) -> Callable[[Axes], None]:
+    return partial(_draw_dots, pairs=pairs, nodes=nodes)
+
+
+def _draw_dots(ax: Axes, pairs: list[list[int]], nodes: int) -> None:
+    receivers, senders = pairs
+    ax.plot(senders, receivers, ".", markersize=1.5, color="C0")
+    ax.set_xlim(-0.5, nodes - 0.5)
+    ax.set_ylim(nodes - 0.5, -0.5)
+    ax.set_aspect("equal")
+    ax.set_xlabel("sender")
+    ax.set_ylabel("receiver")
+
+
+def dense_findings(results: DenseResults) -> Iterator[Finding]:
+    """Orders, slices and forms."""
+    orders = {figures.order: figures for figures in results.orders if not figures.skipped}
+    if {"text", "rcm"} <= set(orders):
+        before, after = (orders[name].percentiles for name in ("text", "rcm"))
+        yield (
+            "Reverse Cuthill-McKee makes graphs of programs narrow",
+            "bandwidth below 512 in 83.5% and below 1,024 in 91.9% of C# programs",
+            f"Python programs: below {after['83'] + 1:.0f} in 83% and below "
+            f"{after['92'] + 1:.0f} in 92%; in the parser's order {before['83'] + 1:.0f} and "
+            f"{before['92'] + 1:.0f}",
+            after["50"] < before["50"],
+        )
+    whole = next((each for each in results.slices if each.limit is None), None)
+    narrow = next((each for each in results.slices if each.by == "bandwidth"), None)
+    if whole is not None and narrow is not None:
+        all_data, theirs = SLICES[0], SLICES[1]
+        assert all_data.cost is not None
+        assert theirs.cost is not None
+        costs = [each.milliseconds_a_graph("banded") for each in (whole, narrow)]
+        if costs[0] and costs[1]:
+            yield (
+                "Leaving out wide graphs makes a step several times cheaper",
+                f"{theirs.cost / all_data.cost:.2f} of the cost with {theirs.share:.1%} of the "
+                "data, TPU",
+                f"{costs[1] / costs[0]:.2f} of the cost with {narrow.share:.1%} of the data",
+                costs[1] < costs[0] / 2,
+            )
+        if whole.curve and narrow.curve:
+            ours = [100 * each.curve[-1][2] for each in (whole, narrow)]
+            graphs = results.baselines["graphs"]
+            error = 100 * (0.5 / graphs**0.5)
+            yield (
+                "and costs no accuracy",
+                f"{all_data.accuracies[2]}% with all data, {theirs.accuracies[2]}% without",
+                f"{ours[0]:.1f}% with all data, {ours[1]:.1f}% without (standard error "
+                f"{error:.1f}, one training each)",
+                ours[1] > ours[0] - 2 * error,
+            )
+        sparse = whole.milliseconds_a_graph("csr")
+        if sparse and costs[0] and costs[1]:
+            yield (
+                "Banded blocks are the faster way to train on these graphs",
+                "13 minutes on a TPU pod instead of almost a day",
+                f"{costs[1]:.3g} ms a graph in blocks of {narrow.block}, "
+                f"{narrow.milliseconds_a_graph('csr') or sparse:.3g} ms sparse",
+                costs[1] < (narrow.milliseconds_a_graph("csr") or sparse),
+            )
+    measured = [cell for cell in results.cells if cell.measured]
+    found = []
+    for (types, block), group in groupby(measured, lambda cell: (cell.types, cell.block)):
+        density = banded_from(list(group))
+        if isinstance(density, float):
+            found.append(f"{density:.2f} (S = {block}, {types} types)")
+    if found:
+        yield (
+            "Dense blocks win where bands are dense enough",
+            "no crossover is published",
+            f"from {', '.join(found)} of the band filled on",
+            None,
+        )
+
+
+DENSE_HARDWARE: Study[GraphTable, DenseResults] = Study(
+    paper="Balog et al. (2019), Fast Training of Sparse Graph Neural Networks on Dense Hardware",
+    results=DenseResults,
+    load=program_data,
+    about=about_programs,
+    measure=measure_dense_hardware,
+    sections=dense_sections,
+    figures=dense_figures,
+    findings=dense_findings,
+)
+"""Sparse graphs of programs on dense hardware."""

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from weft.errors import DataError
 from weft.graphs import Graph
-from weft.sources import EdgeList, planted_partition, temporal
+from weft.recipes.links.data import temporal_edges
+from weft.sources import CATALOGUE, EdgeList, load, planted_partition, temporal
 from weft.sources.progress_bar import progress_bar
-from weft_lab.studies.results_file import RESULTS
-from weft_lab.studies.sparsification_results import SparsificationResults
-from weft_lab.studies.sparsification_settings import SparsificationStudy
 from weft_lab.studies.sparsification_times import FORMS, TimeCell, time_forms
-from weft_lab.studies.sparsification_training import kinds_of, prepare_task, train_kind
+from weft_lab.studies.sparsification_training import SparseRun, kinds_of, prepare_task, train_kind
+from weft_lab.study import StudyResults
+from weft_lab.study_settings import SparsificationStudy, Task
+
+# What a file of version 1 counted; its runs are kept, and the tables say so.
+_NONZERO = (
+    "Weights and FLOPs of trainings from a file of version 1 are of the weights that were not 0 at "
+    "the end; those that masks keep and that happened to be 0 are not among them."
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,57 +68,122 @@ def generated_nodes(config: SparsificationStudy) -> Graph:
     )
 
 
-def study_sparsification(
+def sparsification_data(
     config: SparsificationStudy,
-    data: SparsificationData,
-    folder: Path,
     *,
-    resume: bool = False,
-    machine: Mapping[str, Any] | None = None,
+    data_dir: Path | None = None,
     quiet: bool = False,
-) -> SparsificationResults:
-    """Measure, and keep what was measured in `folder` all along.
-
-    Args:
-        config: what to measure.
-        data: what to learn.
-        folder: where results.json goes.
-        resume: go on with the study in `folder`: what it has is not measured again.
-        machine: what to say about it in the file.
-        quiet: no progress.
+    links: str | None = None,
+    links_files: tuple[Path, ...] = (),
+    classes: str | None = None,
+    classes_files: tuple[Path, ...] = (),
+) -> SparsificationData:
+    """A temporal graph and one whose nodes have classes; what is not named is generated.
 
     Raises:
-        DataError: there is a study in `folder` and `resume` is not given, or it has other settings
-            or other data; the data is too small, or lacks a column.
-        KeyboardInterrupt: it was interrupted; what was measured is kept.
+        DataError: there is no such data set or file, or it is not what is learned here.
     """
-    about = data.about()
-    if (folder / RESULTS).exists():
-        if not resume:
-            raise DataError(
-                f"{folder} holds a study already; go on with it (--resume) or choose another folder"
-            )
-        results = SparsificationResults.load(folder, config)
-        if results.data != about:
-            raise DataError(
-                f"{folder} holds a study of {results.data}, not of {about}; choose another folder"
-            )
-    else:
-        results = SparsificationResults(config=config, machine=dict(machine or {}), data=about)
-    folder.mkdir(parents=True, exist_ok=True)
-    results.save(folder)
-    _time(results, folder, quiet=quiet)
-    _train(results, data, folder, quiet=quiet)
-    return results
+    for name, given, files in (
+        ("links", links, links_files),
+        ("classes", classes, classes_files),
+    ):
+        if given is None and files:
+            raise DataError(f"--{name}-files are of a data set; name it with --{name}")
+    edges = (
+        generated_edges(config)
+        if links is None
+        else temporal_edges(links, files=links_files, data_dir=data_dir, progress=not quiet)
+    )
+    return SparsificationData(
+        links_name=links or "generated stream",
+        edges=edges,
+        nodes_name=classes or "planted partition",
+        graph=generated_nodes(config)
+        if classes is None
+        else _graph_with_classes(config, classes, classes_files, data_dir, quiet=quiet),
+    )
 
 
-def _time(results: SparsificationResults, folder: Path, *, quiet: bool) -> None:
+def _graph_with_classes(
+    config: SparsificationStudy,
+    name: str,
+    files: tuple[Path, ...],
+    data_dir: Path | None,
+    *,
+    quiet: bool,
+) -> Graph:
+    if name not in CATALOGUE:
+        raise DataError(f"--classes {name} is no data set of `weft data list`")
+    table = load(name, files=files, data_dir=data_dir, progress=not quiet)
+    if len(table) != 1 or "y" not in table.schema:
+        raise DataError(f"--classes {name} is not one graph whose nodes have classes")
+    graph = table[0]
+    if "gcn" in config.tasks and "x" not in graph.nodes:
+        raise DataError(
+            f"the nodes of {name} have no features for a GCN; leave it out: --tasks links nodes"
+        )
+    return graph
+
+
+@dataclass(kw_only=True)
+class SparsificationResults(StudyResults):
+    """Everything that was measured, and where.
+
+    Attributes:
+        densities: share of the training inputs that is not 0 with sparse embeddings, by task.
+        runs: trainings.
+        cells: times.
+        remarks: what is to be known of trainings from a file of an earlier version.
+    """
+
+    schemas: ClassVar[tuple[str, ...]] = (
+        "weft study sparsification 2",
+        "weft study sparsification 1",
+    )
+    title: ClassVar[str] = "Study of sparsification"
+    kind: ClassVar[str] = "study of sparsification"
+    method: ClassVar[str] = (
+        "FLOPs say what would be computed if no zero were multiplied; times are measured. The "
+        "trainings keep masks on dense weights, as Peng et al. (2022) did: their FLOPs fall and "
+        "their time does not. What time sparse weights save is in the tables of times, where "
+        "forms took turns: medians over turns of the fastest call. SLR and RigL share the recipe "
+        "(epochs, batches, learning rate); intervals are of 95% over training seeds on one split "
+        "and one embedding; the best epoch is chosen by validation."
+    )
+
+    config: SparsificationStudy
+    densities: dict[str, float] = field(default_factory=dict)
+    runs: list[SparseRun] = field(default_factory=list)
+    cells: list[TimeCell] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    def of(self, task: Task) -> list[SparseRun]:
+        """The trainings of a task."""
+        return [run for run in self.runs if run.kind.task == task]
+
+    @classmethod
+    def upgraded(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Version 1 counted weights that are not 0, where version 2 counts those of the masks."""
+        if values["schema"] == cls.schemas[0]:
+            return {"remarks": [], **values}
+        runs = [{"active": run["nonzero"], **run} for run in values["runs"]]
+        return {**values, "runs": runs, "remarks": [_NONZERO] if runs else []}
+
+
+def measure_sparsification(
+    results: SparsificationResults, data: SparsificationData, quiet: bool
+) -> None:
+    """Times of all networks and forms, then trainings."""
+    results.save()
+    _time(results, quiet=quiet)
+    _train(results, data, quiet=quiet)
+
+
+def _time(results: SparsificationResults, *, quiet: bool) -> None:
     config = results.config
     wanted = [
         TimeCell(network=network, sparsity=sparsity, mode=mode)
-        for network in config.networks
-        for mode in FORMS
-        for sparsity in config.time_sparsities
+        for network, mode, sparsity in product(config.networks, FORMS, config.time_sparsities)
     ]
     known = {(cell.network, cell.mode, cell.sparsity) for cell in results.cells}
     with progress_bar("times", len(wanted), show=not quiet, count=True) as move:
@@ -120,13 +191,11 @@ def _time(results: SparsificationResults, folder: Path, *, quiet: bool) -> None:
             if (cell.network, cell.mode, cell.sparsity) not in known:
                 time_forms(cell, rounds=config.rounds, seed=config.seed)
                 results.cells.append(cell)
-                results.save(folder)
+                results.save()
             move(number + 1)
 
 
-def _train(
-    results: SparsificationResults, data: SparsificationData, folder: Path, *, quiet: bool
-) -> None:
+def _train(results: SparsificationResults, data: SparsificationData, *, quiet: bool) -> None:
     config = results.config
     known = {run.kind for run in results.runs}
     kinds = {task: list(kinds_of(config, task)) for task in config.tasks}
@@ -143,6 +212,6 @@ def _train(
             results.densities[task] = prepared.density
             for kind in missing:
                 results.runs.append(train_kind(prepared, kind))
-                results.save(folder)
+                results.save()
                 done += 1
                 move(done)

@@ -1,19 +1,41 @@
-"""The study of sparsification as tables and sentences."""
+"""The study of sparsification as tables and sentences, plots and claims, beside the published."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 from weft.sparsify import table_ii
-from weft_lab.studies.sections import Section
-from weft_lab.studies.sparsification_published import COLUMNS, TABLE_II
-from weft_lab.studies.sparsification_results import SparsificationResults
-from weft_lab.studies.sparsification_settings import Network, Task
-from weft_lab.studies.sparsification_times import FORMS, TimeCell, crossover
+from weft_lab.plots import Panel
+from weft_lab.statistics import mean_interval
+from weft_lab.studies.sparsification import (
+    SparsificationData,
+    SparsificationResults,
+    measure_sparsification,
+    sparsification_data,
+)
+from weft_lab.studies.sparsification_times import FORMS, TimeCell, faster_from
 from weft_lab.studies.sparsification_training import SparseRun
-from weft_lab.studies.statistics import mean_interval
+from weft_lab.study import Finding, Study
+from weft_lab.study_settings import Network, Task
+from weft_lab.tables import Section
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLUMNS = ("slr_dense", "slr_sparse", "training_dense", "training_sparse")
+"""SLR and sparse training, each with dense and with sparse embeddings."""
+
+TABLE_II = {
+    "ia-email": ("0.773", "0.056", "0.094", "0.0067"),
+    "wiki-talk": ("0.773", "0.069", "0.094", "0.0084"),
+    "stackoverflow": ("0.773", "0.236", "0.094", "0.0286"),
+    "brain": ("0.773", "0.640", "0.094", "0.0776"),
+}
+"""Training FLOPs over those of dense training at a sparsity of 0.906, as printed, by COLUMNS."""
 
 WAYS = {
     ("oneshot", "dense"): "pruned once",
@@ -33,17 +55,23 @@ _DENSE = {("dense", "dense"): "dense", ("dense", "sparse"): "dense, sparse input
 _EPOCH_ROWS = 10
 # Slowest over fastest turn of the same step from which on times say little.
 _BUSY = 1.5
+# Points of accuracy or AUC within which two models are called as good as each other.
+_POINTS = 1.5
+_NAMES = {"links": "temporal links", "nodes": "classes of nodes, FNN", "gcn": "classes, GCN"}
+_SCORES = {"links": "AUC, %", "nodes": "accuracy, %", "gcn": "accuracy, %"}
+# A form has the same colour in all panels.
+_FORMS = ("masks", "sparse", "compact", "accelerate")
 
 
-def sparsification_report(results: SparsificationResults) -> list[Section]:
-    """All tables of the study of sparsification, those that have rows."""
+def sparsification_sections(results: SparsificationResults) -> list[Section]:
+    """All tables of the study of sparsification."""
     sections = []
     for task in results.config.tasks:
         sections += [_scores(results, task), _costs(results, task), _epochs(results, task)]
     sections.append(_table_ii())
     for network in results.config.networks:
         sections += [_times(results, network, mode) for mode in FORMS]
-    return [section for section in sections if section.rows]
+    return sections
 
 
 def matching(
@@ -136,6 +164,7 @@ def _costs(results: SparsificationResults, task: Task) -> Section:
         "every product with a zero; the time is that of masks on dense weights, which multiply "
         "the zeros too and save nothing."
     ]
+    says += results.remarks
     if task in results.densities and task != "gcn":
         says.append(f"Of the sparse inputs {results.densities[task]:.1%} are not 0.")
     return Section(
@@ -155,21 +184,30 @@ def _costs(results: SparsificationResults, task: Task) -> Section:
     )
 
 
+def _curves(results: SparsificationResults, task: Task) -> dict[str, list[float]]:
+    """Validation scores in % after each epoch, by what was trained."""
+    runs = results.of(task)
+    kinds = {"dense": matching(runs, "dense", "dense", 0.0)}
+    for (way, embedding), name in WAYS.items():
+        kinds[name] = matching(runs, way, embedding, results.config.curve_sparsity)
+    return {
+        name: [100 * statistics.fmean(each) for each in zip(*(r.curve for r in own), strict=True)]
+        for name, own in kinds.items()
+        if own
+    }
+
+
 def _epochs(results: SparsificationResults, task: Task) -> Section:
     """Their Fig. 7."""
-    runs, sparsity = results.of(task), results.config.curve_sparsity
-    curves = {"dense": mean_curve(matching(runs, "dense", "dense", 0.0))}
-    for (way, embedding), name in WAYS.items():
-        curves[name] = mean_curve(matching(runs, way, embedding, sparsity))
-    curves = {name: curve for name, curve in curves.items() if curve}
+    curves = {name: curve for name, curve in _curves(results, task).items() if curve}
     length = max((len(curve) for curve in curves.values()), default=0)
     shown = sorted({round((i + 1) * length / _EPOCH_ROWS) for i in range(_EPOCH_ROWS)} - {0})
     return Section(
-        title=f"Validation score in % after each epoch at {sparsity:g}: "
+        title=f"Validation score in % after each epoch at {results.config.curve_sparsity:g}: "
         f"{_TASKS[task].split(',')[0].lower()}",
         headings=("epoch", *curves),
         rows=[
-            (str(epoch), *(f"{100 * curve[epoch - 1]:.2f}" for curve in curves.values()))
+            (str(epoch), *(f"{curve[epoch - 1]:.2f}" for curve in curves.values()))
             for epoch in shown
         ],
         says=[
@@ -179,27 +217,38 @@ def _epochs(results: SparsificationResults, task: Task) -> Section:
     )
 
 
-def mean_curve(runs: Sequence[SparseRun]) -> list[float]:
-    """Mean over the trainings of the score after each epoch."""
-    return [statistics.fmean(each) for each in zip(*(run.curve for run in runs), strict=True)]
+def _flop_shares() -> list[tuple[str, list[tuple[float, str]]]]:
+    """By data set, what the formulas give and what Table II prints, by COLUMNS."""
+    return [
+        (
+            row.dataset,
+            [
+                (getattr(row, column), printed)
+                for column, printed in zip(COLUMNS, TABLE_II[row.dataset], strict=True)
+            ],
+        )
+        for row in table_ii()
+    ]
+
+
+def _equal_entries() -> tuple[int, int]:
+    """Entries of Table II that agree to every digit, and how many there are."""
+    pairs = [pair for _, cells in _flop_shares() for pair in cells]
+    equal = sum(f"{value:.{len(p.partition('.')[2])}f}" == p for value, p in pairs)
+    return equal, len(pairs)
 
 
 def _table_ii() -> Section:
-    rows, equal, count = [], 0, 0
-    for row in table_ii():
-        cells = []
-        for column, printed in zip(COLUMNS, TABLE_II[row.dataset], strict=True):
-            value = getattr(row, column)
-            digits = len(printed.partition(".")[2])
-            equal, count = equal + (f"{value:.{digits}f}" == printed), count + 1
-            cells += [f"{value:.5f}", printed]
-        rows.append((row.dataset, *cells))
+    equal, count = _equal_entries()
     names = ("SLR", "SLR, sparse input", "sparse training", "sparse training, sparse input")
     return Section(
         title="Training FLOPs over those of dense training at a sparsity of 29/32, by formula "
         "(Table II of the paper)",
         headings=("data set", *(each for name in names for each in (name, "printed"))),
-        rows=rows,
+        rows=[
+            (name, *(text for value, printed in cells for text in (f"{value:.5f}", printed)))
+            for name, cells in _flop_shares()
+        ],
         says=[
             f"{equal} of {count} entries agree with the paper's to every digit it prints. These "
             "are FLOPs, not time."
@@ -211,36 +260,25 @@ def _times(results: SparsificationResults, network: str, mode: str) -> Section:
     cells = [cell for cell in results.cells if (cell.network, cell.mode) == (network, mode)]
     what = "a training step" if mode == "training" else "a pass forward"
     forms = next((forms for name, forms in FORMS.items() if name == mode), ())
-    rows = [
-        (
-            f"{cell.sparsity:g}",
-            f"{cell.flops:.1f}",
-            *(f"{1e3 * cell.seconds(form):.3f}" for form in forms),
-            f"{cell.speedup('sparse'):.2f}",
-            f"{cell.speedup('accelerate'):.2f}",
-            f"{cell.chosen} of {cell.layers}",
-        )
-        for cell in sorted(cells, key=lambda cell: cell.sparsity)
-    ]
-    return Section(
-        title=f"ms of {what}, FNN {Network.read(network)}",
-        headings=(
-            "sparsity",
-            "FLOPs, times less",
-            *(f"{form} ms" for form in forms),
-            "sparse, times faster",
-            "accelerate, times faster",
-            "layers made sparse",
-        ),
-        rows=rows,
+
+    def milliseconds(cell: TimeCell, form: str) -> str:
+        return f"{1e3 * cell.seconds(form):.3f}"
+
+    return Section.of(
+        f"ms of {what}, FNN {Network.read(network)}",
+        sorted(cells, key=lambda cell: cell.sparsity),
+        {
+            "sparsity": lambda cell: f"{cell.sparsity:g}",
+            "FLOPs, times less": lambda cell: f"{cell.flops:.1f}",
+            **{f"{form} ms": partial(milliseconds, form=form) for form in forms},
+            "sparse, times faster": lambda cell: f"{cell.speedup('sparse'):.2f}",
+            "accelerate, times faster": lambda cell: f"{cell.speedup('accelerate'):.2f}",
+            "layers made sparse": lambda cell: f"{cell.chosen} of {cell.layers}",
+        },
         says=_crossings(cells, forms),
         narrow=(
-            "sparsity",
-            "FLOPs, times less",
-            "dense ms",
-            "sparse ms",
-            "accelerate ms",
-            "accelerate, times faster",
+            *("sparsity", "FLOPs, times less", "dense ms", "sparse ms"),
+            *("accelerate ms", "accelerate, times faster"),
         ),
     )
 
@@ -250,7 +288,7 @@ def _crossings(cells: Sequence[TimeCell], forms: Sequence[str]) -> list[str]:
         return []
     said = []
     for form in forms[1:]:
-        found = crossover(cells, form)
+        found = faster_from(cells, form)
         if isinstance(found, float):
             said.append(f"{form} from a sparsity of {found:.2f} on")
         elif found == "never":
@@ -273,3 +311,147 @@ def _crossings(cells: Sequence[TimeCell], forms: Sequence[str]) -> list[str]:
             "machine was busy, time again when it is not."
         )
     return sentences
+
+
+def sparsification_figures(results: SparsificationResults) -> dict[str, list[Panel]]:
+    """Scores by sparsity and by epoch, and times by sparsity."""
+    config = results.config
+    tasks = [task for task in config.tasks if results.of(task)]
+    times: list[Panel] = []
+    for mode in FORMS:
+        for network in config.networks:
+            cells = [c for c in results.cells if (c.network, c.mode) == (network, mode)]
+            if cells:
+                times.append(
+                    (f"{mode}, {Network.read(network)}", partial(_draw_times, cells=cells))
+                )
+    return {
+        "accuracy.svg": [
+            (_NAMES[task], partial(_draw_accuracy, runs=results.of(task), task=task))
+            for task in tasks
+        ],
+        "epochs.svg": [
+            (
+                f"{_NAMES[task]}, at {config.curve_sparsity:g}",
+                partial(_draw_epochs, results=results, task=task),
+            )
+            for task in tasks
+        ],
+        "times.svg": times,
+    }
+
+
+def _draw_accuracy(ax: Axes, runs: list[SparseRun], task: str) -> None:
+    for number, ((way, embedding), name) in enumerate(WAYS.items()):
+        places, means, halves = [], [], []
+        for sparsity in sorted({run.kind.sparsity for run in runs}):
+            own = matching(runs, way if sparsity else "dense", embedding, sparsity)
+            if own:
+                found = mean_interval([100 * run.score for run in own])
+                places.append(sparsity)
+                means.append(found.mean)
+                halves.append(found.high - found.mean if len(own) > 1 else 0.0)
+        if places:
+            ax.errorbar(
+                places, means, halves, fmt=".-", color=f"C{number}", capsize=2, lw=1, label=name
+            )
+    ax.set_xlabel("sparsity of the weights; 0 is dense")
+    ax.set_ylabel(_SCORES[task])
+
+
+def _draw_epochs(ax: Axes, results: SparsificationResults, task: Task) -> None:
+    curves = _curves(results, task)
+    for number, name in enumerate(("dense", *WAYS.values())):
+        if curve := curves.get(name):
+            color = "0.4" if name == "dense" else f"C{number - 1}"
+            ax.plot(range(1, len(curve) + 1), curve, color=color, lw=1, label=name)
+    ax.set_xlabel("epoch")
+    ax.set_ylabel(f"validation {_SCORES[task]}")
+
+
+def _draw_times(ax: Axes, cells: list[TimeCell]) -> None:
+    ranked = sorted(cells, key=lambda cell: cell.sparsity)
+    kept = [1 - cell.sparsity for cell in ranked]
+    for number, form in enumerate(_FORMS):
+        if form in ranked[0].measured:
+            gains = [cell.speedup(form) for cell in ranked]
+            ax.plot(kept, gains, ".-", color=f"C{number}", lw=1, label=f"time, {form}")
+        else:
+            # The legend is the first panel's, and names the forms of all.
+            ax.plot([], [], ".-", color=f"C{number}", lw=1, label=f"time, {form}")
+    ax.plot(kept, [cell.flops for cell in ranked], ":", color="0.4", label="FLOPs")
+    ax.axhline(1, color="0.7", lw=0.8, zorder=0)
+    # From dense to sparse, as everywhere else.
+    ax.set_xlim(1.2 * max(kept), min(kept) / 1.2)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xticks(kept, [f"{cell.sparsity:g}" for cell in ranked], fontsize=7, rotation=45)
+    ax.minorticks_off()
+    ax.set_xlabel("sparsity")
+    ax.set_ylabel("times less than dense")
+
+
+def sparsification_findings(results: SparsificationResults) -> Iterator[Finding]:
+    """FLOPs, accuracy and time."""
+    equal, count = _equal_entries()
+    yield (
+        "Training FLOPs fall to a tenth and below (Table II)",
+        "0.094 of dense with dense, 0.0067 with sparse embeddings",
+        f"{equal} of {count} entries equal to every printed digit",
+        equal == count,
+    )
+    sparsity = results.config.curve_sparsity
+    extreme = max((*results.config.sparsities, sparsity))
+    for at, words, least in (
+        (sparsity, "Sparse training is as accurate as SLR", -_POINTS),
+        (extreme, "and much more accurate under extreme sparsity", _POINTS),
+    ):
+        gaps = _ahead(results, at)
+        if gaps:
+            yield (
+                f"{words}, at {at:g}",
+                "comparable accuracy" if least < 0 else "much higher, most of all for classes",
+                "RigL against SLR: "
+                + "; ".join(f"{name} {gap:+.2f} points" for name, gap in gaps.items()),
+                all(gap > least for gap in gaps.values()),
+            )
+    for network in results.config.networks:
+        cells = [c for c in results.cells if c.network == network and c.mode == "training"]
+        if cells:
+            cell = min(cells, key=lambda c: abs(c.sparsity - sparsity))
+            yield (
+                f"Sparse weights are faster too: a training step of {network}",
+                "left open",
+                f"{cell.speedup('accelerate'):.2f} times as fast as dense at {cell.sparsity:g}, "
+                f"FLOPs {cell.flops:.1f} times fewer; masks on dense weights "
+                f"{cell.speedup('masks'):.2f}",
+                None,
+            )
+
+
+def _ahead(results: SparsificationResults, sparsity: float) -> dict[str, float]:
+    """Points by which RigL is more accurate than SLR on dense inputs, by task."""
+    names = {"links": "AUC of links", "nodes": "accuracy, FNN", "gcn": "accuracy, GCN"}
+    gaps = {}
+    for task in results.config.tasks:
+        scores = [
+            [run.score for run in matching(results.of(task), way, "dense", sparsity)]
+            for way in ("rigl", "slr")
+        ]
+        if all(scores):
+            rigl, slr = map(statistics.fmean, scores)
+            gaps[names[task]] = 100 * (rigl - slr)
+    return gaps
+
+
+SPARSIFICATION: Study[SparsificationData, SparsificationResults] = Study(
+    paper="Peng, Gurevin et al. (2022), Towards Sparsification of Graph Neural Networks",
+    results=SparsificationResults,
+    load=sparsification_data,
+    about=SparsificationData.about,
+    measure=measure_sparsification,
+    sections=sparsification_sections,
+    figures=sparsification_figures,
+    findings=sparsification_findings,
+)
+"""Accuracy, FLOPs and time against the sparsity of the weights."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +16,8 @@ from weft.sparsify import Masks, erk, random_masks
 from weft.sparsify.accelerate import accelerate
 from weft.sparsify.compaction import compact
 from weft.sparsify.sparse_layers import SparseLinear
-from weft_lab.studies.sparsification_settings import Network
+from weft_lab.study_settings import Network
+from weft_lab.timing import crossover, median_ratio, time_by_turns
 
 Mode = Literal["training", "inference"]
 
@@ -31,7 +30,6 @@ compact: dense without units that do nothing; accelerate: what `accelerate` chos
 
 # Seconds of a turn: many calls of what takes less than a hiccup of the machine.
 _TURN = 0.02
-_MOST_CALLS = 100
 
 
 @dataclass(kw_only=True)
@@ -62,8 +60,7 @@ class TimeCell:
 
     def speedup(self, form: str) -> float:
         """Dense time over that of a form: median over turns, which both had one after the other."""
-        pairs = zip(self.measured["dense"], self.measured[form], strict=True)
-        return statistics.median(dense / own for dense, own in pairs)
+        return median_ratio(self.measured["dense"], self.measured[form])
 
 
 def time_forms(cell: TimeCell, *, rounds: int, seed: int = 0) -> None:
@@ -92,7 +89,8 @@ def time_forms(cell: TimeCell, *, rounds: int, seed: int = 0) -> None:
         steps["masks"] = _step(plain, x, training, masks)
     else:
         steps["compact"] = _step(compact(plain, masks)[0], x, training)
-    cell.measured = _turns({form: steps[form] for form in FORMS[cell.mode]}, rounds)
+    ordered = {form: steps[form] for form in FORMS[cell.mode]}
+    cell.measured = time_by_turns(ordered, rounds, turn=_TURN)
 
 
 def _layers(network: Network) -> nn.Sequential:
@@ -141,28 +139,8 @@ def _step(
     return step
 
 
-def _turns(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
-    def call(step: Callable[[], None]) -> float:
-        began = time.perf_counter()
-        step()
-        return time.perf_counter() - began
-
-    calls = {}
-    for form, step in steps.items():
-        step()
-        calls[form] = min(_MOST_CALLS, 1 + int(_TURN / call(step)))
-    samples: dict[str, list[float]] = {form: [] for form in steps}
-    for _ in range(rounds):
-        for form, step in steps.items():
-            # The fastest: what else the machine does is not the form's, and lasts for a few calls.
-            samples[form].append(min(call(step) for _ in range(calls[form])))
-    return samples
-
-
-def crossover(cells: Sequence[TimeCell], form: str) -> float | str:
-    """The sparsity from which on a form is faster than dense, between those of the cells.
-
-    Gives "always" or "never" where it is faster at each of them or not at the highest.
+def faster_from(cells: Sequence[TimeCell], form: str) -> float | str:
+    """The sparsity from which on a form is faster than dense, see `crossover`.
 
     Args:
         cells: of one network and mode.
@@ -170,16 +148,8 @@ def crossover(cells: Sequence[TimeCell], form: str) -> float | str:
     """
     ranked = sorted(cells, key=lambda cell: cell.sparsity)
     # What `accelerate` left dense is no faster, whatever the clock says.
-    gains = [
-        0.0 if form == "accelerate" and not cell.chosen else float(np.log(cell.speedup(form)))
-        for cell in ranked
+    ratios = [
+        1.0 if form == "accelerate" and not cell.chosen else cell.speedup(form) for cell in ranked
     ]
-    if gains[-1] <= 0:
-        return "never"
-    # The last rise above 0: noise may make several.
-    for (low, below), (high, above) in reversed(list(pairwise(zip(ranked, gains, strict=True)))):
-        if below <= 0 < above:
-            part = below / (below - above)
-            logs = np.log([1 - low.sparsity, 1 - high.sparsity])
-            return float(1 - np.exp(logs[0] + part * (logs[1] - logs[0])))
-    return "always"
+    kept = crossover([1 - cell.sparsity for cell in ranked], ratios)
+    return kept if isinstance(kept, str) else 1 - kept

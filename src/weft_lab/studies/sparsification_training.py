@@ -1,4 +1,4 @@
-"""Trainings of the study of sparsification, with what each would compute."""
+"""Trainings of the study of sparsification, with what each would compute if no zero were."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from weft.sparsify import FlopCount, count_flops, rigl_step_flops
 from weft.training.metrics import read_metrics
 from weft.training.run import Run
 from weft.walks import sparse_embedding
-from weft_lab.studies.sparsification_settings import SparsificationStudy, Task
+from weft_lab.study_settings import SparsificationStudy, Task
 
 Way = Literal["dense", "oneshot", "slr", "rigl"]
 Embedding = Literal["dense", "sparse"]
@@ -81,11 +81,6 @@ class SparseRun:
     inference_flops: float
     seconds: float
     curve: list[float] = field(default_factory=list)
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> SparseRun:
-        """What `asdict` gave."""
-        return cls(**{**values, "kind": Kind(**values["kind"])})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

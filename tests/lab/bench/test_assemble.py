@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from rich.progress import Progress
 
-from weft.graphs import Graph, GraphTable, table_from_graphs
+from weft.graphs import Graph, GraphTable, open_table, table_from_graphs
 from weft.sources import QM9_TARGETS, load
-from weft_lab.bench import AssembleBench, bench_assemble
-from weft_lab.bench.assemble import fully_connected
+from weft_lab.bench.molecules import bench_assemble, store_molecules, with_target
+from weft_lab.bench_settings import AssembleBench
+
+pytestmark = pytest.mark.usefixtures("in_this_process")
 
 MOLECULES = 12
 
@@ -52,13 +54,13 @@ def test_small(tmp_path: Path) -> None:
         "torch_geometric DataLoader": "torch_geometric",
         "jraph dynamically_batch": "jraph",
     }
-    assert list(case.contenders) == ["weft", "weft, padded", *installed]
-    for name, contender in case.contenders.items():
+    assert list(case.candidates) == ["weft", "weft, padded", *installed]
+    for name, candidate in case.candidates.items():
         if find_spec(installed.get(name, "weft")):
-            assert contender.absent == "", name
-            assert len(contender.samples) == 6
+            assert candidate.absent == "", name
+            assert len(candidate.samples) == 6
         else:
-            assert contender.absent == f"No module named '{installed[name]}'"
+            assert candidate.absent == f"No module named '{installed[name]}'"
 
 
 @pytest.mark.parametrize("size", [0, 11, 13])
@@ -69,7 +71,7 @@ def test_a_batch_that_cannot_be_filled(tmp_path: Path, size: int) -> None:
         bench_assemble(config, Progress(disable=True))
 
 
-def test_all_pairs_are_edges() -> None:
+def test_all_pairs_are_edges(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     sizes = (1, 2, 4)
     table = table_from_graphs(
@@ -82,7 +84,8 @@ def test_all_pairs_are_edges() -> None:
             for n in sizes
         ]
     )
-    full = fully_connected(table, target="u0")
+    atoms = with_target(table, table.columns["u0"])
+    full = open_table(store_molecules(tmp_path, atoms, None)["table"])
     assert full.num_edges.tolist() == [0, 2, 12]
     for n, graph in zip(sizes, full, strict=True):
         graph.validate()

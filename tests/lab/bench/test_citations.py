@@ -9,11 +9,13 @@ from rich.progress import Progress
 
 from weft.errors import DataError
 from weft.graphs import open_table, write_table
-from weft.recipes.nodes.citations import citation_batch, train_citations
-from weft.recipes.nodes.config import CitationsConfig
+from weft.recipes.nodes.citations import CitationsConfig, citation_batch, train_citations
 from weft.sources import planted_partition
-from weft_lab.bench import CitationsBench, bench_citations
-from weft_lab.bench.runner import Entry, run_case
+from weft_lab.bench.nodes import bench_citations
+from weft_lab.bench.runner import Candidate, run_case
+from weft_lab.bench_settings import CitationsBench
+
+pytestmark = pytest.mark.usefixtures("in_this_process")
 
 
 def test_each_round_trains_with_the_next_seed(tmp_path: Path) -> None:
@@ -22,14 +24,14 @@ def test_each_round_trains_with_the_next_seed(tmp_path: Path) -> None:
     case = run_case(
         "cora",
         "test accuracy",
-        {"weft": Entry(script="weft_citations", peer=False)},
+        {"weft": Candidate(script="weft_steps:citations", peer=False)},
         {"table": str(table.path), "data": "cora"},
         rounds=2,
         steps=1,
         warmup=0,
         progress=Progress(disable=True),
     )
-    ours = case.contenders["weft"]
+    ours = case.candidates["weft"]
     assert ours.absent == ""
     batch = citation_batch(open_table(tmp_path / "cora.weft"))
     expected = [

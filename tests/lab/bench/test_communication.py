@@ -11,8 +11,14 @@ from rich.progress import Progress
 
 from weft.errors import DataError
 from weft.sources import planted_partition
-from weft_lab.bench import CommunicationBench, bench_communication, print_result
-from weft_lab.bench.communication_bytes import LESS, bytes_cases, physics_graph
+from weft_lab.bench.communication import (
+    LESS,
+    bench_communication,
+    bytes_cases,
+    physics_graph,
+)
+from weft_lab.bench.result import print_result
+from weft_lab.bench_settings import CommunicationBench
 
 QUIET = Progress(disable=True)
 
@@ -44,27 +50,27 @@ def shchur_file(path, graph):
 
 def test_every_grid_agrees_with_one_process():
     (case,) = run(cases=("exact",), exact_ranks=(1, 4)).cases
-    assert list(case.contenders) == [
+    assert list(case.candidates) == [
         "weft P = 1, 1d",
         "weft P = 4, 1d",
         "weft P = 4, 1.5d(c=2)",
         "weft P = 4, 2d",
     ]
-    for contender in case.contenders.values():
-        assert set(contender.figures) == {"loss", "gradients", "weights"}
-        assert contender.samples == [max(contender.figures.values())]
-        assert contender.samples[0] <= 1e-10
+    for candidate in case.candidates.values():
+        assert set(candidate.figures) == {"loss", "gradients", "weights"}
+        assert candidate.samples == [max(candidate.figures.values())]
+        assert candidate.samples[0] <= 1e-10
     # Sums in another order are not the same to the last bit: something was compared.
-    assert any(c.samples[0] > 0 for c in case.contenders.values())
+    assert any(c.samples[0] > 0 for c in case.candidates.values())
     assert case.missed == []
 
 
 def test_formulas_are_those_of_the_literature():
     (case,) = run(cases=("model",)).cases
     assert case.missed == []
-    assert len(case.contenders) == 5
-    for contender in case.contenders.values():
-        found, expected, apart = contender.figures.values()
+    assert len(case.candidates) == 5
+    for candidate in case.candidates.values():
+        found, expected, apart = candidate.figures.values()
         assert apart == pytest.approx(100 * (found / expected - 1))
         assert abs(apart) <= 3
 
@@ -74,29 +80,29 @@ def test_bytes_are_recorded_as_predicted_and_less_than_published():
     (case,) = bytes_cases(graph, (4,), QUIET, widths=(32, 32, 4))
     grids = ("1d", "1.5d(c=2)", "2d")
     methods = ("published", "reductions", "sparsity-aware")
-    assert list(case.contenders) == [f"weft {g}: {m}" for g in grids for m in methods]
-    base = case.contenders["weft 1d: published"]
-    for contender in case.contenders.values():
-        assert len(contender.samples) == 4
-        figures = contender.figures
+    assert list(case.candidates) == [f"weft {g}: {m}" for g in grids for m in methods]
+    base = case.candidates["weft 1d: published"]
+    for candidate in case.candidates.values():
+        assert len(candidate.samples) == 4
+        figures = candidate.figures
         assert figures["predicted\nmean"] == figures["mean"]
-        assert figures["predicted\nmost"] == figures["most"] == max(contender.samples) / 1e6
-        assert figures[LESS] == sum(base.samples) / sum(contender.samples)
+        assert figures["predicted\nmost"] == figures["most"] == max(candidate.samples) / 1e6
+        assert figures[LESS] == sum(base.samples) / sum(candidate.samples)
     # As published 32 + 32 and 32 + 4 features of each node travel; then 2 times 4.
     rows = 600 * 3
     weights = 4 * 2 * 3 * (32 * 32 + 32 + 32 * 4 + 4)
     loss = 4 * 2 * 3
     assert sum(base.samples) == rows * (64 + 36) * 4 + weights + loss
-    reduced = case.contenders["weft 1d: reductions"]
+    reduced = case.candidates["weft 1d: reductions"]
     assert sum(reduced.samples) == rows * 8 * 4 + weights + loss
     for grid in grids:
-        times = [case.contenders[f"weft {grid}: {method}"].figures[LESS] for method in methods]
+        times = [case.candidates[f"weft {grid}: {method}"].figures[LESS] for method in methods]
         assert times == sorted(times)
     # The weights of so small a graph weigh too much for the bars.
     assert case.missed == [
         f"1d: reductions receives 1 / {reduced.figures[LESS]:.1f} of 1d: published, not 1 / 10.",
         f"1d: sparsity-aware receives 1 / "
-        f"{case.contenders['weft 1d: sparsity-aware'].figures[LESS]:.1f} of 1d: published, "
+        f"{case.candidates['weft 1d: sparsity-aware'].figures[LESS]:.1f} of 1d: published, "
         "not 1 / 40.",
     ]
 
@@ -105,9 +111,9 @@ def test_speed_is_broken_down():
     result = run(cases=("speed",), nodes=400, degree=5.0, rounds=2, steps=1)
     (case,) = result.cases
     assert case.what.startswith("ms an epoch, 400 nodes")
-    for name, contender in case.contenders.items():
-        assert len(contender.samples) == 2
-        figures = contender.figures
+    for name, candidate in case.candidates.items():
+        assert len(candidate.samples) == 2
+        figures = candidate.figures
         assert figures["fastest"] <= figures["epoch"] <= figures["slowest"]
         assert 0 < figures["compute"] <= figures["slowest"]
         assert (figures["waiting"] > 0) == (name == "weft, 2 ranks, 1 thread each")
@@ -124,7 +130,7 @@ def test_scale_from_nothing_to_an_epoch(tmp_path):
         cases=("scale",), scale_nodes=500, scale_edges=3000, scale_ranks=2, scratch=tmp_path
     ).cases
     assert list(tmp_path.iterdir()) == []
-    stages = list(seconds.contenders)
+    stages = list(seconds.candidates)
     assert stages[:2] == ["weft generating", "weft features"]
     assert "weft partition: random, 2 blocks" in stages
     assert stages[-4:] == [
@@ -133,12 +139,12 @@ def test_scale_from_nothing_to_an_epoch(tmp_path):
         "weft ranks: epoch",
         "weft ranks: of it communication",
     ]
-    assert all(c.samples[0] > 0 for c in seconds.contenders.values())
-    assert list(memory.contenders) == ["weft rank 0", "weft rank 1"]
-    for contender in memory.contenders.values():
-        figures = contender.figures
+    assert all(c.samples[0] > 0 for c in seconds.candidates.values())
+    assert list(memory.candidates) == ["weft rank 0", "weft rank 1"]
+    for candidate in memory.candidates.values():
+        figures = candidate.figures
         assert figures["peak beyond"] == pytest.approx(figures["peak"] - figures["before"])
-        assert figures["peak"] * 1e6 == contender.samples[0]
+        assert figures["peak"] * 1e6 == candidate.samples[0]
         assert 0 < figures["own pages"] <= figures["peak"]
         # Half of 3500 edges, each 8 bytes here and 8 in the transpose, and the features.
         assert figures["predicted"] * 1e6 > 3000 / 2 * 16 + 250 * 32 * 4
@@ -161,7 +167,7 @@ def test_physics_from_its_file_or_folder(tmp_path):
 
 def test_without_data_the_rest_is_measured(tmp_path):
     absent, model = run(cases=("bytes", "model"), data_dir=tmp_path).cases
-    assert "name it with --files" in absent.contenders["weft"].absent
+    assert "name it with --files" in absent.candidates["weft"].absent
     assert model.missed == []
 
 
@@ -182,11 +188,11 @@ def test_settings_that_cannot_be(settings, words):
 
 
 def test_what_is_missed_is_in_the_file_and_printed(monkeypatch, tmp_path):
-    monkeypatch.setattr("weft_lab.bench.communication_model._REDUCED", 1.0)
+    monkeypatch.setattr("weft_lab.bench.communication._REDUCED", 1.0)
     result = run(cases=("model",))
     (missed,) = result.to_json()["cases"][0]["missed"]
     assert "not within 3 %" in missed
-    assert math.isclose(result.cases[0].contenders["weft 1d: reductions"].figures["expected"], 1)
+    assert math.isclose(result.cases[0].candidates["weft 1d: reductions"].figures["expected"], 1)
     console = Console(width=200, record=True)
     print_result(result, console)
     assert f"Missed: {missed}" in console.export_text()

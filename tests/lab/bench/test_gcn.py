@@ -10,7 +10,10 @@ from rich.progress import Progress
 
 from weft.errors import DataError
 from weft.sources import planted_partition
-from weft_lab.bench import GCNBench, bench_gcn
+from weft_lab.bench.nodes import bench_gcn
+from weft_lab.bench_settings import GCNBench
+
+pytestmark = pytest.mark.usefixtures("in_this_process")
 
 
 def damaged_pubmed(folder: Path) -> Path:
@@ -33,13 +36,13 @@ def test_small(tmp_path: Path) -> None:
     names = list(generated["contenders"])
     assert names[:2] == ["weft", "weft, A x not kept"]
     assert len(names) == 7
-    for name, contender in generated["contenders"].items():
+    for name, candidate in generated["contenders"].items():
         if name.startswith("weft") or find_spec("torch_geometric"):
-            assert contender["absent"] == "", name
-            assert len(contender["samples"]) == 1
-            assert contender["versions"]["torch"]
+            assert candidate["absent"] == "", name
+            assert len(candidate["samples"]) == 1
+            assert candidate["versions"]["torch"]
         else:
-            assert contender["absent"]
+            assert candidate["absent"]
     if find_spec("torch_geometric"):
         assert set(generated["ratios"]["weft"]) == set(names[2:])
     # What is wrong with the second graph is said, and takes nothing from the first.

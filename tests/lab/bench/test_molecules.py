@@ -16,16 +16,12 @@ from small_qm9 import small_qm9
 from weft.graphs import write_table
 from weft.sources import ATOM_REFERENCES
 from weft.sources.qm9 import QM9_ELEMENTS
-from weft_lab.bench import (
-    BenchResult,
-    CaseResult,
-    Contender,
-    MoleculesBench,
-    bench_molecules,
-    print_result,
-)
-from weft_lab.bench.molecules import labelled
-from weft_lab.bench.runner import Entry, run_case
+from weft_lab.bench.molecules import bench_molecules, labelled
+from weft_lab.bench.result import BenchResult, CandidateResult, CaseResult, print_result
+from weft_lab.bench.runner import Candidate, run_case
+from weft_lab.bench_settings import MoleculesBench
+
+pytestmark = pytest.mark.usefixtures("in_this_process")
 
 MOLECULES = 40
 LIBRARY = {"torch_geometric": "torch_geometric", "JAX": "haiku", "SchNetPack": "schnetpack"}
@@ -43,7 +39,7 @@ def test_small(data: Path) -> None:
     schnet, mpeu = bench_molecules(config, Progress(disable=True)).cases
     assert (schnet.case, mpeu.case) == ("schnet-32", "mpeu-32")
     assert schnet.what == "batch and update, SchNet, 32 molecules a batch, all pairs of atoms"
-    assert list(mpeu.contenders) == ["weft", "weft, dynamic", "JAX, jraph dynamically_batch"]
+    assert list(mpeu.candidates) == ["weft", "weft, dynamic", "JAX, jraph dynamically_batch"]
     check(schnet, size=32)
     check(mpeu, size=32)
     if find_spec("torch_geometric"):
@@ -63,14 +59,14 @@ def test_neighbours_within_the_cutoff(data: Path) -> None:
 
 def check(case: CaseResult, size: int) -> None:
     """Everyone whose library is here ran two steps and says what each did."""
-    for name, contender in case.contenders.items():
+    for name, candidate in case.candidates.items():
         library = LIBRARY.get(name.partition(",")[0], "weft")
         if not find_spec(library):
-            assert contender.absent == f"No module named '{library}'"
+            assert candidate.absent == f"No module named '{library}'"
             continue
-        assert contender.absent == "", name
-        assert len(contender.samples) == len(contender.details) == 2
-        for sample, step in zip(contender.samples, contender.details, strict=True):
+        assert candidate.absent == "", name
+        assert len(candidate.samples) == len(candidate.details) == 2
+        for sample, step in zip(candidate.samples, candidate.details, strict=True):
             assert sample == step["seconds"] / step["graphs"]
             # Ours is made in a thread, which may have worked for this step before it began.
             assert step["batching"] >= 0
@@ -122,7 +118,7 @@ def test_steps_that_tell_their_graphs(tmp_path: Path) -> None:
     case = run_case(
         "toy",
         "a step",
-        {"weft": Entry(script=str(tmp_path / "toy"), peer=False)},
+        {"weft": Candidate(script=str(tmp_path / "toy"), peer=False)},
         {},
         rounds=2,
         steps=2,
@@ -130,7 +126,7 @@ def test_steps_that_tell_their_graphs(tmp_path: Path) -> None:
         progress=Progress(disable=True),
         unit="s/graph",
     )
-    found = case.contenders["weft"]
+    found = case.candidates["weft"]
     assert [step["graphs"] for step in found.details] == [2, 3, 4, 5]
     for sample, step in zip(found.samples, found.details, strict=True):
         assert sample == step["seconds"] / step["graphs"]
@@ -138,15 +134,15 @@ def test_steps_that_tell_their_graphs(tmp_path: Path) -> None:
 
 def test_throughput_is_written_and_shown() -> None:
     seconds, graphs = [0.02, 0.04, 0.12], [20, 20, 30]
-    ours = Contender(
+    ours = CandidateResult(
         samples=[s / g for s, g in zip(seconds, graphs, strict=True)],
         details=[
             {"seconds": s, "graphs": g, "batching": 0.003, "waiting": 0.0006}
             for s, g in zip(seconds, graphs, strict=True)
         ],
     )
-    peer = Contender(absent="No module named 'peer'")
-    case = CaseResult(case="c", what="w", unit="s/graph", contenders={"weft": ours, "peer": peer})
+    peer = CandidateResult(absent="No module named 'peer'")
+    case = CaseResult(case="c", what="w", unit="s/graph", candidates={"weft": ours, "peer": peer})
     result = BenchResult(name="toy", cases=[case])
     written = result.to_json()["cases"][0]["contenders"]
     assert written["weft"]["details"] == ours.details
@@ -157,7 +153,9 @@ def test_throughput_is_written_and_shown() -> None:
     assert written["weft"]["batching_share"] == pytest.approx(0.05)
     assert written["weft"]["waiting_share"] == pytest.approx(0.01)
     # Who has no thread waits for all of it.
-    alone = Contender(samples=[0.1], details=[{"seconds": 0.1, "graphs": 1, "batching": 0.02}])
+    alone = CandidateResult(
+        samples=[0.1], details=[{"seconds": 0.1, "graphs": 1, "batching": 0.02}]
+    )
     assert alone.throughput["waiting_share"] == pytest.approx(0.2)
     assert "details" not in written["peer"]
     stream = io.StringIO()

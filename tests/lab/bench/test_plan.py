@@ -14,10 +14,9 @@ from weft.errors import DataError
 from weft.graphs import write_table
 from weft.planning.plan import Measured, Plan
 from weft.planning.task import thread_counts
-from weft_lab.bench import PlanBench, bench_plan, print_result
-from weft_lab.bench.plan import full_result, short_result
-from weft_lab.bench.plan_cases import CASES, Case
-from weft_lab.bench.result import BenchResult, CaseResult
+from weft_lab.bench.plan import CASES, Case, bench_plan, full_result, short_result
+from weft_lab.bench.result import BenchResult, CaseResult, print_result
+from weft_lab.bench_settings import PlanBench
 
 QUIET = Progress(disable=True)
 MACHINE = {"cpu": "a", "cores": 2, "memory_gib": 8, "gemm_gflop_per_s": 9, "copy_gb_per_s": 9}
@@ -73,14 +72,14 @@ def test_the_best_and_the_worst_are_told() -> None:
     case = full_result("toy", CASE, plan_of(chosen), [*timed, failed])
     assert case.missed == []
     assert case.what == "a toy; a run of 10 steps"
-    assert list(case.contenders) == [
+    assert list(case.candidates) == [
         "weft, dynamic, eager",
         "weft, auto: packed, eager",
         "weft, unpadded, eager",
         "weft, static-64, eager",
     ]
-    assert case.contenders["weft, unpadded, eager"].figures["× auto"] == pytest.approx(2 / 1.05)
-    assert case.contenders["weft, static-64, eager"].absent == "out of memory"
+    assert case.candidates["weft, unpadded, eager"].figures["× auto"] == pytest.approx(2 / 1.05)
+    assert case.candidates["weft, static-64, eager"].absent == "out of memory"
     assert not case.own_failures
     assert case.says == [
         "Planning took 0 s: it is fast.",
@@ -114,7 +113,7 @@ def test_a_short_run_should_not_compile() -> None:
         "Planning took 0 s; chosen: packed, eager.",
         "Do not compile: it takes longer.",
     ]
-    assert case.contenders["weft, packed, static"].absent == "stopped: 7 s of compiling"
+    assert case.candidates["weft, packed, static"].absent == "stopped: 7 s of compiling"
     silent = short_result("short", CASE, plan_of(measured("a", 1, mode="static", outcome="chosen")))
     assert silent.missed == [
         "it chose a, static, which compiles",
@@ -150,21 +149,21 @@ def test_all_choices_are_timed() -> None:
     config = PlanBench(cases=("sparse",), links=400, budget=600, rounds=1, turn=0.05)
     (case,) = bench_plan(config, QUIET).cases
     assert case.case == "sparse"
-    names = {name.removeprefix("weft, ").removeprefix("auto: ") for name in case.contenders}
+    names = {name.removeprefix("weft, ").removeprefix("auto: ") for name in case.candidates}
     for count in thread_counts():
         threads = f"{count} thread{'s' * (count > 1)}"
         assert {f"dense, {threads}", f"sparse, {threads}"} <= names
-    assert sum("auto: " in name for name in case.contenders) == 1
-    for contender in case.contenders.values():
-        assert contender.absent == ""
-        assert contender.figures["run s"] > 0
-        assert contender.samples
+    assert sum("auto: " in name for name in case.candidates) == 1
+    for candidate in case.candidates.values():
+        assert candidate.absent == ""
+        assert candidate.figures["run s"] > 0
+        assert candidate.samples
     assert "auto / best" in printed(case)
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
     (case,) = bench_plan(PlanBench(cases=("crystals",), data_dir=tmp_path), QUIET).cases
-    assert "mp-matminer" in case.contenders["weft"].absent
+    assert "mp-matminer" in case.candidates["weft"].absent
     with pytest.raises(DataError, match=r"--crystals .*none.gz does not exist"):
         bench_plan(PlanBench(cases=("crystals",), crystals=tmp_path / "none.gz"), QUIET)
 

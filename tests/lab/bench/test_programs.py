@@ -9,7 +9,10 @@ import pytest
 from rich.progress import Progress
 
 from weft.errors import DataError
-from weft_lab.bench import ProgramsBench, bench_programs
+from weft_lab.bench.programs import bench_programs
+from weft_lab.bench_settings import ProgramsBench
+
+pytestmark = pytest.mark.usefixtures("in_this_process")
 
 SOURCE = """
 def mean(values, weights):
@@ -39,13 +42,13 @@ def test_small(tmp_path: Path) -> None:
     assert edges["what"].startswith("step, 300 nodes, 900 edges of 20 types, 8 features, 2 rounds")
     for case in (edges, programs):
         assert next(iter(case["contenders"])) == "weft"
-        for name, contender in case["contenders"].items():
+        for name, candidate in case["contenders"].items():
             there = name == "weft" or (
                 find_spec("torch_geometric") and name.startswith("torch_geometric")
             )
             if there:
-                assert contender["absent"] == "", name
-                assert len(contender["samples"]) == 1
+                assert candidate["absent"] == "", name
+                assert len(candidate["samples"]) == 1
     assert complete["case"] == "complete graphs of 3"
     assert [name for name, c in complete["contenders"].items() if not c["absent"]] == [
         "weft, csr",

@@ -13,17 +13,17 @@ from rich.console import Console
 
 import weft
 from weft.errors import DataError
-from weft_lab.bench import BenchResult, CaseResult, Contender, print_result
+from weft_lab.bench.result import BenchResult, CandidateResult, CaseResult, print_result
 
 
 def result(unit: str = "s") -> BenchResult:
-    contenders = {
-        "weft": Contender(samples=[0.002, 0.001, 0.006], versions={"weft": "1"}),
-        "weft, padded": Contender(samples=[0.004]),
-        "peer": Contender(samples=[0.01, 0.03, 0.02]),
-        "gone": Contender(absent="No module named 'gone'"),
+    candidates = {
+        "weft": CandidateResult(samples=[0.002, 0.001, 0.006], versions={"weft": "1"}),
+        "weft, padded": CandidateResult(samples=[0.004]),
+        "peer": CandidateResult(samples=[0.01, 0.03, 0.02]),
+        "gone": CandidateResult(absent="No module named 'gone'"),
     }
-    case = CaseResult(case="small", what="a step", unit=unit, contenders=contenders)
+    case = CaseResult(case="small", what="a step", unit=unit, candidates=candidates)
     return BenchResult(name="toy", cases=[case])
 
 
@@ -80,7 +80,10 @@ def test_no_ratios_without_us() -> None:
         case="c",
         what="",
         unit="s",
-        contenders={"weft": Contender(absent="broken"), "peer": Contender(samples=[1.0])},
+        candidates={
+            "weft": CandidateResult(absent="broken"),
+            "peer": CandidateResult(samples=[1.0]),
+        },
     )
     assert case.ratios("weft") == {}
     assert "absent" in shown(BenchResult(name="toy", cases=[case]))
@@ -112,7 +115,9 @@ def test_other_units_are_not_scaled() -> None:
 
 
 def test_without_peers_there_are_no_ratios() -> None:
-    case = CaseResult(case="c", what="", unit="%", contenders={"weft": Contender(samples=[81.5])})
+    case = CaseResult(
+        case="c", what="", unit="%", candidates={"weft": CandidateResult(samples=[81.5])}
+    )
     text = shown(BenchResult(name="toy", cases=[case]))
     assert "× weft" not in text
     assert row(text, "weft")[1] == "81.5"
@@ -123,11 +128,11 @@ def test_a_peer_is_compared_with_those_of_ours_that_do_the_same_work() -> None:
         case="c",
         what="w",
         unit="s",
-        contenders={
-            "weft": Contender(samples=[1.0]),
-            "weft, padded": Contender(samples=[2.0], failed=True),
-            "peer": Contender(samples=[4.0], against=["weft, padded"]),
-            "other": Contender(samples=[6.0]),
+        candidates={
+            "weft": CandidateResult(samples=[1.0]),
+            "weft, padded": CandidateResult(samples=[2.0], failed=True),
+            "peer": CandidateResult(samples=[4.0], against=["weft, padded"]),
+            "other": CandidateResult(samples=[6.0]),
         },
     )
     assert case.ratios("weft") == {"other": 6.0}

@@ -12,19 +12,20 @@ from rich.progress import Progress
 
 from weft.errors import DataError
 from weft.graphs import Graph, table_from_graphs, write_table
-from weft_lab.bench import SparseBench, bench_sparse, print_result
-from weft_lab.bench.result import BenchResult, CaseResult, Contender
-from weft_lab.bench.sparse_accelerate import crossover
-from weft_lab.bench.sparse_accuracy import accuracy_case
-from weft_lab.bench.sparse_edges import temporal_graph
-from weft_lab.bench.sparse_memory import memory_case
-from weft_lab.bench.sparse_step import (
+from weft_lab.bench.result import BenchResult, CandidateResult, CaseResult, print_result
+from weft_lab.bench.sparse import bench_sparse
+from weft_lab.bench.sparse_cases import accuracy_case, memory_case, temporal_graph
+from weft_lab.bench.sparse_speed import (
     Network,
     _missed,
+    crossover,
     random_masks_of,
     random_weights_of,
     step_case,
 )
+from weft_lab.bench_settings import SparseBench
+
+pytestmark = pytest.mark.usefixtures("in_this_process")
 
 QUIET = Progress(disable=True)
 TINY = {"wide": (12, 16, 3), "wide_batch": 8, "narrow": (6, 8, 3), "narrow_batch": 4}
@@ -57,19 +58,19 @@ def test_a_step_of_everyone():
     network = Network(widths=(12, 16, 3), batch=8, bars={0.906: 1.8})
     case = step_case(network, 0.75, rounds=2, steps=3, update_every=2, progress=QUIET)
     assert case.case == "step, 12-16-3, 75 % sparse"
-    assert list(case.contenders) == [
+    assert list(case.candidates) == [
         "weft",
         "weft, RigL",
         "torch, dense",
         "sparseprop",
         "rigl-torch",
     ]
-    for name, contender in case.contenders.items():
+    for name, candidate in case.candidates.items():
         if name not in ("sparseprop", "rigl-torch") or find_spec(name.replace("-", "_")):
-            assert contender.absent == "", name
-            assert len(contender.samples) == 6
+            assert candidate.absent == "", name
+            assert len(candidate.samples) == 6
         else:
-            assert "No module" in contender.absent
+            assert "No module" in candidate.absent
     assert "weft, RigL" in case.says[0]
     # Neither a bar for this sparsity nor one for the peers.
     assert case.missed == []
@@ -77,18 +78,18 @@ def test_a_step_of_everyone():
 
 
 def timed(**milliseconds):
-    contenders = {name: Contender(samples=[value]) for name, value in milliseconds.items()}
+    candidates = {name: CandidateResult(samples=[value]) for name, value in milliseconds.items()}
     names = {"dense": "torch, dense", "rigl": "weft, RigL", "theirs": "rigl-torch"}
     against = {"sparseprop": ["weft"], "theirs": ["weft, RigL"]}
     return CaseResult(
         case="step",
         what="",
         unit="s",
-        contenders={
-            names.get(name, name): Contender(
+        candidates={
+            names.get(name, name): CandidateResult(
                 samples=each.samples, against=list(against.get(name, ()))
             )
-            for name, each in contenders.items()
+            for name, each in candidates.items()
         },
     )
 
@@ -110,12 +111,12 @@ def test_accelerate_over_sparsities():
     result = run(cases=("accelerate",), accelerate_sparsities=(0.0, 0.9), rounds=1, steps=4)
     assert [case.case for case in result.cases] == ["accelerate, 12-16-3", "accelerate, 6-8-3"]
     for case in result.cases:
-        assert list(case.contenders) == ["weft at 0", "weft at 0.9", "torch, dense"]
-        assert case.contenders["weft at 0"].figures["sparse\nlayers"] == 0
-        assert [len(c.samples) for c in case.contenders.values()] == [4, 4, 8]
+        assert list(case.candidates) == ["weft at 0", "weft at 0.9", "torch, dense"]
+        assert case.candidates["weft at 0"].figures["sparse\nlayers"] == 0
+        assert [len(c.samples) for c in case.candidates.values()] == [4, 4, 8]
         assert case.says[0].startswith("Crossover: ")
         for sparsity in ("0", "0.9"):
-            times = case.contenders[f"weft at {sparsity}"].figures["dense /\naccelerated"]
+            times = case.candidates[f"weft at {sparsity}"].figures["dense /\naccelerated"]
             told = any(text.startswith(f"At {sparsity} ") for text in case.missed)
             assert told == (times < 1 / 1.05)
     printed(result)
@@ -136,8 +137,8 @@ def test_crossover(ratios, words):
 
 def test_memory_falls_with_the_weights_that_are_there():
     case = memory_case((200, 400, 10), (0.5, 0.9), QUIET)
-    assert list(case.contenders) == ["torch, dense", "weft at 0.5", "weft at 0.9"]
-    dense, half, tenth = (c.figures for c in case.contenders.values())
+    assert list(case.candidates) == ["torch, dense", "weft at 0.5", "weft at 0.9"]
+    dense, half, tenth = (c.figures for c in case.candidates.values())
     assert dense["weights\nthere"] == 200 * 400 + 400 * 10
     assert half["weights\nthere"] == dense["weights\nthere"] / 2
     assert tenth["weights\nthere"] == dense["weights\nthere"] / 10
@@ -154,9 +155,9 @@ def test_an_edge_list_is_read_in_a_process_of_its_own(tmp_path):
     result = run(cases=("edges",), lines=3000, rounds=2, scratch=tmp_path)
     (case,) = result.cases
     assert list(tmp_path.iterdir()) == []
-    figures = case.contenders["weft"].figures
+    figures = case.candidates["weft"].figures
     assert case.what.startswith("3,000 lines")
-    assert len(case.contenders["weft"].samples) == 2
+    assert len(case.candidates["weft"].samples) == 2
     assert figures["lines / s"] > 0
     assert 0 < figures["before MB"] <= figures["peak MB"]
     assert "lines / s" in printed(result)
@@ -169,8 +170,8 @@ def test_walks(tmp_path):
     assert temporal_graph(file, tmp_path / "other").total_edges == 300
     (case,) = run(cases=("walks",), rounds=1, temporal=tmp_path, data_dir=tmp_path / "data").cases
     assert "20 nodes, 300 edges" in case.what
-    assert list(case.contenders) == ["weft, 10 walks a node", "weft, 100 walks a node"]
-    speed = case.contenders["weft, 10 walks a node"].samples[0]
+    assert list(case.candidates) == ["weft, 10 walks a node", "weft, 100 walks a node"]
+    speed = case.candidates["weft, 10 walks a node"].samples[0]
     assert (speed < 5e6) == bool(case.missed)
 
 
@@ -186,21 +187,21 @@ def test_accuracy_with_intervals(tmp_path):
     )
     table = write_table(tmp_path / "graph.weft", table_from_graphs([graph]))
     case = accuracy_case(table, seeds=2, epochs=10, progress=QUIET)
-    assert list(case.contenders) == [
+    assert list(case.candidates) == [
         "weft, dense",
         "weft, RigL at 90 %",
         "weft, RigL at 97 %",
         "weft, SET at 97 %",
         "weft, static random at 97 %",
     ]
-    dense = case.contenders["weft, dense"].samples
-    for contender in case.contenders.values():
-        assert contender.absent == ""
-        figures = contender.figures
-        assert figures["mean"] == pytest.approx(np.mean(contender.samples))
+    dense = case.candidates["weft, dense"].samples
+    for candidate in case.candidates.values():
+        assert candidate.absent == ""
+        figures = candidate.figures
+        assert figures["mean"] == pytest.approx(np.mean(candidate.samples))
         assert figures["low"] <= figures["mean"] <= figures["high"]
         assert figures["below dense"] == pytest.approx(np.mean(dense) - figures["mean"])
-    below = case.contenders["weft, RigL at 90 %"].figures["below dense"]
+    below = case.candidates["weft, RigL at 90 %"].figures["below dense"]
     assert (below > 1.5) == bool(case.missed)
 
 
@@ -218,7 +219,7 @@ def test_data_that_was_named_must_be_there(tmp_path):
         ({"cases": ("speed",)}, "choose from step, accelerate"),
         ({"sparsities": (1.0,)}, "sparsities are"),
         ({"accelerate_sparsities": (0.9, 0.5)}, "must ascend"),
-        ({"wide": (8,)}, "at least 2 widths"),
+        ({"wide": (8,)}, "at least 2 numbers"),
         ({"rounds": 0}, "rounds is 0"),
         ({"update_every": 1}, "update_every is 1"),
     ],

@@ -65,7 +65,7 @@ def test_what_is_reached_by_formula(weft, tmp_path, monkeypatch):
     assert "1.5d(c=8): published" in said.out
     (case,) = json.loads((tmp_path / "out.json").read_text())["cases"]
     assert case["contenders"]["weft 2d: published"]["figures"]["expected"] == 9.0
-    monkeypatch.setattr("weft_lab.bench.communication_model._MOST", 0.001)
+    monkeypatch.setattr("weft_lab.bench.communication._APART", 0.001)
     said = weft("bench", "communication", "--cases", "model")
     assert said.code == 1
     assert "Missed: weft 2d: published is" in said.out
@@ -81,6 +81,6 @@ def test_ctrl_c_while_ranks_run(weft, monkeypatch):
     def interrupted(*_: object, **__: object) -> None:
         raise LaunchStopped("SIGINT")
 
-    monkeypatch.setattr("weft_lab.bench.communication_exact.launch", interrupted)
+    monkeypatch.setattr("weft_lab.bench.communication_exact.on_ranks", interrupted)
     said = weft("bench", "communication", "--cases", "exact")
     assert (said.code, said.err) == (130, "weft: interrupted\n")

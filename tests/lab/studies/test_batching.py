@@ -15,18 +15,16 @@ from small_molecules import molecule_table
 from weft.errors import DataError
 from weft.graphs import Column, table_from_columns
 from weft_lab.studies import (
+    BATCHING,
     BatchingStudy,
-    StudyResults,
     batching_report,
     crystals,
     molecules,
-    plot_study,
-    print_report,
     quick,
     study_batching,
-    write_markdown,
 )
-from weft_lab.studies.cells import CellTimer
+from weft_lab.studies.batching import BatchingResults, CellTimer
+from weft_lab.tables import print_report, write_markdown
 
 TINY = BatchingStudy(
     models=("schnet",),
@@ -49,7 +47,7 @@ def data():
     return [molecules(molecule_table(30))]
 
 
-def run(config, data, folder, **options) -> StudyResults:
+def run(config, data, folder, **options) -> BatchingResults:
     return study_batching(config, data, folder, quiet=True, **options)
 
 
@@ -96,7 +94,7 @@ def test_the_file_tells_where_and_how(folder):
 
 
 def test_the_report_says_it_in_words(folder, tmp_path):
-    results = StudyResults.load(folder, TINY)
+    results = BatchingResults.load(folder, TINY)
     sections = batching_report(results)
     titles = [section.title for section in sections]
     assert titles[0].startswith("Shapes and fill of qm9")
@@ -119,13 +117,13 @@ def test_the_report_says_it_in_words(folder, tmp_path):
 
 
 def test_plots(folder, tmp_path):
-    written = plot_study(StudyResults.load(folder, TINY), tmp_path)
+    written = BATCHING.plot(BatchingResults.load(folder, TINY), tmp_path)
     assert [path.name for path in written] == ["time.svg", "fill.svg", "error.svg"]
     assert all(path.read_bytes().lstrip().startswith(b"<?xml") for path in written)
 
 
 def test_published_figures_stand_beside_their_own_kind(folder):
-    results = StudyResults.load(folder, TINY)
+    results = BatchingResults.load(folder, TINY)
     count = results.shapes["qm9"][1]
     assert count.policy == "static-64"
     published = replace(count, batch_size=16, steps=100_000)
@@ -137,7 +135,7 @@ def test_published_figures_stand_beside_their_own_kind(folder):
 
 
 def test_compiling_is_paid_for_every_shape_of_an_epoch(folder):
-    results = StudyResults.load(folder, TINY)
+    results = BatchingResults.load(folder, TINY)
     eager = results.cells[1]
     assert eager.cell.policy == "static-64"
     account = {"compilations": 2, "recompiles": 1, "compile_seconds": 10.0}
@@ -183,7 +181,7 @@ def test_an_interrupted_study_goes_on(data, tmp_path, monkeypatch):
 
 
 def test_trainings_already_done_are_kept(folder, data, monkeypatch):
-    monkeypatch.setattr("weft_lab.studies.repeats.train_structures", None)
+    monkeypatch.setattr("weft_lab.studies.batching.train_structures", None)
     monkeypatch.setattr(CellTimer, "turn", None)
     before = (folder / "results.json").read_text()
     run(TINY, data, folder, resume=True)
@@ -194,7 +192,8 @@ def test_same_seed_same_error(data, folder, tmp_path):
     config = replace(TINY, policies=("dynamic",), rounds=1, steps=1)
     again = run(config, data, tmp_path)
     assert (
-        again.errors["qm9"]["dynamic"] == StudyResults.load(folder, TINY).errors["qm9"]["dynamic"]
+        again.errors["qm9"]["dynamic"]
+        == BatchingResults.load(folder, TINY).errors["qm9"]["dynamic"]
     )
 
 

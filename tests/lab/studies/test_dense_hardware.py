@@ -11,16 +11,9 @@ from rich.console import Console
 from study_programs import small_program_table
 
 from weft.errors import DataError
-from weft_lab.studies import (
-    DenseHardwareStudy,
-    DenseResults,
-    dense_report,
-    plot_dense,
-    print_report,
-    quick_dense,
-    study_dense_hardware,
-    write_markdown,
-)
+from weft_lab.studies import DENSE_HARDWARE, DenseHardwareStudy, quick
+from weft_lab.studies.dense_hardware import DenseResults
+from weft_lab.tables import print_report, write_markdown
 
 TINY = DenseHardwareStudy(
     blocks=(32, 64),
@@ -46,7 +39,7 @@ def table(tmp_path_factory):
 
 
 def run(config, table, folder, **options) -> DenseResults:
-    return study_dense_hardware(config, table, folder, quiet=True, **options)
+    return DENSE_HARDWARE.run(config, table, folder, quiet=True, **options)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +94,7 @@ def test_same_seed_same_curve(folder, table, tmp_path):
 
 def test_the_report_says_it_in_words(folder, tmp_path):
     results = DenseResults.load(folder, TINY)
-    sections = dense_report(results)
+    sections = DENSE_HARDWARE.report(results)
     assert all(len(row) == len(s.headings) for s in sections for row in s.rows)
     titles = [section.title for section in sections]
     assert [title.split()[0] for title in titles] == [
@@ -137,14 +130,14 @@ def test_what_was_left_out_is_told(folder):
     results.slices[0].iteration["banded"] = []
     results.slices[0].graphs_per_iteration["banded"] = []
     results.cells[0].skipped, results.cells[0].measured = "too many", {}
-    sections = {s.title.split()[0]: s for s in dense_report(results)}
+    sections = {s.title.split()[0]: s for s in DENSE_HARDWARE.report(results)}
     assert "all data: banded was not timed: too large." in sections["Cost"].says
     assert "Not measured" in sections["Banded"].says[-1]
     assert len(sections["From"].rows) == 1
 
 
 def test_plots(folder, tmp_path):
-    written = plot_dense(DenseResults.load(folder, TINY), tmp_path)
+    written = DENSE_HARDWARE.plot(DenseResults.load(folder, TINY), tmp_path)
     assert [path.name for path in written] == [
         "bandwidth.svg",
         "supergraphs.svg",
@@ -192,11 +185,11 @@ def test_iterations_go_on_where_they_were(table, tmp_path, monkeypatch):
         for values in (each.iteration, each.graphs_per_iteration):
             for form in values:
                 del values[form][1:]
-    first.save(tmp_path)
+    first.save()
     again = run(config, table, tmp_path, resume=True)
     assert {form: s[:1] for form, s in again.slices[0].iteration.items()} == kept
     assert all(len(s) == 2 for each in again.slices for s in each.iteration.values())
-    assert "Validation" not in " ".join(s.title for s in dense_report(again))
+    assert "Validation" not in " ".join(s.title for s in DENSE_HARDWARE.report(again))
 
 
 def test_another_study_is_not_gone_on_with(folder, table, tmp_path):
@@ -236,6 +229,6 @@ def test_settings_that_cannot_be(name, value):
 
 
 def test_quick_keeps_what_was_given():
-    assert quick_dense(DenseHardwareStudy()).graphs == 2500
-    found = quick_dense(DenseHardwareStudy(epochs=7))
+    assert quick(DenseHardwareStudy()).graphs == 2500
+    found = quick(DenseHardwareStudy(epochs=7))
     assert (found.epochs, found.graphs) == (7, 2500)

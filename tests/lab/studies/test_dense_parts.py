@@ -11,11 +11,19 @@ from study_programs import small_program_table
 from weft.graphs import Graph, table_from_graphs
 from weft.layout import band_statistics
 from weft.sources.program_graph import EdgeType, text_order
-from weft_lab.studies.dense_crossover import FormCell, banded_graph, crossover, time_forms
-from weft_lab.studies.dense_orders import BINS, STUDIED_ORDERS, order_figures, spy
-from weft_lab.studies.dense_published import SLICES, published_slice
+from weft_lab.studies.dense_layouts import (
+    BINS,
+    STUDIED_ORDERS,
+    FormCell,
+    banded_from,
+    banded_graph,
+    count_supergraphs,
+    order_figures,
+    spy,
+    time_forms,
+)
+from weft_lab.studies.dense_report import SLICES, published_slice
 from weft_lab.studies.dense_slices import slices
-from weft_lab.studies.dense_supergraphs import count_supergraphs
 
 
 @pytest.fixture(scope="module")
@@ -177,11 +185,11 @@ def timed(density: float, csr: float, banded: float, chosen: str = "csr") -> For
 def test_crossover():
     cells = [timed(0.01, 1, 4), timed(0.1, 2, 4), timed(1.0, 8, 4)]
     # The ratio doubles both ways from the middle: half way in the logarithm.
-    assert crossover(cells) == pytest.approx(math.sqrt(0.1))
-    assert crossover(cells[::-1]) == crossover(cells)
-    assert crossover(cells[:2]) == "never"
-    assert crossover(cells[2:]) == "always"
-    assert crossover(cells, estimated=True) == "never"
+    assert banded_from(cells) == pytest.approx(math.sqrt(0.1))
+    assert banded_from(cells[::-1]) == banded_from(cells)
+    assert banded_from(cells[:2]) == "never"
+    assert banded_from(cells[2:]) == "always"
+    assert banded_from(cells, estimated=True) == "never"
 
 
 def test_how_far_auto_is_behind():

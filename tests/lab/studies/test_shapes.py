@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from weft.batching import BatchingConfig
-from weft_lab.studies import count_shapes
+from weft_lab.studies.batch_shapes import count_shapes
 
 DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "qm9_3d" / "qm9_3d.npz"
 

@@ -12,21 +12,16 @@ from rich.console import Console
 
 from weft.errors import DataError
 from weft.sparsify import slr_training_share, sparse_training_share
-from weft_lab.studies import (
+from weft_lab.studies import SPARSIFICATION, SparsificationStudy, quick
+from weft_lab.studies.sparsification import (
     SparsificationData,
     SparsificationResults,
-    SparsificationStudy,
     generated_edges,
     generated_nodes,
-    plot_sparsification,
-    print_report,
-    quick_sparsification,
-    sparsification_report,
-    study_sparsification,
-    write_markdown,
 )
-from weft_lab.studies.sparsification_settings import Network
-from weft_lab.studies.sparsification_times import FORMS, TimeCell, crossover
+from weft_lab.studies.sparsification_times import FORMS, TimeCell, faster_from
+from weft_lab.study_settings import Network
+from weft_lab.tables import print_report, write_markdown
 
 TINY = SparsificationStudy(
     sparsities=(0.5,),
@@ -57,7 +52,7 @@ def data():
 def folder(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("study")
     about = {"cpu": "abacus", "cores": 2, "memory_gib": 1.0}
-    study_sparsification(TINY, data, folder, machine=about, quiet=True)
+    SPARSIFICATION.run(TINY, data, folder, machine=about, quiet=True)
     return folder
 
 
@@ -140,14 +135,14 @@ def cell(sparsity, sparse):
 def test_crossover():
     rise = [cell(0.5, 2.0), cell(0.9, 0.5)]
     # As much slower before as faster after: halfway between the logarithms of the densities.
-    assert crossover(rise, "sparse") == pytest.approx(1 - math.sqrt(0.5 * 0.1))
-    assert crossover(rise[::-1], "sparse") == crossover(rise, "sparse")
-    assert crossover([cell(0.5, 2.0)], "sparse") == "never"
-    assert crossover([cell(0.5, 0.9), cell(0.9, 0.5)], "sparse") == "always"
+    assert faster_from(rise, "sparse") == pytest.approx(1 - math.sqrt(0.5 * 0.1))
+    assert faster_from(rise[::-1], "sparse") == faster_from(rise, "sparse")
+    assert faster_from([cell(0.5, 2.0)], "sparse") == "never"
+    assert faster_from([cell(0.5, 0.9), cell(0.9, 0.5)], "sparse") == "always"
 
 
 def test_the_report(results, tmp_path):
-    sections = sparsification_report(results)
+    sections = SPARSIFICATION.report(results)
     titles = [section.title for section in sections]
     assert len(titles) == 3 * 3 + 1 + 2 * 2
     scores, costs, epochs = sections[:3]
@@ -169,7 +164,7 @@ def test_the_report(results, tmp_path):
     narrow = Console(file=io.StringIO(), width=80)
     print_report(sections, narrow)
     assert "FNN 12-16-16-4, batch 8" in narrow.file.getvalue()
-    plots = plot_sparsification(results, tmp_path)
+    plots = SPARSIFICATION.plot(results, tmp_path)
     assert [path.name for path in plots] == ["accuracy.svg", "epochs.svg", "times.svg"]
     assert all("<svg" in path.read_text() for path in plots)
     write_markdown(results, sections, tmp_path / "results.md", plots=plots)
@@ -182,7 +177,7 @@ def test_a_busy_machine_is_told(results):
             replace(cell, measured={form: [1.0, factor] for form in cell.measured})
             for cell in results.cells
         ]
-        says = sparsification_report(replace(results, cells=cells))[-1].says
+        says = SPARSIFICATION.report(replace(results, cells=cells))[-1].says
         assert any("3.0 times as long in another turn" in each for each in says) == told
 
 
@@ -191,8 +186,8 @@ def test_what_is_measured_is_kept(folder, data, tmp_path):
     cut = {**before, "runs": before["runs"][:-1], "cells": before["cells"][:-1]}
     (tmp_path / "results.json").write_text(json.dumps(cut))
     with pytest.raises(DataError, match="--resume"):
-        study_sparsification(TINY, data, tmp_path, quiet=True)
-    study_sparsification(TINY, data, tmp_path, resume=True, quiet=True)
+        SPARSIFICATION.run(TINY, data, tmp_path, quiet=True)
+    SPARSIFICATION.run(TINY, data, tmp_path, resume=True, quiet=True)
     after = json.loads((tmp_path / "results.json").read_text())
     assert after["runs"][:-1] == before["runs"][:-1]
     assert after["cells"][:-1] == before["cells"][:-1]
@@ -202,7 +197,7 @@ def test_what_is_measured_is_kept(folder, data, tmp_path):
     assert after["runs"][-1]["score"] == before["runs"][-1]["score"]
     other = replace(data, links_name="other")
     with pytest.raises(DataError, match="choose another folder"):
-        study_sparsification(TINY, other, tmp_path, resume=True, quiet=True)
+        SPARSIFICATION.run(TINY, other, tmp_path, resume=True, quiet=True)
     with pytest.raises(DataError, match="epochs = 4, not 5"):
         SparsificationResults.load(tmp_path, replace(TINY, epochs=5))
     (tmp_path / "results.json").write_text("[]")
@@ -211,7 +206,7 @@ def test_what_is_measured_is_kept(folder, data, tmp_path):
 
 
 def test_quick_keeps_what_was_given():
-    small = quick_sparsification(SparsificationStudy(epochs=7))
+    small = quick(SparsificationStudy(epochs=7))
     assert (small.epochs, small.repeats, small.rounds) == (7, 3, 5)
 
 

@@ -1,0 +1,111 @@
+"""Benchmarks: a full-batch epoch of a two-layer GCN beside torch_geometric's, and its accuracy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from rich.progress import Progress
+
+from weft.graphs import Graph, gcn_weights, write_table
+from weft.sources import load, planted_partition
+from weft_lab.bench.result import BenchResult, CaseResult, data_or_error
+from weft_lab.bench.runner import Candidate, run_case
+from weft_lab.bench_settings import CitationsBench, GCNBench
+
+
+def _weft(*, first_product: bool) -> Candidate:
+    settings = {"first_product": first_product}
+    return Candidate(script="weft_steps:gcn", peer=False, settings=settings)
+
+
+def _torch_geometric(*, csr: bool, cached: bool, **environment: str) -> Candidate:
+    return Candidate(
+        script="torch_geometric_steps:gcn",
+        settings={"csr": csr, "cached": cached},
+        environment=environment,
+    )
+
+
+_CANDIDATES = {
+    "weft": _weft(first_product=True),
+    "weft, A x not kept": _weft(first_product=False),
+    "torch_geometric edge_index": _torch_geometric(csr=False, cached=False),
+    "torch_geometric edge_index, cached": _torch_geometric(csr=False, cached=True),
+    "torch_geometric CSR": _torch_geometric(csr=True, cached=False),
+    "torch_geometric CSR, cached": _torch_geometric(csr=True, cached=True),
+    # Not what users run, but what is left of the difference once its process keeps memory too.
+    "torch_geometric CSR, cached, memory kept": _torch_geometric(
+        csr=True, cached=True, MALLOC_MMAP_MAX_="0", MALLOC_TRIM_THRESHOLD_="2147483647"
+    ),
+}
+
+
+def bench_gcn(config: GCNBench, progress: Progress) -> BenchResult:
+    """Run it over the generated graph (widths 128-128-40) and PubMed (500-16-3)."""
+    generated = planted_partition(
+        config.nodes, 40, mean_degree=config.degree, homophily=0.7, num_features=128, seed=0
+    )
+    cases = [_run("generated", generated, 128, 40, config, progress)]
+    files = [config.planetoid] if config.planetoid else []
+    pubmed = data_or_error(lambda: load("pubmed", files=files, data_dir=config.data_dir)[0], files)
+    if isinstance(pubmed, Graph):
+        cases.append(_run("pubmed", pubmed, 16, 3, config, progress))
+    else:
+        cases.append(CaseResult.no_data("pubmed", pubmed))
+    return BenchResult(name="gcn", cases=cases)
+
+
+def _run(
+    name: str, graph: Graph, hidden: int, classes: int, config: GCNBench, progress: Progress
+) -> CaseResult:
+    widths = f"{graph.nodes['x'].shape[1]}-{hidden}-{classes}"
+    with TemporaryDirectory(prefix="weft-bench-") as folder:
+        return run_case(
+            name,
+            f"epoch, {graph.num_nodes:,} nodes, {graph.num_edges:,} directed edges, {widths}",
+            _CANDIDATES,
+            {**_store(Path(folder), graph), "hidden": hidden, "classes": classes},
+            rounds=config.rounds,
+            steps=config.steps,
+            warmup=2,
+            progress=progress,
+        )
+
+
+def _store(folder: Path, graph: Graph) -> dict[str, str]:
+    """The same graph for both: a table for weft, plain arrays for the peers."""
+    # The peers normalise by themselves, so they get the edges without self-loops and weights.
+    np.savez(
+        folder / "graph.npz",
+        x=graph.nodes["x"],
+        y=graph.nodes["y"],
+        train=graph.nodes["train"],
+        senders=graph.senders,
+        receivers=graph.receivers,
+    )
+    write_table(folder / "graph.weft", [gcn_weights(graph)])
+    return {"arrays": str(folder / "graph.npz"), "table": str(folder / "graph.weft")}
+
+
+def bench_citations(config: CitationsBench, progress: Progress) -> BenchResult:
+    """Train on Cora, CiteSeer and PubMed."""
+    cases = []
+    files = [config.planetoid] if config.planetoid else []
+    for name in ("cora", "citeseer", "pubmed"):
+        table = load(name, files=files, data_dir=config.data_dir)
+        cases.append(
+            run_case(
+                name,
+                f"test accuracy, public split, {config.seeds} seeds",
+                {"weft": Candidate(script="weft_steps:citations", peer=False)},
+                {"table": str(table.path), "data": name},
+                rounds=config.seeds,
+                steps=1,
+                warmup=0,
+                unit="%",
+                progress=progress,
+            )
+        )
+    return BenchResult(name="citations", cases=cases)

@@ -1,0 +1,278 @@
+"""What each benchmark measures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from weft_lab.checks import at_least, each_at_least, scratch_folder, some_of
+
+CommunicationCase = Literal["exact", "bytes", "model", "speed", "scale"]
+MoleculesCase = Literal["schnet-32", "schnet-128", "mpeu-32", "mpeu-128", "painn-64", "painn-128"]
+PlanCase = Literal[
+    "molecules-32", "molecules-128", "crystals", "programs", "full-graph", "sparse", "short"
+]
+SparseCase = Literal["step", "accelerate", "memory", "accuracy", "walks", "edges"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssembleBench:
+    """One shuffled batch: atoms, positions, all pairs as edges, a target.
+
+    Attributes:
+        size: Graphs in a batch.
+        molecules: Molecules of QM9 that take part, drawn at random.
+        rounds: Turns of each candidate.
+        steps: Batches in a turn.
+        data_dir: The data folder; by default $WEFT_DATA_DIR or the user's cache folder.
+    """
+
+    size: int = 128
+    molecules: int = 20_000
+    rounds: int = 10
+    steps: int = 20
+    data_dir: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CitationsBench:
+    """Accuracy in % of `weft train citations` with its default settings.
+
+    Attributes:
+        seeds: Trainings on each data set, with seeds 0, 1, ...
+        planetoid: Folder with the ind.* files; without it they come from the cache or are
+            downloaded.
+        data_dir: The data folder; by default $WEFT_DATA_DIR or the user's cache folder.
+    """
+
+    seeds: int = 10
+    planetoid: Path | None = None
+    data_dir: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GCNBench:
+    """One training epoch: forward, backward, Adam.
+
+    Attributes:
+        nodes: Nodes of the generated graph.
+        degree: Neighbours of a node of that graph; 170,000 nodes of 13.53 have 2.3 million directed
+            edges.
+        rounds: Turns of each candidate.
+        steps: Epochs in a turn.
+        planetoid: Folder with the ind.pubmed.* files; without it PubMed comes from the cache or is
+            downloaded.
+        data_dir: The data folder; by default $WEFT_DATA_DIR or the user's cache folder.
+    """
+
+    nodes: int = 170_000
+    degree: float = 13.53
+    rounds: int = 5
+    steps: int = 2
+    planetoid: Path | None = None
+    data_dir: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoleculesBench:
+    """One training step on QM9's U0: the next shuffled batch, forward, backward, Adam.
+
+    Attributes:
+        cases: Cases to run: model and molecules in a batch, or for PaiNN (32 in a batch) features.
+        molecules: Molecules of QM9 that take part, drawn at random.
+        rounds: Turns of each candidate.
+        steps: Training steps in a turn.
+        data_dir: The data folder; by default $WEFT_DATA_DIR or the user's cache folder.
+    """
+
+    cases: tuple[MoleculesCase, ...] = get_args(MoleculesCase)
+    molecules: int = 20_000
+    rounds: int = 10
+    steps: int = 20
+    data_dir: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramsBench:
+    """One training step: rounds of messages forward, backward, Adam.
+
+    Attributes:
+        nodes: Nodes of the random graph and, about, of the supergraph of programs.
+        edges: Edges of the random graph, of 20 types.
+        hidden: Features of a node.
+        steps_of_model: Rounds of messages.
+        complete: Sizes of the complete graphs over which forms are compared.
+        form_nodes: Nodes of each batch of complete graphs.
+        rounds: Turns of each candidate.
+        steps: Training steps in a turn.
+        files: Python files, or folders of them, instead of the standard library.
+        data_dir: The data folder; by default $WEFT_DATA_DIR or the user's cache folder.
+    """
+
+    nodes: int = 20_000
+    edges: int = 75_000
+    hidden: int = 128
+    steps_of_model: int = 8
+    complete: tuple[int, ...] = (4, 9, 18, 36, 144)
+    form_nodes: int = 4_000
+    rounds: int = 5
+    steps: int = 1
+    files: tuple[Path, ...] = ()
+    data_dir: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommunicationBench:
+    """Training on ranks of this machine.
+
+    Attributes:
+        cases: exact: every grid against one process; bytes: received, recorded and predicted;
+            model: formulas against the literature; speed: an epoch on 2 ranks and in one process;
+            scale: a graph of 64 million edges, which takes minutes and some 10 GB.
+        data: coauthor-physics.zip, or a folder with it, for `bytes`; else it comes from the data
+            folder.
+        data_dir: The data folder; by default $WEFT_DATA_DIR or the user's cache folder.
+        exact_ranks: Numbers of ranks of `exact`.
+        bytes_ranks: Numbers of ranks of `bytes`.
+        nodes: Nodes of the generated graph of `speed`.
+        degree: Neighbours of a node of that graph; 170,000 nodes of 13.53 have 2.3 million directed
+            edges.
+        speed_ranks: Ranks of `speed`.
+        rounds: Turns of each candidate of `speed`.
+        steps: Epochs in a turn.
+        scale_nodes: Nodes of the R-MAT graph of `scale`.
+        scale_edges: Edges of that graph.
+        scale_widths: Features, hidden layer and classes of `scale`.
+        scale_ranks: Ranks of `scale`.
+        scratch: Folder for the table of `scale`, 2 GB; by default that of the system for temporary
+            files.
+    """
+
+    cases: tuple[CommunicationCase, ...] = ("exact", "bytes", "model", "speed")
+    data: Path | None = None
+    data_dir: Path | None = None
+    exact_ranks: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 9, 16, 27)
+    bytes_ranks: tuple[int, ...] = (4, 16)
+    nodes: int = 170_000
+    degree: float = 13.53
+    speed_ranks: int = 2
+    rounds: int = 5
+    steps: int = 2
+    scale_nodes: int = 2_000_000
+    scale_edges: int = 64_000_000
+    scale_widths: tuple[int, ...] = (32, 16, 8)
+    scale_ranks: int = 4
+    scratch: Path | None = None
+
+    def __post_init__(self) -> None:
+        some_of(self, "cases", get_args(CommunicationCase))
+        each_at_least(self, 1, "exact_ranks")
+        each_at_least(self, 2, "bytes_ranks")
+        each_at_least(self, 1, "scale_widths", count=2)
+        at_least(self, speed_ranks=1, scale_ranks=1, rounds=1, steps=1)
+        scratch_folder(self.scratch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseBench:
+    """Sparse networks beside dense ones, rigl-torch and sparseprop; and what feeds them.
+
+    Attributes:
+        cases: step: a training step of two networks against the same dense ones and the peers;
+            accelerate: the step of an accelerated network over the dense one's; memory: of weights
+            and optimizer; accuracy: a GCN on Cora, dense, RigL, SET and static random; walks:
+            temporal walks on sx-mathoverflow; edges: a generated edge list read.
+        wide: Widths of the first network.
+        wide_batch: Samples in its step.
+        narrow: Widths of the second network, the literature's.
+        narrow_batch: Samples in its step.
+        sparsities: Sparsities of `step`.
+        accelerate_sparsities: Sparsities of `accelerate`, ascending, and, those above 0, of
+            `memory`.
+        update_every: Steps of RigL from one change of the pattern to the next.
+        rounds: Turns of each candidate of `step`, `walks` and `edges`.
+        steps: Training steps in a turn of `step`; as many times `rounds` in `accelerate`.
+        seeds: Trainings of each candidate of `accuracy`, with seeds 0, 1, ...
+        epochs: Epochs of these trainings; by default those of `weft train nodes`.
+        lines: Lines of the edge list of `edges`.
+        temporal: sx-mathoverflow.txt.gz, or a folder with it; else it comes from the data folder.
+        planetoid: Folder with the ind.* files of Cora; else they come from the data folder.
+        data_dir: The data folder; by default $WEFT_DATA_DIR or the user's cache folder.
+        scratch: Folder for the edge list, 25 bytes a line; by default that of the system for
+            temporary files.
+    """
+
+    cases: tuple[SparseCase, ...] = get_args(SparseCase)
+    wide: tuple[int, ...] = (1024, 1024, 1024, 10)
+    wide_batch: int = 1024
+    narrow: tuple[int, ...] = (64, 256, 128, 10)
+    narrow_batch: int = 512
+    sparsities: tuple[float, ...] = (0.906, 0.95)
+    accelerate_sparsities: tuple[float, ...] = (0.0, 0.5, 0.75, 0.875, 0.906, 0.938, 0.969, 0.99)
+    update_every: int = 100
+    rounds: int = 10
+    steps: int = 20
+    seeds: int = 10
+    epochs: int | None = None
+    lines: int = 10_000_000
+    temporal: Path | None = None
+    planetoid: Path | None = None
+    data_dir: Path | None = None
+    scratch: Path | None = None
+
+    def __post_init__(self) -> None:
+        some_of(self, "cases", get_args(SparseCase))
+        each_at_least(self, 1, "wide", "narrow", count=2)
+        for name in ("sparsities", "accelerate_sparsities"):
+            given = getattr(self, name)
+            if not given or not all(0 <= each < 1 for each in given):
+                raise ValueError(f"{name} are {given}; one at least, each from 0 to below 1")
+        if list(self.accelerate_sparsities) != sorted(set(self.accelerate_sparsities)):
+            raise ValueError(
+                f"accelerate_sparsities are {self.accelerate_sparsities}; they must ascend"
+            )
+        # rigl-torch accumulates gradients over fewer steps than that, and over at least one.
+        at_least(self, update_every=2)
+        at_least(self, wide_batch=1, narrow_batch=1, rounds=1, steps=1, seeds=1, lines=1)
+        scratch_folder(self.scratch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanBench:
+    """A plan is made for each case; then all fixed choices take turns, and none is dropped.
+
+    Attributes:
+        cases: molecules-32, molecules-128: SchNet on QM9, so many molecules in a batch; crystals;
+            programs: Python's standard library; full-graph: a GCN on a generated graph; sparse: an
+            FNN on generated links, with RigL; short: molecules for 200 steps, too few to compile.
+        molecules: Molecules of QM9, and crystals, that take part, drawn at random.
+        programs: Samples of programs that take part.
+        nodes: Nodes of the graph of full-graph.
+        links: Edges of the graph of sparse.
+        budget: Seconds for a plan.
+        rounds: Turns of each choice after its first.
+        turn: Seconds of a turn.
+        crystals: File of the data set mp-matminer, if it is not in the data folder.
+        files: Python files, or folders of them, instead of the standard library.
+        data_dir: The data folder; by default $WEFT_DATA_DIR or the user's cache folder.
+    """
+
+    cases: tuple[PlanCase, ...] = get_args(PlanCase)
+    molecules: int = 20_000
+    programs: int = 5_000
+    nodes: int = 170_000
+    links: int = 40_000
+    budget: float = 90.0
+    rounds: int = 5
+    turn: float = 0.7
+    crystals: Path | None = None
+    files: tuple[Path, ...] = ()
+    data_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        some_of(self, "cases", get_args(PlanCase))
+        at_least(self, molecules=200, programs=200, nodes=100, links=200)
+        for name in ("budget", "rounds", "turn"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
