@@ -30,7 +30,7 @@ _KINDS = {dict: "an object", list: "a list", str: "text", int: "a whole number",
 def json_text(
     value: Any, *, indent: int | None = None, default: Callable[[Any], Any] | None = None
 ) -> str:
-    """`value` as JSON with null for nan and infinity, which JSON has no words for."""
+    """`value` as JSON with null for nan and infinity, which JSON cannot express."""
     # Nothing is written that `parse_json` would not read.
     plain = json.loads(
         json.dumps(value, default=default), parse_constant=lambda name: None, parse_int=_whole

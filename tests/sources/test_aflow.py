@@ -174,8 +174,8 @@ def test_a_busy_server_is_asked_again(query: AflowQuery, tmp_path: Path) -> None
         (404, b"", 1, "HTTPError: 404"),
         (500, b"", 3, "HTTPError: 500"),
         (200, b"<html>", 3, "the answer is not JSON"),
-        (200, b'"DB Fail!"', 3, "is no list of entries"),
-        (200, b"[1]", 3, "is no list of entries"),
+        (200, b'"DB Fail!"', 3, "is not a list of entries"),
+        (200, b"[1]", 3, "is not a list of entries"),
     ],
 )
 def test_a_server_that_fails(

@@ -205,7 +205,7 @@ def test_two_tables_of_one_data_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../up", "a/b", ".hidden", "a b"])
 def test_a_name_that_is_no_folder(tmp_path: Path, name: str) -> None:
     file = write(tmp_path / "e.txt", "0 1\n")
-    with pytest.raises(DataError, match="is no name for a table"):
+    with pytest.raises(DataError, match="cannot name a table"):
         get("edge-list", tmp_path, files=[file], table=name)
 
 

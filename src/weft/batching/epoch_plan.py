@@ -342,7 +342,7 @@ def deal_out(nodes: Any, edges: Any, room: Any, batches: int) -> Any:
         nodes: int64 [g], in the order in which they are dealt.
         edges: int64 [g].
         room: int64 [3], the most nodes, edges and graphs of a batch.
-        batches: how many, all empty.
+        batches: number of batches, all empty at first.
     """
     by_nodes, by_edges = 1.0 / max(room[0], 1), 1.0 / max(room[1], 1)
     used = np.zeros((batches, 3), dtype=np.int64)

@@ -85,7 +85,7 @@ class GraphLoader:
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Let the next iteration go on where `state` was taken."""
+        """Make the next iteration continue where `state` was taken."""
         self.sampler.load_state_dict(state)
 
     def __iter__(self) -> Iterator[GraphBatch]:
@@ -132,7 +132,7 @@ class GraphLoader:
             thread.shutdown(wait=True, cancel_futures=True)
 
     def _make(self, planned: PlannedBatch, used: GraphBatch | None = None) -> GraphBatch:
-        """The next batch; `used` is let go by the thread when it has made it."""
+        """The next batch; the thread frees `used` once it is made."""
         began = time.thread_time()
         batch = assemble(self.table, planned.graphs, planned.budget)
         if self._transform is not None:

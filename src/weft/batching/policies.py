@@ -27,7 +27,7 @@ class Averages:
 
     @classmethod
     def of(cls, num_nodes: Array, num_edges: Array) -> Averages:
-        """Those of graphs with int [g] nodes and edges, g > 0."""
+        """The sizes of graphs with int [g] nodes and edges, g > 0."""
         return cls(
             mean_nodes=float(num_nodes.mean()),
             max_nodes=int(num_nodes.max()),
@@ -57,7 +57,7 @@ def dynamic_budget(averages: Averages, batch_size: int) -> Budget:
 
 
 def published_budget(num_nodes: Array, num_edges: Array, batch_size: int, data: str) -> Budget:
-    """`dynamic_budget` as in the paper: from the first graphs, or from what it says of `data`."""
+    """`dynamic_budget` as in the paper: from the first graphs, or its own figures for `data`."""
     if data == "qm9":
         return dynamic_budget(_QM9, batch_size)
     first = slice(0, _PAPER_SAMPLE)
@@ -121,7 +121,7 @@ class Policy:
         limited: a batch ends where the next graph would not fit the budget; otherwise it has a
             fixed number of graphs.
         packed: graphs are chosen to fill a batch, not taken in order.
-        round_up: the padded size of a batch from its own, where there is no one budget; None
+        round_up: the padded size of a batch from its own, where batches share no budget; None
             leaves it unpadded.
     """
 

@@ -26,7 +26,7 @@ class GraphSampler(Sampler[list[int]]):
 
     Attributes:
         config: how the batches are made.
-        budget: the one padded size of all batches; None where there is no such thing.
+        budget: the padded size of all batches; None where they have sizes of their own.
         epoch: the epoch of the batches, which `set_epoch` changes.
         num_nodes: int64, the nodes of every graph.
         num_edges: int64, the edges of every graph.
@@ -148,7 +148,7 @@ class GraphSampler(Sampler[list[int]]):
         return {"epoch": self.epoch, "batches": self._done, "made_of": self._made_of()}
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Let the next iteration go on where `state` was taken.
+        """Make the next iteration continue where `state` was taken.
 
         Raises:
             DataError: it was taken from other graphs, another configuration or other ranks.

@@ -80,7 +80,7 @@ def _check_no_more_columns(graph: Graph, schema: Schema, name: str) -> None:
 
 
 def _concatenate(parts: list[Array], name: str, column: Column, first: int) -> Array:
-    # No rows say nothing about dtype or row shape: a graph without edges fits any edge column.
+    # Without rows dtype and row shape do not matter: a graph without edges fits any edge column.
     empty = np.empty((0, *column.shape), dtype=column.dtype)
     parts = [empty if part.ndim and not part.shape[0] else part for part in parts]
     for i, part in enumerate(parts):

@@ -73,7 +73,7 @@ def pair_up(
     while edge < edges:
         sender, receiver = senders[edge], receivers[edge]
         if sender > receiver:
-            # Met already, as the reverse of another; how many there are is counted below.
+            # Already paired as the reverse of another; their number is checked below.
             single += 1
             edge += 1
             continue
@@ -85,7 +85,7 @@ def pair_up(
         else:
             partner = np.int64(out_order[edge])
             single -= 1
-            # Of a damaged table two edges could have one partner: more pairs than there is room.
+            # In a damaged table two edges could share a partner: more pairs than there is room.
             if (
                 senders[partner] != receiver
                 or receivers[partner] != sender

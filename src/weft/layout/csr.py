@@ -66,13 +66,13 @@ class TypedEdges:
     Attributes:
         into_offsets: int32 [R + 1]; row r sums the nodes into_nodes[into_offsets[r]:...].
         into_nodes: int32.
-        into_t_offsets: int32 [N + 1], the transpose of it.
+        into_t_offsets: int32 [N + 1], its transpose.
         into_t_rows: int32.
         out_offsets: int32 [N + 1]; node v sums the rows out_rows[out_offsets[v]:...].
         out_rows: int32.
-        out_t_offsets: int32 [R + 1], the transpose of it.
+        out_t_offsets: int32 [R + 1], its transpose.
         out_t_nodes: int32.
-        counts: float32 [R], how many biases of its type a row brings.
+        counts: float32 [R], how many times a row adds the bias of its type.
         chunk_types: int32 [C], the type of each chunk of rows.
         chunk_starts: int32 [C + 1].
         num_types: P.
@@ -128,7 +128,7 @@ class TypedEdges:
         rows, sums = np.cumsum(first) - 1, summed[kinds[order]]
         counts = np.diff(np.append(np.flatnonzero(first), len(keys)))
         num_rows, row_sums = len(counts), sums[first]
-        # Of the end that all edges of a row have in common, one is enough.
+        # The end that all edges of a row have in common is stored once.
         into, back = sums | first, ~sums | first
         plans = (
             _csr(np.where(row_sums, counts, 1), of[into]),

@@ -188,7 +188,7 @@ class DenseAdjacency(Blocks):
         blocks, deg = self._cast(h, weight)
         own = h
         if self.place is not None:
-            # Padding meets in one row more, which is cut off: its values reach no graph.
+            # Padding nodes share one extra row, which is cut off: their values reach no graph.
             own = h.new_zeros(graphs * size + 1, h.shape[1]).index_copy(0, self.place, h)[:-1]
         out = multiplied(blocks, own.reshape(graphs, size, h.shape[1]), weight)
         if self.place is not None:

@@ -140,7 +140,7 @@ def _gathered_bytes(edges: int, rows: int, hidden: int) -> int:
 
 
 def csr_seconds(edges: int, rows: int, hidden: int, rates: Rates) -> float:
-    """Of TypedEdges with this many distinct edges and rows."""
+    """Seconds of TypedEdges with this many distinct edges and rows."""
     transform = 3 * rows * hidden**2 / rates.products
     return transform + _gathered_bytes(edges, rows, hidden) / rates.gathered
 
@@ -152,7 +152,7 @@ def banded_cells(num_nodes: int, num_types: int, block: int) -> int:
 
 
 def banded_seconds(num_nodes: int, num_types: int, block: int, hidden: int, rates: Rates) -> float:
-    """Of BandedAdjacency without spill."""
+    """Seconds of BandedAdjacency without spill."""
     blocks = max(-(-num_nodes // block), 1)
     sources = block if blocks == 1 else 3 * block
     # Three blocks of sources are put side by side, and taken apart again on the way back.
@@ -165,7 +165,7 @@ def banded_seconds(num_nodes: int, num_types: int, block: int, hidden: int, rate
 def dense_seconds(
     num_nodes: int, num_graphs: int, num_types: int, block: int, hidden: int, rates: Rates
 ) -> float:
-    """Of DenseAdjacency."""
+    """Seconds of DenseAdjacency."""
     rows = num_graphs * block
     # Into the blocks and out of them, both ways, unless the nodes fill them as they are.
     copied = 0 if rows == num_nodes else 8 * 4 * rows * hidden

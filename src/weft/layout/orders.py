@@ -158,7 +158,7 @@ def _fingerprint(table: GraphTable) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BandStatistics:
-    """Of each graph, with all edge types together.
+    """How near the diagonal the edges of each graph are, with all edge types together.
 
     Attributes:
         bandwidth: int64 [g], the largest |i - j| of an edge; 0 without edges.

@@ -43,7 +43,7 @@ def check_settings(
 
 @dataclass(frozen=True, kw_only=True)
 class FNNConfig:
-    """What lies between the layers of an FNN.
+    """Activation and dropout between the layers of an FNN.
 
     Attributes:
         dropout: probability of dropping a hidden activation in training.

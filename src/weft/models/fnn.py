@@ -22,7 +22,7 @@ class FNN(nn.Module):
 
     Args:
         widths: of the input, the hidden layers and the output, such as (64, 256, 128, 10).
-        config: what lies between the layers.
+        config: activation and dropout.
     """
 
     def __init__(self, widths: Sequence[int], config: FNNConfig | None = None) -> None:

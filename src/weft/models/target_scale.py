@@ -127,7 +127,7 @@ def learn_scale(
 
 
 def _root_mean_square(table: GraphTable, graphs: Array, column: str) -> float:
-    """Of a node column's numbers in these graphs."""
+    """The root mean square of a node column in these graphs."""
     chosen = np.zeros(len(table), dtype=bool)
     chosen[graphs] = True
     values = np.asarray(table.column(column))[np.repeat(chosen, table.num_nodes)]

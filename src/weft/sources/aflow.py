@@ -218,7 +218,7 @@ def _entries(body: bytes, where: str) -> list[dict[str, Any]]:
         raise DataError(f"{error}: {body[:60]!r}") from None
     entries = list(answer.values()) if isinstance(answer, dict) else answer
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise DataError(f"{where}: {body[:60]!r} is no list of entries")
+        raise DataError(f"{where}: {body[:60]!r} is not a list of entries")
     return entries
 
 

@@ -260,7 +260,7 @@ Missing = Literal["error", "nan"]
 _MAX_Z = 118
 # Å. Further out, float32 positions would be wrong by a tenth of a bond.
 _FAR = 1e6
-# Structures that are read to learn a target's shape, at most, before the writing begins.
+# The most structures that are read ahead to learn the shape of a target.
 _AHEAD = 2048
 # ASE converts these to its own units, from every file format.
 _ASE_UNITS = {
@@ -325,7 +325,9 @@ def check_structure(where: str, z: Array, pos: Array, cell: Array, pbc: Array) -
     unknown = (z < 1) | (z > _MAX_Z)
     if unknown.any():
         atom = int(np.argmax(unknown))
-        raise DataError(f"{where}: atom {atom} has atomic number {z[atom]}, which is no element")
+        raise DataError(
+            f"{where}: atom {atom} has atomic number {z[atom]}, which is not an element"
+        )
     # Written so that NaN is refused as well.
     near = (np.abs(pos) < _FAR).all(axis=1)
     if not near.all():

@@ -177,7 +177,7 @@ def _element(where: str, label: str) -> int:
     letters = re.match(r"[A-Za-z]*", label)
     symbol = letters[0].capitalize() if letters else ""
     if symbol not in ATOMIC_NUMBERS:
-        raise DataError(f"{where}: {label[:40]!r} is no element")
+        raise DataError(f"{where}: {label[:40]!r} is not an element")
     return ATOMIC_NUMBERS[symbol]
 
 

@@ -127,7 +127,7 @@ def crystal_graph(
         where: its place in the files, for messages.
         z: int [n], atomic numbers.
         frac: [n, 3], positions in lattice vectors.
-        lattice: [3, 3], Å, one vector a row.
+        lattice: [3, 3], Å, a vector in each row.
         values: the targets.
         text: `id` and `dataset` as UTF-8 bytes.
     """

@@ -76,7 +76,7 @@ def _reason(error: Exception) -> str:
 
 
 class _Meter:
-    """What pooch asks of a progress bar, moving one of ours."""
+    """The interface that pooch expects of a progress bar, around one of ours."""
 
     def __init__(self, move: Move) -> None:
         self._move, self._done, self.total = move, 0, 0

@@ -212,7 +212,7 @@ def _whole_lines(path: Path, file: IO[bytes]) -> Iterator[bytes]:
             tail += chunk
             if len(tail) > _LONGEST_LINE:
                 raise DataError(
-                    f"{path} has a line of more than {_LONGEST_LINE} bytes: it is no edge list"
+                    f"{path} has a line of more than {_LONGEST_LINE} bytes: it is not an edge list"
                 )
     if tail:
         yield tail
@@ -234,7 +234,7 @@ def _header_end(block: bytes) -> int:
 
 
 def _first_ids_are_text(path: Path, block: bytes, roles: Array, first_line: int) -> bool | None:
-    """Whether an id of the block's first edge is no whole number; None without an edge."""
+    """Whether an id of the block's first edge is not a whole number; None without an edge."""
     ends = np.empty((2, 2), dtype=np.int64)
     numbers = np.empty((2, 2), dtype=np.float64)
     rows = loops.parse_lines(_bytes(block), roles, True, True, *ends, *numbers)[0]

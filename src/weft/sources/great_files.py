@@ -236,7 +236,7 @@ def _positions(where: str, content: dict[str, Any], name: str, num_tokens: int) 
 
 
 def _edges(where: str, content: dict[str, Any], num_tokens: int) -> tuple[Edges, Counter[str]]:
-    """The edges by type, and how many of kinds that have no type."""
+    """The edges by type, and the number of edges of kinds that have no type."""
     field = f"{where}, field 'edges'"
     if not isinstance(content["edges"], list):
         raise BadSample("wrong type", f"{field}: not a list")

@@ -180,7 +180,7 @@ def pairs_of_images(
 
     Args:
         pos: [n, 3], Å.
-        cell: float64 [3, 3], Å, one vector a row.
+        cell: float64 [3, 3], Å, a vector in each row.
         pbc: bool [3]; at least one direction repeats.
         measure: length, area or volume of what repeats.
         radius: in Å.

@@ -62,7 +62,7 @@ class EdgeType:
 
 # Words of camelCase, words of capitals, digits; an underscore or a sign separates.
 _WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?(?:(?![A-Z])[^\W\d_])+|[A-Z]+|\d+")
-# A long text says enough with its beginning.
+# The beginning of a long text is enough.
 _READ_CHARACTERS = 200
 
 
@@ -235,7 +235,7 @@ def text_order(table: GraphTable) -> Array:
     first = np.where(is_token, number, total)
     depth = np.zeros(total, dtype=np.int64)
     parents, children = senders[child], receivers[child]
-    # A tree is no higher than it has nodes; the rounds end as soon as nothing changes.
+    # A tree is at most as high as its number of nodes; the rounds end as soon as nothing changes.
     for _ in range(int(table.num_nodes.max(initial=0))):
         earlier, deeper = first.copy(), depth.copy()
         np.minimum.at(earlier, parents, first[children])

@@ -85,7 +85,7 @@ def cached_table(
 
     if not _NAME.fullmatch(name):
         raise DataError(
-            f"'{name}' is no name for a table; take letters, digits, '.', '_' and '-' and begin "
+            f"'{name}' cannot name a table; use letters, digits, '.', '_' and '-', and begin "
             "with a letter or digit"
         )
     folder = data_folder(data_dir)
@@ -147,7 +147,7 @@ def _lock(workshop: Path) -> IO[str] | None:
     file = (workshop / "lock").open("a")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # held by another, or a network folder that knows no locks
+    except OSError:  # held by another, or a network folder without locks
         file.close()
         return None
     return file

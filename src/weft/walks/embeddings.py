@@ -39,9 +39,9 @@ def skip_gram(
         window: how far apart in a walk two nodes may be.
         negatives: nodes drawn against each pair.
         sample: threshold above which frequent nodes are passed over at random; 0 for never.
-        learning_rate: at the start; it falls in a straight line.
+        learning_rate: at the start; it falls linearly.
         epochs: passes over the walks.
-        seed: of the first embeddings and of what is drawn.
+        seed: of the initial embeddings and the samples.
 
     Returns:
         float32 [n, dim]. A node in no walk of at least two nodes has learned nothing: zeros.
@@ -111,7 +111,7 @@ def _hash(word: str) -> int:
 
 
 class _Sentences:
-    """The walks of two nodes or more as lists of words, again and again."""
+    """The walks of two nodes or more as lists of words; can be iterated over repeatedly."""
 
     def __init__(self, walks: Array, num_nodes: int) -> None:
         self.walks = walks[walks[:, 1] >= 0] if walks.shape[1] > 1 else walks[:0]
