@@ -30,6 +30,8 @@ def shared_run(
     data: Mapping[str, str] | None = None,
     resume: bool = False,
     tensorboard: bool = True,
+    before: Mapping[str, Any] | None = None,
+    recipe: str | None = None,
 ) -> Iterator[Run]:
     """The run in `folder` on rank 0; on the others one in a folder that is removed afterwards.
 
@@ -39,7 +41,15 @@ def shared_run(
     with TemporaryDirectory(prefix="weft-rank-") as spare:
         with world.in_turn():
             if world.rank == 0:
-                run = Run.create(folder, config, data=data, resume=resume, tensorboard=tensorboard)
+                run = Run.create(
+                    folder,
+                    config,
+                    data=data,
+                    resume=resume,
+                    tensorboard=tensorboard,
+                    before=before,
+                    recipe=recipe,
+                )
             else:
                 run = Run.create(spare, config, tensorboard=False)
         with run:

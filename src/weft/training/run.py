@@ -58,6 +58,7 @@ class Run:
         resume: bool = False,
         tensorboard: bool = True,
         before: Mapping[str, Any] | None = None,
+        recipe: str | None = None,
     ) -> Run:
         """Make the folder of a new run, or open it again to go on.
 
@@ -71,6 +72,7 @@ class Run:
             tensorboard: also write TensorBoard files.
             before: settings that the config of older runs lacks, with the values that they were
                 trained with.
+            recipe: name of the recipe, which is recorded beside the config.
 
         Raises:
             DataError: a run is there already and `resume` is not given; it was made with another
@@ -94,7 +96,11 @@ class Run:
         run = cls(folder, tensorboard=tensorboard)
         try:
             run._enter_session(
-                asked, None if data is None else dict(data), resume=resume, before=before or {}
+                asked,
+                None if data is None else dict(data),
+                resume=resume,
+                before=before or {},
+                recipe=recipe,
             )
         except BaseException:
             run.close()
@@ -108,6 +114,7 @@ class Run:
         *,
         resume: bool,
         before: Mapping[str, Any],
+        recipe: str | None,
     ) -> None:
         """Compare with the run that is there, if any; nobody else can make one any more."""
         path = self.folder / CONFIG
@@ -125,8 +132,10 @@ class Run:
             _check_same(recorded, asked, self.folder)
             data = _same_data(earlier["data"], data, self.folder)
             sessions, self.resumed = earlier["sessions"], True
-        whole = {"config": asked, "sessions": [*sessions, _session()]}
-        _write_json(path, whole if data is None else {**whole, "data": data})
+            recipe = recipe or earlier.get("recipe")
+        whole: dict[str, Any] = {"config": asked, "sessions": [*sessions, _session()]}
+        named = {} if recipe is None else {"recipe": recipe}
+        _write_json(path, named | (whole if data is None else {**whole, "data": data}))
 
     @property
     def checkpoint(self) -> Path:
