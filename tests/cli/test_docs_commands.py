@@ -70,7 +70,7 @@ def test_an_extxyz_of_ones_own(weft):
     python, (train, forces, predict) = own_data("water.extxyz")
     exec(python, {})
     assert train[-2:] == ["--epochs", "20"]
-    for command in (train[:-2], [*forces, "--run-dir", "forces"]):
+    for command in (train[:-2], [*forces, "--out", "forces"]):
         said = weft(*command, "--epochs", 1, "--quiet")
         assert (said.code, said.err) == (0, "")
     said = weft(*predict)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import pytest
 
 import weft as package
 from weft.cli.main import groups
+from weft.recipes.recipe import RECIPES
 
 
 def commands(group: str) -> dict[str, Any]:
@@ -55,14 +58,40 @@ def test_a_commands_screen_explains_every_option(weft, group, command):
     said = weft(group, command, "--help")
     assert said.code == 0
     assert f"usage: weft {group} {command}" in said.out
-    for name in commands(group)[command].__dataclass_fields__:
-        if name not in ("config", "name"):
-            assert f"--{name.replace('_', '-')}" in said.out
+    for field in dataclasses.fields(commands(group)[command]):
+        if field.name not in ("config", "name"):
+            assert f"--{field.name.replace('_', '-')}" in said.out
+    # What is not set is not shown as a value, and no part of a configuration is a command.
+    assert "{None" not in said.out
+    assert "default: None" not in said.out
+    assert "subcommands" not in said.out
     # Every option is explained, in words that tyro takes from the docstrings.
     for part in re.split(r"│ --(?=[a-z])", said.out)[1:]:
         # `--quiet, --no-quiet` are one option; a choice in braces is no explanation.
         told = re.sub(r"--[a-z.\-]+|\{.*?\}", "", part.partition("(default")[0])
         assert len(re.findall(r"\b[a-z]{2,}\b", told)) > 2, part
+
+
+@pytest.mark.parametrize("group", ["train", "plan"])
+@pytest.mark.parametrize("command", RECIPES)
+def test_what_is_used_often_comes_first(weft, monkeypatch, group, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    first, _, more = weft(group, command, "--help").out.partition("more options")
+    assert "--data " in first
+    assert "--out " in first
+    assert "--data-dir" in more
+
+
+def test_a_part_that_may_be_missing_is_one_option(weft):
+    words = ("train", "molecules", "--print-config", "--batching.budget", 100, 200, 9)
+    printed = json.loads(weft(*words).out)
+    assert printed["batching"]["budget"] == {"nodes": 100, "edges": 200, "graphs": 9}
+
+
+def test_what_is_set_by_default_can_be_unset(weft):
+    assert "--clip-norm FLOAT|{none}" in weft("train", "programs", "--help").out
+    printed = json.loads(weft("train", "programs", "--clip-norm", "none", "--print-config").out)
+    assert printed["clip_norm"] is None
 
 
 def test_options_of_the_model_are_nested(weft):

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from weft.cli.plan_full_graph import ranks_of
 from weft.graphs import open_table
 from weft.parallel.prepare import prepare
+from weft.recipes.full_graph.estimates import ranks_of
 
 AMAZON = ("--nodes", 14249639, "--edges", 230788269, "--widths", 300, 16, 24)
 
@@ -28,7 +28,7 @@ def test_the_figures_as_published(weft, monkeypatch):
 
 def test_the_figure_with_reductions(weft, tmp_path):
     words = ("plan", "full-graph", *AMAZON, "--ranks", 64, "--exchange", "blocks")
-    said = weft(*words, "--json", tmp_path / "plan.json")
+    said = weft(*words, "--out", tmp_path / "plan.json")
     assert said.code == 0, said
     assert "1.8 GB" in said.out
     whole = json.loads((tmp_path / "plan.json").read_text())
@@ -107,7 +107,7 @@ def test_a_measured_machine_is_kept(weft, mistake, tmp_path):
         ((*AMAZON, "--ranks", "4..10000000"), "at most 65,536"),
         ((*AMAZON, "--ranks", "0"), "from at least 1"),
         ((*AMAZON, "--beta", "0"), "beta is 0.0; it must be a positive number"),
-        ((*AMAZON, "--json", "nowhere/plan.json"), "there is no folder nowhere"),
+        ((*AMAZON, "--out", "nowhere/plan.json"), "there is no folder nowhere"),
         ((*AMAZON, "--panels", "sent"), "panels to 'kept'"),
         ((*AMAZON, "--published", "--exchange", "blocks"), "leave out --exchange"),
         (("--nodes", 9, "--edges", 9, "--widths", 3), "widths are (3,); give at least 2"),

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from weft.planning import Measured, Plan
-from weft.recipes.nodes.config import CitationsConfig
-from weft.recipes.planned_runs import key_of, read_recipe
-from weft.recipes.structures.config import StructuresConfig
+from weft.planning.task import key_of
+from weft.recipes.nodes.citations import CitationsConfig
+from weft.recipes.planned_runs import read_task
+from weft.recipes.structures.training import StructuresConfig
 
 SHORT = ("--hidden", 4, "--layers", 1, "--batching.batch-size", 4)
 
@@ -49,7 +50,7 @@ def config_of(folder: Path) -> dict[str, Any]:
 def test_a_plan_is_measured_and_followed(weft: Callable[..., Any], tmp_path, small_molecules):
     words = ("--data", small_molecules, *SHORT)
     # A plan is kept for the next time unless its budget was too small.
-    asked = ("--column", "energy", "--epochs", 2, "--budget", 6000)
+    asked = ("--target", "energy", "--epochs", 2, "--budget", 6000)
     said = weft("plan", "molecules", *words, *asked)
     assert said.code == 0, said
     assert "eager" in said.out
@@ -62,20 +63,20 @@ def test_a_plan_is_measured_and_followed(weft: Callable[..., Any], tmp_path, sma
     # So few steps do not wait for a compiler.
     assert plan.settings["compile"] == "eager"
     train = ("train", "molecules", "--target", "energy", "--epochs", 2, *words, "--quiet")
-    followed = weft(*train, "--run-dir", "run", "--plan", "plan.json")
+    followed = weft(*train, "--out", "run", "--plan", "plan.json")
     assert followed.code == 0, followed
     assert "plan: " in followed.out
     assert "made for" not in followed.out
     assert config_of(tmp_path / "run")["batching"]["policy"] == plan.settings["batching.policy"]
     assert Plan.load(tmp_path / "run" / "plan.json").created == plan.created
     # The one in the data folder is found by itself.
-    found = weft(*train, "--run-dir", "auto", "--plan", "auto")
+    found = weft(*train, "--out", "auto", "--plan", "auto")
     assert found.code == 0, found
     assert Plan.load(tmp_path / "auto" / "plan.json").created == plan.created
 
 
 def test_auto_measures_first(weft: Callable[..., Any], tmp_path, small_cora):
-    words = ("train", "citations", "--epochs", 3, "--run-dir", "run", "--plan", "auto")
+    words = ("train", "citations", "--epochs", 3, "--out", "run", "--plan", "auto")
     said = weft(*words)
     assert said.code == 0, said
     assert "planning takes at most" in said.err
@@ -92,7 +93,7 @@ def test_auto_measures_first(weft: Callable[..., Any], tmp_path, small_cora):
 
 
 def test_a_run_without_a_plan_goes_on_without(weft, tmp_path, small_cora):
-    words = ("train", "citations", "--epochs", 3, "--run-dir", "run", "--quiet")
+    words = ("train", "citations", "--epochs", 3, "--out", "run", "--quiet")
     assert weft(*words).code == 0
     assert weft(*words, "--plan", "auto", "--resume").code == 0
     assert not (tmp_path / "run" / "plan.json").exists()
@@ -102,7 +103,7 @@ def test_a_run_is_resumed_with_its_plan(weft, mistake, tmp_path, small_molecules
     settings = {"batching.policy": "packed", "compile": "eager", "threads": 1}
     made("molecules", settings).save(tmp_path / "mine.json")
     words = ("train", "molecules", "--data", small_molecules, "--target", "energy", *SHORT)
-    words = (*words, "--epochs", 2, "--run-dir", "run", "--quiet")
+    words = (*words, "--epochs", 2, "--out", "run", "--quiet")
     said = weft(*words, "--plan", "mine.json")
     assert said.code == 0, said
     assert "the plan was made for other data; it is taken as it is" in said.out
@@ -117,7 +118,7 @@ def test_a_run_is_resumed_with_its_plan(weft, mistake, tmp_path, small_molecules
 
 
 def test_a_plan_for_other_settings_says_so(weft, tmp_path, small_cora):
-    recipe = read_recipe(
+    recipe = read_task(
         "citations", CitationsConfig(epochs=3), data_dir=tmp_path / "data", progress=False
     )
     made("citations", {"threads": 1}, key_of(recipe)).save(tmp_path / "mine.json")
@@ -130,9 +131,9 @@ def test_a_plan_for_other_settings_says_so(weft, tmp_path, small_cora):
 def test_threads_of_ones_own(weft, tmp_path, small_cora):
     made("citations", {"threads": 2}).save(tmp_path / "mine.json")
     words = ("train", "citations", "--epochs", 1, "--quiet", "--threads", 1)
-    assert weft(*words, "--run-dir", "a").code == 0
+    assert weft(*words, "--out", "a").code == 0
     assert torch.get_num_threads() == 1
-    said = weft(*words, "--run-dir", "b", "--plan", "mine.json")
+    said = weft(*words, "--out", "b", "--plan", "mine.json")
     assert "plan: 1 thread" in said.out
     assert torch.get_num_threads() == 1
 
@@ -179,13 +180,13 @@ def test_mistakes_of_training_with_a_plan(mistake, tmp_path, small_cora, monkeyp
     assert "make a plan with `weft plan programs` and give it" in said
 
 
-def test_mistakes_of_planning(mistake, tmp_path, small_cora):
+def test_mistakes_of_planning(weft, mistake, tmp_path, small_cora):
     words = ("plan", "citations")
-    assert "steps is 0; it must be above 0" in mistake(*words, "--steps", 0)
+    assert "run_steps is 0; it must be above 0" in mistake(*words, "--run-steps", 0)
     assert "budget is -1.0; it must be above 0" in mistake(*words, "--budget", -1)
-    assert "target is 'speed'; a plan's is time or memory" in mistake(*words, "--target", "speed")
-    said = mistake("plan", "molecules", "--target", "gap")
-    assert "(the value to learn is --column gap here)" in said
+    said = weft(*words, "--minimise", "speed")
+    assert said.code == 2
+    assert all(word in said.err for word in ("--minimise", "speed", "time", "memory"))
     (tmp_path / "thesis.json").write_text("{}")
     said = mistake(*words, "--out", "thesis.json")
     assert "thesis.json is there already and is no plan" in said
@@ -195,13 +196,24 @@ def test_mistakes_of_planning(mistake, tmp_path, small_cora):
 
 def test_options_are_the_recipes_own():
     from weft.cli.main import parse
-    from weft.cli.train import crystals_config
+    from weft.recipes.structures.recipe import CRYSTALS
 
-    command: Any = parse("plan", ["crystals", "--column", "gap", "--target", "memory"])
+    command: Any = parse("plan", ["crystals", "--target", "gap", "--minimise", "memory"])
     assert command.config.target == "gap"
-    assert command.target == "memory"
-    assert command.config.neighbours == crystals_config().neighbours
+    assert command.minimise == "memory"
+    assert command.config.neighbours == CRYSTALS.default().neighbours
     molecules: Any = parse("plan", ["molecules"])
     assert molecules.config.target == StructuresConfig().target
-    programs: Any = parse("plan", ["programs", "--rounds", "3", "--steps", "50"])
-    assert (programs.config.steps, programs.steps) == (3, 50)
+    programs: Any = parse("plan", ["programs", "--steps", "3", "--run-steps", "50"])
+    assert (programs.config.steps, programs.run_steps) == (3, 50)
+
+
+def test_earlier_names_of_options_are_taken():
+    from weft.cli.main import parse
+
+    command: Any = parse("plan", ["molecules", "--column=gap"])
+    assert command.config.target == "gap"
+    programs: Any = parse("plan", ["programs", "--rounds", "3"])
+    assert programs.config.steps == 3
+    train: Any = parse("train", ["links", "--run-dir", "here"])
+    assert train.out == Path("here")

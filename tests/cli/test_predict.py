@@ -21,7 +21,7 @@ def run(weft: Callable[..., Any], tmp_path: Path, small_molecules: Path) -> Path
     """A run on small molecules."""
     said = weft(
         *("train", "molecules", "--data", small_molecules, "--target", "energy", "--epochs", "1"),
-        *("--hidden", "8", "--layers", "1", "--run-dir", "run", "--quiet"),
+        *("--hidden", "8", "--layers", "1", "--out", "run", "--quiet"),
     )
     assert said.code == 0, said.err
     return tmp_path / "run"
@@ -104,7 +104,7 @@ def test_crystals_of_json_lines(weft, mistake, tmp_path):
     (tmp_path / "my.jsonl").write_text("".join(line(4 + n / 10) for n in range(6)))
     said = weft(
         *("train", "crystals", "--data", "my.jsonl", "--target", "gap", "--epochs", "1"),
-        *("--hidden", "8", "--layers", "1", "--run-dir", "run", "--quiet"),
+        *("--hidden", "8", "--layers", "1", "--out", "run", "--quiet"),
     )
     assert said.code == 0, said.err
     said = weft("predict", "run", "my.jsonl")
@@ -140,9 +140,12 @@ def test_new_structures_that_cannot_be_predicted(mistake, tmp_path, run):
     [
         (["run", "nothing.extxyz"], "nothing.extxyz is not there"),
         (["run", "empty.extxyz"], "empty.extxyz"),
-        (["nowhere", "mols.extxyz"], "nowhere holds no run of `weft train molecules`"),
+        (["nowhere", "mols.extxyz"], "nowhere holds no run of `weft train`"),
         (["mols.extxyz", "mols.extxyz"], "mols.extxyz holds no run"),
-        (["citations", "mols.extxyz"], "citations holds no run of `weft train molecules`"),
+        (
+            ["citations", "mols.extxyz"],
+            "of `weft train citations`, which keeps nothing for",
+        ),
         (["run", "mols.extxyz", "--out", "a.txt"], "written as .csv, .extxyz or .xyz"),
         (["run", "mols.extxyz", "--out", "a.csv", "--forces"], "forces are written as .extxyz"),
         (
@@ -155,7 +158,7 @@ def test_new_structures_that_cannot_be_predicted(mistake, tmp_path, run):
 def test_mistakes(weft, mistake, tmp_path, run, small_cora, words, named):
     (tmp_path / "empty.extxyz").write_text("")
     if "citations" in words:
-        weft("train", "citations", "--epochs", "0", "--run-dir", "citations", "--quiet")
+        weft("train", "citations", "--epochs", "0", "--out", "citations", "--quiet")
     before = (tmp_path / "mols.extxyz").read_bytes()
     assert named in mistake("predict", *words, "--quiet")
     assert (tmp_path / "mols.extxyz").read_bytes() == before

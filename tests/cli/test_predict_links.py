@@ -16,7 +16,7 @@ from weft.graphs import open_table
 from weft.recipes.links.prediction import load_links, predict_links
 from weft.recipes.nodes.prediction import load_classes, predict_classes
 
-TRAIN = ("--epochs", 3, "--quiet", "--run-dir", "run")
+TRAIN = ("--epochs", 3, "--quiet", "--out", "run")
 PEOPLE = ["alice", "bob", *(f"u{number}" for number in range(28))]
 
 
@@ -119,7 +119,7 @@ def test_classes_of_an_edge_list(
 
 @pytest.mark.usefixtures("small_cora")
 def test_classes_of_a_graph_network(weft: Callable[..., Any], tmp_path: Path) -> None:
-    said = weft("train", "nodes", "--epochs", 30, "--quiet", "--run-dir", "run")
+    said = weft("train", "nodes", "--epochs", 30, "--quiet", "--out", "run")
     assert said.code == 0, said.err
     said = weft("predict", "run")
     assert said.code == 0, said.err
@@ -146,7 +146,8 @@ def test_mistakes(
     assert "names no nodes" in mistake("predict", "run", "pairs.txt")
     (tmp_path / "pairs.txt").write_text("alice bob\n")
     assert "name a file with the lines src dst" in mistake("predict", "run")
-    assert "only --out and --quiet" in mistake("predict", "run", "pairs.txt", "--forces")
+    said = mistake("predict", "run", "pairs.txt", "--forces")
+    assert "no --forces, only --out and --quiet" in said
     assert "only --out and --quiet" in mistake("predict", "run", "pairs.txt", "--ranks", 2)
     assert "as .csv or .json" in mistake("predict", "run", "pairs.txt", "--out", "a.txt")
     assert "there is no folder no" in mistake("predict", "run", "pairs.txt", "--out", "no/a.csv")

@@ -43,7 +43,7 @@ def code(tmp_path: Path) -> Path:
 @pytest.fixture
 def run(weft: Callable[..., Any], tmp_path: Path, code: Path) -> Path:
     """A run on that code."""
-    said = weft("train", "programs", "--data", "code", "--epochs", "1", "--run-dir", "run", *SMALL)
+    said = weft("train", "programs", "--data", "code", "--epochs", "1", "--out", "run", *SMALL)
     assert said.code == 0, said.err
     (tmp_path / "wrong.py").write_text(WRONG)
     return tmp_path / "run"
@@ -76,7 +76,7 @@ def test_a_run_with_its_baselines(weft, tmp_path, code):
 
 
 def test_a_run_resumes_with_what_it_has_measured(weft, tmp_path, code, monkeypatch):
-    words = ("train", "programs", "--data", "code", "--epochs", "1", *SMALL, "--run-dir", "run")
+    words = ("train", "programs", "--data", "code", "--epochs", "1", *SMALL, "--out", "run")
     words += ("--nodes", "0", "--layout.form", "auto")
     assert weft(*words).code == 0
     chosen = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
@@ -93,7 +93,7 @@ def test_a_run_resumes_with_what_it_has_measured(weft, tmp_path, code, monkeypat
 
 def test_other_files_in_the_folder_do_not_matter(weft, tmp_path, code):
     (code / "gone").symlink_to(tmp_path / "nothing")
-    words = ("train", "programs", "--data", "code", "--epochs", "0", *SMALL, "--run-dir")
+    words = ("train", "programs", "--data", "code", "--epochs", "0", *SMALL, "--out")
     assert weft(*words, "code/run").code == 0
     assert weft(*words, "code/again").code == 0
     assert len(list((tmp_path / "data").glob("programs-code-*.weft"))) == 1
@@ -119,7 +119,7 @@ def test_samples_as_json_lines(weft, tmp_path):
 
 def test_init_from(weft, tmp_path, run):
     said = weft(
-        *("train", "programs", "--data", "code", "--epochs", "0", "--run-dir", "second", *SMALL),
+        *("train", "programs", "--data", "code", "--epochs", "0", "--out", "second", *SMALL),
         *("--init-from", "run"),
     )
     assert said.code == 0, said.err
@@ -136,7 +136,7 @@ def test_print_config(weft, tmp_path):
 
 def test_two_ranks_write_one_run(weft, tmp_path, code):
     words = ("train", "programs", "--data", "code", "--epochs", "2", *SMALL)
-    words += ("--supergraphs-per-step", "2", "--dropout", "0.1", "--run-dir")
+    words += ("--supergraphs-per-step", "2", "--dropout", "0.1", "--out")
     command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
     done = subprocess.run(
         [*command, "2", "-m", "weft", *words, "two"],
@@ -225,7 +225,10 @@ def test_a_file_that_is_no_python_is_no_error(weft, tmp_path, run):
     [
         (["run", "nothing.py"], "nothing.py is not there"),
         (["run", "empty"], "no .py files in empty"),
-        (["run", "wrong.py", "--forces"], "run is of programs, which have no forces"),
+        (
+            ["run", "wrong.py", "--forces"],
+            "of `weft train programs`, for which there is no --forces",
+        ),
         (["run", "wrong.py", "--threshold", "90"], "--threshold is 90.0; a probability"),
         (["run", "wrong.py", "--out", "a.txt"], "--out a.txt is for --format json or sarif"),
         (
@@ -233,8 +236,8 @@ def test_a_file_that_is_no_python_is_no_error(weft, tmp_path, run):
             "there is no folder no",
         ),
         (["run", "wrong.py", "--out", "wrong.py", "--format", "json"], "wrong.py is no file for"),
-        (["code", "wrong.py", "--all"], "--format are for runs of `weft train programs`, and code"),
-        (["nowhere", "wrong.py"], "nowhere holds no run of `weft train molecules`, `crystals` or"),
+        (["code", "wrong.py", "--all"], "code holds no run of `weft train`"),
+        (["nowhere", "wrong.py"], "nowhere holds no run of `weft train`"),
     ],
 )
 def test_mistakes_in_prediction(mistake, tmp_path, run, words, named):

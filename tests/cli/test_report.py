@@ -8,7 +8,7 @@ import pytest
 
 TRAINED = (
     *("train", "programs", "--data", "code", "--epochs", "1", "--nodes", "256", "--hidden", "8"),
-    *("--steps", "1", "--run-dir", "run", "--quiet"),
+    *("--steps", "1", "--out", "run", "--quiet"),
 )
 
 FILE = """

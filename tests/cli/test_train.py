@@ -37,7 +37,7 @@ def losses(folder: Path) -> list[dict[str, Any]]:
 def test_trains_on_cora_of_the_package(weft, tmp_path):
     pytest.importorskip("pyarrow")
     run = tmp_path / "run[1]"
-    words = ("train", "citations", "--data", "cora-package", "--epochs", "5", "--run-dir", run)
+    words = ("train", "citations", "--data", "cora-package", "--epochs", "5", "--out", run)
     said = weft(*words)
     assert said.code == 0
     assert "cora-package: finished" in said.out
@@ -62,6 +62,22 @@ def test_the_folder_by_default_and_quiet(weft, tmp_path, small_cora):
     assert (tmp_path / "runs" / "citations-cora" / "weights.safetensors").exists()
 
 
+def test_citations_are_nodes_with_the_published_settings(weft, tmp_path, small_cora):
+    said = weft("train", "citations", "--epochs", 9, "--out", "old")
+    (told,) = (line for line in said.out.splitlines() if "is now" in line)
+    words = shlex.split(told.rpartition("is now `weft ")[-1].rstrip("`."))
+    assert weft(*words, "--epochs", 9, "--out", "new", "--quiet").code == 0
+    old, new = (load_file(tmp_path / name / "weights.safetensors") for name in ("old", "new"))
+    assert old.keys() == new.keys()
+    assert all(old[name].equal(new[name]) for name in old)
+    summaries = [json.loads((tmp_path / f / "summary.json").read_text()) for f in ("old", "new")]
+    assert summaries[0]["test_accuracy"] == summaries[1]["accuracy"]["test"]["value"]
+    recipes = [
+        json.loads((tmp_path / f / "config.json").read_text())["recipe"] for f in ("old", "new")
+    ]
+    assert recipes == ["citations", "nodes"]
+
+
 def test_print_config(weft, tmp_path):
     said = weft("train", "citations", "--model.hidden", "8", "4", "--seed", "7", "--print-config")
     printed = json.loads(said.out)
@@ -71,7 +87,7 @@ def test_print_config(weft, tmp_path):
 
 
 def test_resume_of_a_finished_run_trains_no_more(weft, tmp_path, small_cora):
-    words = ("train", "citations", "--epochs", "4", "--run-dir", "run", "--quiet")
+    words = ("train", "citations", "--epochs", "4", "--out", "run", "--quiet")
     first = weft(*words)
     before = losses(tmp_path / "run")
     again = weft(*words, "--resume")
@@ -84,9 +100,9 @@ def test_resume_of_a_finished_run_trains_no_more(weft, tmp_path, small_cora):
 
 
 def test_init_from_takes_the_weights(weft, tmp_path, small_cora):
-    weft("train", "citations", "--epochs", "30", "--run-dir", "first", "--quiet")
+    weft("train", "citations", "--epochs", "30", "--out", "first", "--quiet")
     said = weft(
-        *("train", "citations", "--epochs", "0", "--run-dir", "second", "--quiet"),
+        *("train", "citations", "--epochs", "0", "--out", "second", "--quiet"),
         *("--init-from", "first"),
     )
     assert said.code == 0
@@ -97,20 +113,20 @@ def test_init_from_takes_the_weights(weft, tmp_path, small_cora):
 
 def test_init_from_another_model(weft, mistake, tmp_path, small_cora):
     words = ("train", "citations", "--epochs", "1", "--quiet")
-    weft(*words, "--run-dir", "wide", "--model.hidden", "32")
-    said = mistake(*words, "--run-dir", "a", "--init-from", "wide")
+    weft(*words, "--out", "wide", "--model.hidden", "32")
+    said = mistake(*words, "--out", "a", "--init-from", "wide")
     assert "wide is of another model: 'layers.0.weight' is [24, 32] there and [24, 16] here" in said
     save_file(
         {"conv.weight": load_file(tmp_path / "wide" / "weights.safetensors")["layers.0.bias"]},
         tmp_path / "other.safetensors",
     )
-    said = mistake(*words, "--run-dir", "b", "--init-from", "other.safetensors")
+    said = mistake(*words, "--out", "b", "--init-from", "other.safetensors")
     assert "other.safetensors is of another model" in said
-    assert "nowhere" in mistake(*words, "--run-dir", "c", "--init-from", "nowhere")
+    assert "nowhere" in mistake(*words, "--out", "c", "--init-from", "nowhere")
 
 
 def test_a_run_that_is_there(weft, mistake, small_cora):
-    words = ("train", "citations", "--run-dir", "run", "--quiet", "--epochs")
+    words = ("train", "citations", "--out", "run", "--quiet", "--epochs")
     weft(*words, "2")
     assert "run holds a run already; go on with it (--resume)" in mistake(*words, "2")
     said = mistake(*words, "3", "--resume")
@@ -120,15 +136,15 @@ def test_a_run_that_is_there(weft, mistake, small_cora):
 def test_a_folder_of_something_else(mistake, tmp_path, small_cora):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "a.tex").write_text("x")
-    said = mistake("train", "citations", "--run-dir", "thesis")
+    said = mistake("train", "citations", "--out", "thesis")
     assert "thesis is not empty and holds no run" in said
     (tmp_path / "file").write_text("x")
-    said = mistake("train", "citations", "--run-dir", "file/run")
+    said = mistake("train", "citations", "--out", "file/run")
     assert "cannot make the run folder file/run" in said
 
 
 def test_a_cut_checkpoint(weft, mistake, tmp_path, small_cora):
-    words = ("train", "citations", "--run-dir", "run", "--quiet", "--epochs", "2")
+    words = ("train", "citations", "--out", "run", "--quiet", "--epochs", "2")
     weft(*words)
     last = tmp_path / "run" / "last.pt"
     last.write_bytes(last.read_bytes()[:500])
@@ -137,14 +153,14 @@ def test_a_cut_checkpoint(weft, mistake, tmp_path, small_cora):
 
 def test_files_of_the_wrong_folder(mistake, tmp_path):
     (tmp_path / "empty").mkdir()
-    said = mistake("train", "citations", "--files", "empty", "--run-dir", "run")
+    said = mistake("train", "citations", "--files", "empty", "--out", "run")
     assert "empty/ind.cora." in said
     assert not (tmp_path / "run").exists()
 
 
 def test_a_damaged_table(mistake, tmp_path, small_cora):
     (small_cora / "y.npy").write_bytes(b"")
-    said = mistake("train", "citations", "--run-dir", "run")
+    said = mistake("train", "citations", "--out", "run")
     assert "y.npy has 0 bytes" in said
     assert not (tmp_path / "run").exists()
 
@@ -206,7 +222,7 @@ def wait_for_steps(process: subprocess.Popen[str], folder: Path, steps: int) -> 
 
 
 def recipe(run: str) -> list[str]:
-    return shlex.split(f"train citations --epochs 150 --checkpoint-every 2 --run-dir {run}")
+    return shlex.split(f"train citations --epochs 150 --checkpoint-every 2 --out {run}")
 
 
 @pytest.fixture(scope="module")
@@ -343,7 +359,7 @@ def test_structures_without_a_value_are_counted(weft, small_molecules):
     write(small_molecules, made)
     words = ("train", "molecules", "--data", small_molecules, "--target", "energy", "--epochs", "1")
     assert "2 structures without energy were left out." in weft(*words, *SMALL).out
-    said = weft(*words, "--forces", "forces", "--run-dir", "b", *SMALL)
+    said = weft(*words, "--forces", "forces", "--out", "b", *SMALL)
     assert "3 structures without energy or forces were left out." in said.out
 
 
@@ -390,7 +406,7 @@ def test_crystals_of_json_lines(weft, tmp_path):
     assert "1 structures without gap were left out." in said.out
     config = json.loads((tmp_path / "runs/crystals-my-gap/config.json").read_text())["config"]
     assert config["neighbours"] == {"kind": "nearest", "cutoff": 6.0, "nearest": 6}
-    said = weft(*words, "--run-dir", "b", "--neighbours.kind", "cutoff", "--limit", "6")
+    said = weft(*words, "--out", "b", "--neighbours.kind", "cutoff", "--limit", "6")
     assert said.code == 0, said.err
     assert "5 structures for training" in said.out
 
@@ -528,7 +544,7 @@ def test_periodic_structures_are_pointed_to_crystals(weft, tmp_path):
 
 def test_an_interrupted_training_of_molecules_goes_on(weft, tmp_path, small_molecules, monkeypatch):
     words = ("train", "molecules", "--data", "mols.extxyz", "--target", "energy", "--epochs", "4")
-    assert weft(*words, "--run-dir", "whole", *SMALL).code == 0
+    assert weft(*words, "--out", "whole", *SMALL).code == 0
     real, steps = weft_structures.fit, 0
 
     def fit(model: Any, optimizer: Any, train: Any, loss: Any, **rest: Any) -> Any:
@@ -542,11 +558,11 @@ def test_an_interrupted_training_of_molecules_goes_on(weft, tmp_path, small_mole
         return real(model, optimizer, train, counted, **rest)
 
     monkeypatch.setattr(weft_structures, "fit", fit)
-    said = weft(*words, "--run-dir", "cut", *SMALL)
+    said = weft(*words, "--out", "cut", *SMALL)
     assert said.code == 143
     assert "interrupted by SIGTERM after epoch 1, step 5; everything is in cut." in said.out
     command = shlex.split(said.out.splitlines()[-1])
-    assert command == ["weft", *words, "--run-dir", "cut", *SMALL, "--resume"]
+    assert command == ["weft", *words, "--out", "cut", *SMALL, "--resume"]
     said = weft(*command[1:])
     assert said.code == 0
     assert "energy [eV]: finished" in said.out
@@ -565,7 +581,7 @@ def test_resume_with_another_setting(weft, mistake, small_molecules):
 
 def test_an_older_run_goes_on_as_it_was_begun(weft, mistake, tmp_path, small_molecules):
     words = ("train", "molecules", "--data", "mols.extxyz", "--target", "energy", "--epochs", "2")
-    words = (*words, "--run-dir", "run", *SMALL)
+    words = (*words, "--out", "run", *SMALL)
     assert weft(*words, "--readout", "mean").code == 0
     path = tmp_path / "run" / "config.json"
     recorded = json.loads(path.read_text())

@@ -94,7 +94,7 @@ def test_nodes_of_the_catalogue(weft: Callable[..., Any]) -> None:
     said = weft("train", "nodes", "--epochs", 20, "--sparsify", "rigl", "--quiet")
     assert said.code == 0, said.err
     assert "3 classes, 20 epochs" in said.out
-    said = weft("train", "nodes", "--split", "public", "--run-dir", "public", *SHORT)
+    said = weft("train", "nodes", "--split", "public", "--out", "public", *SHORT)
     assert said.code == 0, said.err
 
 
@@ -120,7 +120,7 @@ def test_help_says_that_edges_have_times(weft: Callable[..., Any], recipe: str) 
 def test_mistakes(
     mistake: Callable[..., str], messages: Path, groups: Path, tmp_path: Path
 ) -> None:
-    words = ("train", "links", "--data", messages, *SHORT, "--run-dir", "cut", "--sparsify", "rigl")
+    words = ("train", "links", "--data", messages, *SHORT, "--out", "cut", "--sparsify", "rigl")
     said = mistake(*words, "--sparsity", 0.9999)
     assert "the network would be cut there; --sparsity is 0.9999: lower it, or make layers" in said
     assert "keep_one" not in said

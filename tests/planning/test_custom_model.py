@@ -31,10 +31,10 @@ def table() -> GraphTable:
 def test_a_plan_is_found_and_used(
     table: GraphTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.planning.race.TURN_SECONDS", 0.1)
+    monkeypatch.setattr("weft.planning.search.TURN_SECONDS", 0.1)
     # Both are timed, however busy the machine.
-    monkeypatch.setattr("weft.planning.race._LEAST_PATIENCE_SECONDS", 600.0)
-    monkeypatch.setattr("weft.planning.race._LEAST_BUDGET_SECONDS", 6000.0)
+    monkeypatch.setattr("weft.planning.search._LEAST_PATIENCE_SECONDS", 600.0)
+    monkeypatch.setattr("weft.planning.search._LEAST_BUDGET_SECONDS", 6000.0)
     stored = write_table(tmp_path / "graphs.weft", [table])
     options: dict[str, Any] = {
         "loss": loss,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.planning.timing import time_a_unit
+from weft.planning.search import time_a_unit
 
 
 @given(st.lists(st.tuples(st.floats(1e-6, 10), st.integers(1, 100)), min_size=1, max_size=200))

@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.graphs import Column, Graph, GraphTable, table_from_columns
 from weft.planning import Candidate, Measured, Work
-from weft.planning.task import Recipe
+from weft.planning.task import PlanTask
 from weft.sources import EdgeList, FullyConnected, planted_partition, with_neighbours
 from weft.training.step_hooks import paced
 
@@ -46,7 +46,7 @@ def trained(work: Work, settings: Mapping[str, Any], *, steps: int = 3) -> list[
     raise AssertionError("the training has ended")
 
 
-def waves(recipe: Recipe, speed: Sequence[str] = ()) -> list[list[Candidate]]:
+def waves(recipe: PlanTask, speed: Sequence[str] = ()) -> list[list[Candidate]]:
     """All waves, where candidates whose labels hold the earlier words of `speed` are faster."""
     found, results, steps = [], [], recipe.waves()
     try:

@@ -16,7 +16,6 @@ from ase.io import write
 from small_structures import config, molecules
 
 from weft.batching import BatchingConfig
-from weft.cli.train import crystals_config
 from weft.graphs import Column, GraphTable, assemble, table_from_columns
 from weft.models.target_scale import Standardised, TargetScale
 from weft.recipes.recipe_data import read_structures
@@ -27,6 +26,7 @@ from weft.recipes.structures.prediction import (
     load_structures,
     predict_table,
 )
+from weft.recipes.structures.recipe import CRYSTALS
 from weft.recipes.structures.training import (
     make_network,
     prepare_structures,
@@ -120,7 +120,7 @@ def test_no_jump_where_an_atom_crosses_the_cutoff(tmp_path: Path, model: Any) ->
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_perfect_crystal_has_no_forces_and_no_first_atom(model: Any) -> None:
-    asked = replace(crystals_config(), model=model, hidden=16, target="energy", forces="forces")
+    asked = replace(CRYSTALS.default(), model=model, hidden=16, target="energy", forces="forces")
     network = untrained(asked.settled("crystals"), (29, 79))
     # Images are that far apart in float32, too, in which shifts are stored.
     copper = bulk("Cu", "fcc", a=3.625, cubic=True).repeat(2)

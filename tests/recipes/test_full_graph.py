@@ -468,7 +468,7 @@ def test_graphsage_in_float32(tmp_path):
 def test_ranks_that_torchrun_starts_again_go_on_by_themselves(tmp_path):
     write_table(tmp_path / "own.weft", [graph()])
     run = tmp_path / "run"
-    words = ["train", "full-graph", "--data", str(tmp_path / "own.weft"), "--run-dir", str(run)]
+    words = ["train", "full-graph", "--data", str(tmp_path / "own.weft"), "--out", str(run)]
     words += ["--data-dir", str(tmp_path / "data"), "--quiet", "--epochs"]
 
     def ranks(epochs: int, *, restarts: int) -> list[int]:

@@ -13,11 +13,11 @@ from weft.graphs import write_table
 from weft.parallel.method import Method
 from weft.planning import Candidate, Plan, applied
 from weft.planning.plan import Measured
-from weft.recipes.full_graph.candidates import FullGraphRecipe
+from weft.planning.task import make_plan
+from weft.recipes.full_graph.candidates import FullGraphTask
 from weft.recipes.full_graph.config import FullGraphConfig
 from weft.recipes.full_graph.data import full_graph_table
 from weft.recipes.full_graph.ways import Way, to_be_timed, ways_to_share
-from weft.recipes.planned_runs import make_plan
 from weft.sources.synthetic import planted_partition
 from weft.training.hardware import cores
 
@@ -89,7 +89,7 @@ def test_the_cost_model_leaves_a_handful(config: FullGraphConfig, folder: Path) 
 
 
 def test_orders_of_nodes_are_tried_for_the_best(config: FullGraphConfig, folder: Path) -> None:
-    recipe = FullGraphRecipe(replace(config, ranks=2), data_dir=folder)
+    recipe = FullGraphTask(replace(config, ranks=2), data_dir=folder)
     waves = recipe.waves()
     first = next(waves)  # type: ignore[call-overload]
     assert all("partition" not in each.settings for each in first)
@@ -97,7 +97,7 @@ def test_orders_of_nodes_are_tried_for_the_best(config: FullGraphConfig, folder:
     second = waves.send([best])  # type: ignore[union-attr]
     assert second[0] == first[0].but(partition="rcm")
     assert all(each.settings["ranks"] == 2 for each in second)
-    asked = FullGraphRecipe(replace(config, ranks=2, partition="random"), data_dir=folder)
+    asked = FullGraphTask(replace(config, ranks=2, partition="random"), data_dir=folder)
     waves = asked.waves()
     next(waves)  # type: ignore[call-overload]
     with pytest.raises(StopIteration):
@@ -106,7 +106,7 @@ def test_orders_of_nodes_are_tried_for_the_best(config: FullGraphConfig, folder:
 
 def test_ranks_are_timed(config: FullGraphConfig, folder: Path) -> None:
     asked = replace(config, ranks=2, partition="random", method=Method(exchange="blocks"))
-    recipe = FullGraphRecipe(asked, data_dir=folder)
+    recipe = FullGraphTask(asked, data_dir=folder)
     plan = make_plan(recipe, steps=50, data_dir=folder)
     assert plan.recipe == "full-graph"
     assert plan.units == "epochs"
@@ -125,7 +125,7 @@ def test_a_plan_is_made_and_followed(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("weft.planning.race.TURN_SECONDS", 0.1)
+    monkeypatch.setattr("weft.planning.search.TURN_SECONDS", 0.1)
     data = ["--data", str(folder / "graph.weft"), "--data-dir", str(folder), "--epochs", "3"]
     out = ["--out", str(folder / "plan.json")]
     words = ["plan", "full-graph", "--measure", "--ranks", "1", *data, *out, "--quiet"]
@@ -135,7 +135,7 @@ def test_a_plan_is_made_and_followed(
     assert "weft train full-graph --data" in printed
     plan = Plan.load(folder / "plan.json")
     assert plan.settings["ranks"] == 1
-    run = ["--run-dir", str(folder / "run"), "--plan", str(folder / "plan.json"), "--quiet"]
+    run = ["--out", str(folder / "run"), "--plan", str(folder / "plan.json"), "--quiet"]
     assert main(["train", "full-graph", *data, *run]) == 0
     assert "plan: ranks 1 (was None)" in capsys.readouterr().out
     assert Plan.load(folder / "run" / "plan.json") == plan

@@ -14,19 +14,18 @@ from recipe_cases import code, messages, molecules, papers, trained, waves
 from weft.batching import POLICIES, BatchingConfig
 from weft.graphs import write_table
 from weft.planning import Plan, applied
-from weft.planning.task import Recipe, best_of, content_of, thread_counts
-from weft.recipes.links.config import LinksConfig
-from weft.recipes.links.training import prepare_links
-from weft.recipes.nodes.citation_candidates import CitationsRecipe
-from weft.recipes.nodes.config import CitationsConfig, NodesConfig
-from weft.recipes.nodes.training import prepare_nodes
-from weft.recipes.planned_runs import key_of, made_for, read_recipe
-from weft.recipes.programs.candidates import ProgramsRecipe
+from weft.planning.task import PlanTask, best_of, content_of, key_of, made_for, thread_counts
+from weft.recipes.links.candidates import LinksTask
+from weft.recipes.links.training import LinksConfig, prepare_links
+from weft.recipes.nodes.candidates import CitationsTask, NodesTask
+from weft.recipes.nodes.citations import CitationsConfig
+from weft.recipes.nodes.training import NodesConfig, prepare_nodes
+from weft.recipes.planned_runs import read_task
+from weft.recipes.programs.candidates import ProgramsTask
 from weft.recipes.programs.config import ProgramsConfig
 from weft.recipes.programs.data import read_programs
-from weft.recipes.sparse_candidates import LinksRecipe, NodesRecipe
-from weft.recipes.structures.candidates import StructuresRecipe
-from weft.recipes.structures.config import StructuresConfig
+from weft.recipes.structures.candidates import StructuresTask
+from weft.recipes.structures.training import StructuresConfig
 
 MANY = [4, 2, 1]
 THREADS = ("4 threads", "2 threads", "1 thread")
@@ -38,8 +37,9 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Plans as if there were four; what is trained here computes with one."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    for room in ("programs", "sparse", "structures", "citations"):
-        monkeypatch.setattr(f"weft.planning.{room}.thread_counts", lambda: MANY)
+    for room in ("programs.candidates", "sparse_candidates", "structures.candidates"):
+        monkeypatch.setattr(f"weft.recipes.{room}.thread_counts", lambda: MANY)
+    monkeypatch.setattr("weft.recipes.nodes.candidates.thread_counts", lambda: MANY)
     yield
     torch.set_num_threads(before)
 
@@ -81,7 +81,7 @@ def labels(wave: Any) -> list[str]:
 
 
 def test_structures_are_tried_by_threads_then_policies_then_compilers(chains):
-    recipe = StructuresRecipe("molecules", chains, structures())
+    recipe = StructuresTask("molecules", chains, structures())
     first, second, third = waves(recipe, ["unpadded", "packed", "2 threads"])
     assert labels(first) == [f"dynamic, eager, {count}" for count in THREADS]
     assert labels(second) == [f"{policy}, eager, 2 threads" for policy in POLICIES]
@@ -99,9 +99,7 @@ def test_structures_are_tried_by_threads_then_policies_then_compilers(chains):
 
 def test_too_many_shapes_are_told_without_a_trial():
     batching = BatchingConfig(policy="unpadded", batch_size=3)
-    recipe = StructuresRecipe(
-        "molecules", molecules(1500, largest=24), structures(batching=batching)
-    )
+    recipe = StructuresTask("molecules", molecules(1500, largest=24), structures(batching=batching))
     shapes = recipe.batches("unpadded").distinct_shapes
     assert shapes > 256
     waves(recipe, ["unpadded"])
@@ -113,13 +111,13 @@ def test_too_many_shapes_are_told_without_a_trial():
 
 
 def test_forces_are_never_compiled(chains):
-    recipe = StructuresRecipe("molecules", chains, structures(forces="forces"))
+    recipe = StructuresTask("molecules", chains, structures(forces="forces"))
     assert not any(each.compiles for wave in waves(recipe) for each in wave)
 
 
 def test_a_policy_that_cannot_be_is_told_with_its_reason(chains):
     batching = BatchingConfig(policy="dynamic", batch_size=8, paper=True)
-    recipe = StructuresRecipe("molecules", chains, structures(batching=batching))
+    recipe = StructuresTask("molecules", chains, structures(batching=batching))
     assert labels(waves(recipe)[1]) == ["dynamic, eager, 4 threads"]
     assert "packed, eager, 4 threads" in [each.label for each in recipe.known]
     assert all("paper=True" in each.outcome for each in recipe.known if not each.compiles)
@@ -127,7 +125,7 @@ def test_a_policy_that_cannot_be_is_told_with_its_reason(chains):
 
 def test_structures_train_without_end_and_count_their_graphs(chains, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    recipe = StructuresRecipe("molecules", chains, structures(max_steps=1))
+    recipe = StructuresTask("molecules", chains, structures(max_steps=1))
     for candidate in waves(recipe)[1]:
         # More steps than an epoch has: there is an evaluation between them.
         sizes = trained(recipe.work, candidate.settings, steps=12)
@@ -136,22 +134,22 @@ def test_structures_train_without_end_and_count_their_graphs(chains, tmp_path, m
 
 
 def test_the_run_that_is_asked_for(chains):
-    recipe = StructuresRecipe("molecules", chains, structures())
+    recipe = StructuresTask("molecules", chains, structures())
     batches = recipe.batches("dynamic")
     assert recipe.steps == 5 * batches.batches
     assert recipe.step_units == pytest.approx(48 / batches.batches)
-    assert StructuresRecipe("molecules", chains, structures(max_steps=3)).steps == 3
+    assert StructuresTask("molecules", chains, structures(max_steps=3)).steps == 3
 
 
 def test_fill_is_among_the_reasons(chains):
-    recipe = StructuresRecipe("molecules", chains, structures())
+    recipe = StructuresTask("molecules", chains, structures())
     plan = plan_of(recipe)
     (reason, *_) = recipe.explain(plan)
     fill = recipe.batches("packed")
     assert f"packed {fill.node_fill:.0%} and {fill.edge_fill:.0%}" in reason
 
 
-def plan_of(recipe: Recipe, **fields: Any) -> Plan:
+def plan_of(recipe: PlanTask, **fields: Any) -> Plan:
     from recipe_cases import measured
 
     from weft.planning import Candidate
@@ -173,7 +171,7 @@ def plan_of(recipe: Recipe, **fields: Any) -> Plan:
 
 
 def test_programs_are_tried_by_threads_then_forms_then_compilers(programs):
-    recipe = ProgramsRecipe(programs, small_programs())
+    recipe = ProgramsTask(programs, small_programs())
     first, second, third = waves(recipe, ["csr", "1 thread", "dynamic"])
     assert labels(first) == [f"csr, packed, eager, {count}" for count in THREADS]
     assert "csr, dynamic, eager, 1 thread" in labels(second)
@@ -190,18 +188,18 @@ def test_programs_are_tried_by_threads_then_forms_then_compilers(programs):
 
 
 def test_a_size_of_supergraphs_to_be_measured_is_settled_once(programs):
-    recipe = ProgramsRecipe(programs, small_programs(nodes=0))
+    recipe = ProgramsTask(programs, small_programs(nodes=0))
     sizes = {each.settings["nodes"] for each in waves(recipe)[1]}
     assert len(sizes) == 1
     assert sizes.pop() >= 1024
     assert "nodes" not in key_of(recipe)["config"]
-    assert key_of(ProgramsRecipe(programs, small_programs()))["config"]["nodes"] == 256
+    assert key_of(ProgramsTask(programs, small_programs()))["config"]["nodes"] == 256
 
 
 def test_blocks_that_are_given_stay(programs):
     config = small_programs()
     config = replace(config, layout=replace(config.layout, form="banded", block=128))
-    recipe = ProgramsRecipe(programs, config)
+    recipe = ProgramsTask(programs, config)
     for candidate in waves(recipe)[1]:
         settled = applied(config, candidate.settings)
         assert settled.layout.block == (None if settled.layout.form == "csr" else 128)
@@ -211,7 +209,7 @@ def test_blocks_that_are_given_stay(programs):
 def test_links_in_both_forms(sparsify):
     pytest.importorskip("gensim")
     config = LinksConfig(data="own", epochs=2, hidden=(16,), sparsify=sparsify)
-    recipe = LinksRecipe(prepare_links(messages(), config))
+    recipe = LinksTask(prepare_links(messages(), config))
     (wave,) = recipe.waves()
     forms = ["dense", "sparse"] if sparsify == "rigl" else ["dense"]
     assert labels(wave) == [f"{form}, {count}" for count in THREADS for form in forms]
@@ -226,7 +224,7 @@ def test_links_in_both_forms(sparsify):
 def test_nodes_in_both_forms(model):
     pytest.importorskip("gensim")
     config = NodesConfig(data="own", model=model, epochs=2, sparsify="rigl")
-    recipe = NodesRecipe(prepare_nodes(papers(), config))
+    recipe = NodesTask(prepare_nodes(papers(), config))
     (wave,) = recipe.waves()
     forms = {each.settings["form"] for each in wave}
     assert forms == ({"dense"} if model == "gcn" else {"dense", "sparse"})
@@ -239,7 +237,7 @@ def test_nodes_in_both_forms(model):
 
 def test_citations_by_threads(tmp_path):
     table = write_table(tmp_path / "cora.weft", [papers()])
-    recipe = CitationsRecipe(table, CitationsConfig(epochs=7))
+    recipe = CitationsTask(table, CitationsConfig(epochs=7))
     assert [labels(wave) for wave in recipe.waves()] == [list(THREADS)]
     assert (recipe.steps, recipe.step_units) == (7, 1)
     work = pickle.loads(pickle.dumps(recipe.work))
@@ -248,7 +246,7 @@ def test_citations_by_threads(tmp_path):
 
 def test_what_a_plan_is_kept_under(chains):
     def key(table: Any = chains, **options: Any) -> dict[str, Any]:
-        return key_of(StructuresRecipe("molecules", table, structures(**options)))
+        return key_of(StructuresTask("molecules", table, structures(**options)))
 
     plain = key()
     packed = BatchingConfig(policy="dynamic", batch_size=8, seed=4)
@@ -258,25 +256,25 @@ def test_what_a_plan_is_kept_under(chains):
     others = (key(hidden=8), key(molecules(seed=1)), key(batching=larger), key(epochs=500))
     for other in others:
         assert other != plain
-    short = StructuresRecipe("molecules", chains, structures())
+    short = StructuresTask("molecules", chains, structures())
     assert key_of(short, steps=9)["total_units"] < plain["total_units"]
     assert key_of(short, target="memory") != plain
 
 
 def test_what_a_plan_was_made_for(chains):
-    recipe = StructuresRecipe("molecules", chains, structures())
+    recipe = StructuresTask("molecules", chains, structures())
     plan = plan_of(recipe)
     assert made_for(plan, recipe) == ""
-    wide = StructuresRecipe("molecules", chains, structures(hidden=8))
+    wide = StructuresTask("molecules", chains, structures(hidden=8))
     assert made_for(plan, wide) == "hidden = 4, and here it is 8"
     batching = BatchingConfig(policy="dynamic", batch_size=16)
-    large = StructuresRecipe("molecules", chains, structures(batching=batching))
+    large = StructuresTask("molecules", chains, structures(batching=batching))
     assert made_for(plan, large) == "batching.batch_size = 8, and here it is 16"
-    other = StructuresRecipe("molecules", molecules(seed=1), structures())
+    other = StructuresTask("molecules", molecules(seed=1), structures())
     assert made_for(plan, other) == "other data"
-    long = StructuresRecipe("molecules", chains, structures(epochs=5000))
+    long = StructuresTask("molecules", chains, structures(epochs=5000))
     assert made_for(plan, long) == "a run of 240 structures, and this one is of 240,000"
-    assert made_for(plan, StructuresRecipe("molecules", chains, structures(epochs=6))) == ""
+    assert made_for(plan, StructuresTask("molecules", chains, structures(epochs=6))) == ""
     elsewhere = {**plan.key, "machine": {**plan.key["machine"], "cores": 999}}
     assert "cores = 999" in made_for(replace(plan, key=elsewhere), recipe)
 
@@ -298,8 +296,8 @@ def test_threads_and_the_best(monkeypatch):
 
 
 def test_mistakes(chains, tmp_path):
-    recipe = StructuresRecipe("molecules", chains, structures())
+    recipe = StructuresTask("molecules", chains, structures())
     with pytest.raises(ValueError, match="steps is 0; a run to be planned has at least 1"):
         key_of(recipe, steps=0)
     with pytest.raises(ValueError, match="recipe is 'potatoes'; choose from molecules"):
-        read_recipe("potatoes", structures())
+        read_task("potatoes", structures())

@@ -7,8 +7,9 @@ from recipe_cases import papers
 
 from weft.graphs import write_table
 from weft.planning import Plan
-from weft.recipes.nodes.config import CitationsConfig
-from weft.recipes.planned_runs import find_plan, make_plan, plan_recipe, read_recipe
+from weft.planning.task import find_plan, make_plan
+from weft.recipes.nodes.citations import CitationsConfig
+from weft.recipes.planned_runs import plan_recipe, read_task
 
 
 @pytest.fixture
@@ -30,14 +31,14 @@ def test_a_plan_is_measured_kept_and_found_again(cora):
     assert told
     (kept,) = (cora / "plans").iterdir()
     assert Plan.load(kept).settings == plan.settings
-    recipe = read_recipe("citations", config, data_dir=cora, progress=False)
+    recipe = read_task("citations", config, data_dir=cora, progress=False)
     found, new = find_plan(recipe, data_dir=cora)
     assert (found.created, new) == (plan.created, False)
 
 
 def test_a_plan_made_in_a_hurry_is_not_kept(cora, monkeypatch):
-    monkeypatch.setattr("weft.recipes.nodes.citation_candidates.thread_counts", lambda: [2, 1])
-    recipe = read_recipe("citations", CitationsConfig(epochs=50), data_dir=cora, progress=False)
+    monkeypatch.setattr("weft.recipes.nodes.candidates.thread_counts", lambda: [2, 1])
+    recipe = read_task("citations", CitationsConfig(epochs=50), data_dir=cora, progress=False)
     plan = make_plan(recipe, seconds=1e-3, data_dir=cora)
     assert [each.outcome.partition(":")[0] for each in plan.measured] == ["chosen", "not tried"]
     assert not (cora / "plans").exists()

@@ -14,8 +14,9 @@ from weft.errors import DataError
 from weft.recipes.programs import data
 from weft.recipes.programs.data import read_programs
 from weft.recipes.programs.findings import Finding, findings_json, findings_sarif
-from weft.recipes.programs.prediction import inspect_code, is_of_programs, load_programs
+from weft.recipes.programs.prediction import inspect_code, load_programs
 from weft.recipes.programs.training import train_programs
+from weft.recipes.recipe import recipe_of_run
 from weft.sources import CATALOGUE
 from weft.sources.python_units import EXTRACTION
 from weft.training import Run
@@ -158,8 +159,9 @@ def test_json():
 
 
 def test_runs_that_are_of_something_else(run, tmp_path):
-    assert is_of_programs(run)
-    assert not is_of_programs(tmp_path)
+    assert recipe_of_run(run).name == "programs"
+    with pytest.raises(DataError, match="holds no run of `weft train`"):
+        recipe_of_run(tmp_path)
     with pytest.raises(DataError, match="holds no run of `weft train programs`"):
         load_programs(tmp_path)
     damaged = tmp_path / "damaged"

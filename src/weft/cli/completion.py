@@ -1,19 +1,27 @@
 """`weft completion bash|zsh|fish`: a script that completes groups, commands and options.
 
-The script holds every word, so that a key press starts no Python.
+The script is tyro's own. It holds every word, so that a key press starts nothing of weft.
 """
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import importlib
+import io
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass, make_dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
-from rich.console import Console
+import tyro
 
-import weft
-from weft.cli.main import groups as command_groups
-from weft.cli.screens import Screen, screens
+from weft.cli.main import groups
+from weft.cli.options import shown_options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# An argument of a process may have 128 KiB, and all our words are more: fish pipes them instead.
+_FISH = '($python_cmd -c "$pycode" $words $current)'
+_FISH_PIPED = "(printf '%s' \"$pycode\" | $python_cmd - $words $current)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +34,7 @@ class Bash:
 
     def __call__(self, console: Console) -> int:
         """Print it."""
-        return _print(bash_script, console)
+        return _print("bash", console)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +47,7 @@ class Zsh:
 
     def __call__(self, console: Console) -> int:
         """Print it."""
-        return _print(zsh_script, console)
+        return _print("zsh", console)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,183 +60,48 @@ class Fish:
 
     def __call__(self, console: Console) -> int:
         """Print it."""
-        return _print(fish_script, console)
+        return _print("fish", console)
 
 
-def _print(script: Callable[[list[Screen]], str], console: Console) -> int:
-    console.out(script(screens()), end="", highlight=False)
+def _print(shell: str, console: Console) -> int:
+    script = io.StringIO()
+    with redirect_stdout(script), suppress(SystemExit):
+        tyro.cli(every_command(), prog="weft", args=["--tyro-print-completion", shell])
+    console.out(script.getvalue().replace(_FISH, _FISH_PIPED), end="", highlight=False)
     return 0
 
 
-def bash_script(found: list[Screen]) -> str:
-    """For bash 3.2 and later."""
-    choices, options = [], []
-    for screen in found:
-        name = " ".join(screen.words)
-        options.append(_case(name, f"words={_quoted(_flags(screen))}"))
-        for option in screen.options:
-            if option.choices:
-                names = [f"{name} {flag}" for flag in option.flags]
-                choices.append(_case(names, f"words={_quoted(option.choices)}"))
-    groups = _by_group(found)
-    return f"""# Completions of weft {weft.__version__} for bash: weft completion bash
-_weft() {{
-  local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}"
-  local command="${{COMP_WORDS[1]}}" words=""
-  COMPREPLY=()
-  if (( COMP_CWORD == 1 )); then
-    words={_quoted([*command_groups(), "--help", "--version"])}
-  else
-    case "$command" in
-{_lines(_case(group, f"words={_quoted(names)}") for group, names in groups.items())}
-    esac
-    if [[ -n $words ]] && (( COMP_CWORD > 2 )); then
-      command="$command ${{COMP_WORDS[2]}}"
-      words=""
-    fi
-    if [[ -z $words ]]; then
-      case "$command $before" in
-{_lines(choices, 8)}
-        *)
-          # Values without a list, and arguments without a name, are files.
-          if [[ $word == -* || -z $word && $COMP_CWORD == 3 ]]; then
-            case "$command" in
-{_lines(options, 14)}
-            esac
-          fi ;;
-      esac
-    fi
-  fi
-  COMPREPLY=( $(compgen -W "$words" -- "$word") )
-}}
-complete -o bashdefault -o default -F _weft weft
-"""
-
-
-def zsh_script(found: list[Screen]) -> str:
-    """For the completion system of zsh."""
-    told = {screen.words: screen.explanation for screen in found}
-    commands = [
-        _case(group, f"offered=({_described((name, told[group, name]) for name in names)})")
-        for group, names in _by_group(found).items()
-    ]
-    choices, options = [], []
-    for screen in found:
-        name = " ".join(screen.words)
-        each = ((flag, o.explanation) for o in screen.options for flag in o.flags)
-        options.append(_case(name, f"offered=({_described(each)})"))
-        for option in screen.options:
-            if option.choices:
-                names = [f"{name} {flag}" for flag in option.flags]
-                choices.append(_case(names, f"compadd -- {shlex.join(option.choices)}; return"))
-    return f"""#compdef weft
-# Completions of weft {weft.__version__} for zsh: weft completion zsh
-_weft() {{
-  local command="$words[2]" before="$words[CURRENT-1]"
-  local -a offered
-  if (( CURRENT == 2 )); then
-    offered=({_described((name, what) for name, (what, _) in command_groups().items())})
-    _describe group offered
-    return
-  fi
-  case "$command" in
-{_lines(commands)}
-  esac
-  if (( $#offered )); then
-    if (( CURRENT == 3 )); then
-      _describe command offered
-      return
-    fi
-    command="$command $words[3]"
-    offered=()
-  fi
-  case "$command $before" in
-{_lines(choices)}
-  esac
-  if [[ "$words[CURRENT]" == -* || -z "$words[CURRENT]" && $CURRENT == 4 ]]; then
-    case "$command" in
-{_lines(options, 6)}
-    esac
-    _describe -o option offered
-    return
-  fi
-  _files
-}}
-if [[ "$funcstack[1]" == _weft ]]; then
-  _weft "$@"
-else
-  compdef _weft weft
-fi
-"""
-
-
-def fish_script(found: list[Screen]) -> str:
-    """For fish 3 and later."""
-    lines = [
-        f"# Completions of weft {weft.__version__} for fish: weft completion fish",
-        "function __weft_after",
-        "    set -l words (commandline -opc)",
-        "    set -l last (math (count $argv) + 1)",
-        '    test (count $words) -ge $last; and test "$words[2..$last]" = "$argv"',
-        "end",
-        "function __weft_words",
-        "    test (count (commandline -opc)) -eq $argv[1]",
-        "end",
-    ]
-    for group, (told, _) in command_groups().items():
-        lines.append(f"complete -c weft -f -n '__weft_words 1' -a {group} -d {_fish(told)}")
-    for screen in found:
-        if len(screen.words) == 2:
-            group, name = screen.words
-            lines.append(
-                f"complete -c weft -f -n '__weft_words 2; and __weft_after {group}' "
-                f"-a {name} -d {_fish(screen.explanation)}"
+def every_command() -> Any:
+    """All commands as one type for tyro; imports every one of them, which takes seconds."""
+    found = []
+    for name, (told, place) in groups().items():
+        module = importlib.import_module(place)
+        if hasattr(module, "COMMAND"):
+            found.append(_named(name, shown_options(module.COMMAND), told))
+            continue
+        commands = [
+            _named(
+                each,
+                shown_options(command),
+                (command.__doc__ or "").strip().split("\n")[0],
             )
-        for option in screen.options:
-            for flag in option.flags:
-                kind = "-l" if flag.startswith("--") else "-s"
-                value = f" -x -a {_fish(' '.join(option.choices))}" if option.choices else ""
-                lines.append(
-                    f"complete -c weft -n '__weft_after {' '.join(screen.words)}' "
-                    f"{kind} {flag.lstrip('-')}"
-                    + (value or (" -r" if option.takes_value else ""))
-                    + f" -d {_fish(option.explanation)}"
-                )
-    return "\n".join(lines) + "\n"
+            for each, command in module.COMMANDS.items()
+        ]
+        choice = _annotated(_union(commands), tyro.conf.arg(name=""))
+        found.append(_named(name, make_dataclass(name, [("command", choice)]), told))
+    return _union(found)
 
 
-def _by_group(found: list[Screen]) -> dict[str, list[str]]:
-    groups: dict[str, list[str]] = {}
-    for screen in found:
-        if len(screen.words) == 2:
-            groups.setdefault(screen.words[0], []).append(screen.words[1])
-    return groups
+def _named(name: str, kind: Any, told: str) -> Any:
+    return _annotated(kind, tyro.conf.subcommand(name, description=told, prefix_name=False))
 
 
-def _flags(screen: Screen) -> list[str]:
-    return [flag for option in screen.options for flag in option.flags]
+def _annotated(kind: Any, marker: object) -> Any:
+    return Annotated[kind, marker]
 
 
-def _quoted(words: Iterable[str]) -> str:
-    return shlex.quote(" ".join(words))
-
-
-def _case(names: str | list[str], body: str) -> str:
-    patterns = "|".join(map(shlex.quote, [names] if isinstance(names, str) else names))
-    return f"{patterns}) {body} ;;"
-
-
-def _lines(cases: Iterable[str], indent: int = 6) -> str:
-    return "\n".join(" " * indent + case for case in cases)
-
-
-def _described(items: Iterable[tuple[str, str]]) -> str:
-    return " ".join(shlex.quote(f"{name}:{told}") for name, told in items)
-
-
-def _fish(text: str) -> str:
-    """In single quotes, where fish takes a backslash for an escape."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+def _union(kinds: list[Any]) -> Any:
+    return Union[tuple(kinds)]  # noqa: UP007
 
 
 COMMANDS = {"bash": Bash, "zsh": Zsh, "fish": Fish}

@@ -6,15 +6,16 @@ import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 
 from weft.errors import DataError
-from weft.graphs import GraphTable, open_table
-from weft.sources import CATALOGUE, data_folder, load
+
+if TYPE_CHECKING:
+    from weft.graphs import GraphTable
 
 # How training names the tables that it makes of others.
 _WITH_NEIGHBOURS = re.compile(r"-(complete|cutoff-[\d.e+-]+|nearest-\d+)$")
@@ -27,13 +28,16 @@ class DataList:
     """List the data sets that weft knows, and the tables in the cache.
 
     Attributes:
-        data_dir: the data folder; by default $WEFT_DATA_DIR or the user's cache folder.
+        data_dir: The data folder; by default $WEFT_DATA_DIR or the user's cache folder.
     """
 
     data_dir: Path | None = None
 
     def __call__(self, console: Console) -> int:
         """Print the catalogue, and what else is in the cache."""
+        from weft.sources.catalogue import CATALOGUE
+        from weft.sources.table_cache import data_folder
+
         folder = data_folder(self.data_dir)
         cached = {path.stem for path in folder.glob("*.weft")}
         table = Table(box=None, padding=(0, 2, 0, 0))
@@ -57,12 +61,12 @@ class DataGet:
     """Build the table of a data set: parse, check, store; later runs open it in a moment.
 
     Attributes:
-        name: the data set, see `weft data list`.
-        files: files or folders to read instead of the official ones.
-        targets: values to keep from files that hold many, such as energy.
-        table: name of the table in the cache; by default the data set's own.
-        data_dir: the data folder; by default $WEFT_DATA_DIR or the user's cache folder.
-        rebuild: build it again even if it is cached.
+        name: The data set, see `weft data list`.
+        files: Files or folders to read instead of the official ones.
+        targets: Values to keep from files that hold many, such as energy.
+        table: Name of the table in the cache; by default the data set's own.
+        data_dir: The data folder; by default $WEFT_DATA_DIR or the user's cache folder.
+        rebuild: Build it again even if it is cached.
     """
 
     name: Annotated[str, tyro.conf.Positional]
@@ -74,6 +78,8 @@ class DataGet:
 
     def __call__(self, console: Console) -> int:
         """Build or open the table and describe it."""
+        from weft.sources import load
+
         start = time.perf_counter()
         table = load(
             self.name,
@@ -94,9 +100,9 @@ class DataInfo:
     """Describe a table: sizes, columns with units, where it came from.
 
     Attributes:
-        name: a cached table's name, or the folder of any table.
-        check: compare every byte with its checksum (always done up to 128 MiB).
-        data_dir: the data folder; by default $WEFT_DATA_DIR or the user's cache folder.
+        name: A cached table's name, or the folder of any table.
+        check: Compare every byte with its checksum (always done up to 128 MiB).
+        data_dir: The data folder; by default $WEFT_DATA_DIR or the user's cache folder.
     """
 
     name: Annotated[str, tyro.conf.Positional]
@@ -105,6 +111,10 @@ class DataInfo:
 
     def __call__(self, console: Console) -> int:
         """Open the table and describe it."""
+        from weft.graphs import open_table
+        from weft.sources.catalogue import CATALOGUE
+        from weft.sources.table_cache import data_folder
+
         known = CATALOGUE.get(self.name)
         table = (known.table if known is not None else None) or self.name
         cached = data_folder(self.data_dir) / f"{table}.weft"

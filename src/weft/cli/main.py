@@ -1,4 +1,4 @@
-"""Finds the command, parses its options from dataclasses, and turns a user's mistake into words."""
+"""Finds the command, parses its options from dataclasses, and turns a user error into words."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
-import tyro
 from rich.console import Console
 
 import weft
@@ -19,13 +18,19 @@ import weft
 # Of other packages: a mapping of a group's name to what it does and its module.
 _ENTRY_POINTS = "weft.commands"
 _OWN = {
-    "data": "the data sets: list them, get one, look at one",
-    "train": "train a model with a recipe",
-    "predict": "apply a trained run to new structures, graphs or code: weft predict RUN FILE",
-    "plan": "which way to train is fastest here: weft plan molecules",
-    "report": "one page on runs, plans and studies: weft report RUN",
-    "compile": "compile the loops for this machine, so that the first run starts at once",
-    "completion": "complete words in your shell: weft completion bash",
+    "data": ("the data sets: list them, get one, look at one", "weft.cli.data"),
+    "train": ("train a model with a recipe", "weft.cli.train"),
+    "predict": (
+        "apply a trained run to new structures, graphs or code: weft predict RUN FILE",
+        "weft.cli.predict",
+    ),
+    "plan": ("which way to train is fastest here: weft plan molecules", "weft.cli.plan_command"),
+    "report": ("one page on runs, plans and studies: weft report RUN", "weft.cli.report"),
+    "compile": (
+        "compile the loops for this machine, so that the first run starts at once",
+        "weft.cli.compile",
+    ),
+    "completion": ("complete words in your shell: weft completion bash", "weft.cli.completion"),
 }
 
 _HELP = """weft {version}: fast training of graph neural networks.
@@ -45,7 +50,7 @@ To begin:
 @cache
 def groups() -> dict[str, tuple[str, str]]:
     """What each group of commands does, and its module; those of other packages come last."""
-    found = {name: (what, f"weft.cli.{name}") for name, what in _OWN.items()}
+    found = dict(_OWN)
     for point in entry_points(group=_ENTRY_POINTS):
         found |= point.load()
     return found
@@ -59,7 +64,7 @@ class Command(Protocol):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `weft`; give the exit code: 0, 2 for a user's mistake, 128 + n for signal n."""
+    """Run `weft`; give the exit code: 0, 2 for a user error, 128 + n for signal n."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         # The name of a file may hold what cannot be printed.
@@ -99,26 +104,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse(group: str, words: Sequence[str]) -> Command:
     """The command of `group` that `words` ask for, with its options."""
-    # Imported only now: `weft --help` should not wait for torch.
+    # Imported only now: `weft --help` should not wait for them.
+    from weft.cli.options import parse_command, parse_options
+
     what, module_name = groups()[group]
     module = importlib.import_module(module_name)
-    command: Command
+    words = [_as_now(word, getattr(module, "RENAMED", {})) for word in words]
     if hasattr(module, "COMMAND"):
-        command = tyro.cli(module.COMMAND, prog=f"weft {group}", args=list(words))
-        return command
-    commands: dict[str, Callable[..., Any]] = module.COMMANDS
+        return _parsed(parse_options(module.COMMAND, words, prog=f"weft {group}"))
+    commands: Mapping[str, type[Any]] = module.COMMANDS
     if words and words[0] in commands:
         # By itself, so that messages name this command and its options, not the group's.
         prog = f"weft {group} {words[0]}"
-        command = tyro.cli(commands[words[0]], prog=prog, args=list(words[1:]))
-    else:
-        command = tyro.extras.subcommand_cli_from_dict(
-            commands,
-            prog=f"weft {group}",
-            description=f"weft {group}: {what}.",
-            args=list(words),
-        )
-    return command
+        return _parsed(parse_options(commands[words[0]], words[1:], prog=prog))
+    return _parsed(
+        parse_command(commands, words, prog=f"weft {group}", description=f"weft {group}: {what}.")
+    )
+
+
+def _parsed(command: Any) -> Command:
+    found: Command = command
+    return found
+
+
+def _as_now(word: str, renamed: Mapping[str, str]) -> str:
+    """An option by its name of today, if it has had another."""
+    name, equals, value = word.partition("=")
+    return f"{renamed.get(name, name)}{equals}{value}"
 
 
 def _sentence(error: ValueError | OSError) -> str:

@@ -1,36 +1,23 @@
-"""`weft predict RUN FILE`."""
+"""`weft predict RUN FILE`: one command for the runs of every recipe."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
-from rich.console import Console
-from rich.table import Table
 
-from weft.cli.predict_full_graph import predict_full_graph
-from weft.cli.predict_links import predict_pairs, predict_some_nodes
-from weft.cli.predict_programs import predict_programs
 from weft.errors import DataError
-from weft.recipes.full_graph.prediction import is_of_full_graph
-from weft.recipes.links.prediction import is_of_links
-from weft.recipes.nodes.prediction import is_of_nodes
-from weft.recipes.programs.prediction import is_of_programs
-from weft.recipes.structures.prediction import (
-    check_output,
-    load_structures,
-    predict_file,
-    write_predictions,
-)
-from weft.training import prepare_process
+from weft.recipes.recipe import PredictOptions, recipe_of_run
 
-_SHOWN = 10
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predict:
+class Predict(PredictOptions):
     """Predict structures, nodes, links or suspicious names of variables, with a trained run.
 
     Values are in the unit of the training data, forces in eV/Å. In code, every use of a variable
@@ -46,116 +33,35 @@ class Predict:
       weft predict runs/nodes-my_edges some-nodes.txt        (a node on each line)
 
     Attributes:
-        run: the folder of a run of `weft train molecules`, `crystals`, `programs`, `full-graph`,
-            `links` or `nodes`.
-        file: what ASE reads (extxyz, CIF, an ASE database), a folder of CIF files, or crystals
-            as JSON lines or CIF in CSV (predictions as .csv only); a Python file or a folder of
-            them; another graph than that of a full-graph run, which is the default there; pairs
-            of nodes, or nodes, of a run on links or nodes, called as in its edge list.
-        out: the file to write, .csv or .extxyz, for links and nodes .csv or .json; by default
-            FILE-predicted.csv here, .extxyz with forces. What was found in code is printed by
-            default.
-        forces: also the forces, minus the gradient of the value in the positions.
-        threshold: of code, show where another name is at least so probable; 0.9 by default.
-        all: of code, show every use of a variable.
-        format: of what was found in code: a table, JSON, or SARIF for editors; table by default.
-        ranks: of a full-graph run, processes that share the graph; 1 by default.
-        features: of a full-graph run, .npy [n, f] where FILE is an edge list.
-        data_dir: of a full-graph run, the data folder; by default as for training.
-        quiet: no progress.
+        run: The folder of a run of `weft train`.
+        file: What is predicted: a file that ASE reads (extxyz, CIF, an ASE database), a folder of
+            CIF files, or crystals as JSON lines or CIF in CSV (predictions as .csv only); a Python
+            file or a folder of them; another graph than that of a full-graph run, which is the
+            default there; pairs of nodes, or nodes, of a run on links or nodes, called as in its
+            edge list.
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     file: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = None
-    out: Path | None = None
-    forces: bool = False
-    threshold: float | None = None
-    all: bool = False
-    format: Literal["table", "json", "sarif"] | None = None
-    ranks: int | None = None
-    features: Path | None = None
-    data_dir: Path | None = None
-    quiet: bool = False
 
     def __call__(self, console: Console) -> int:
         """Predict, write the file, and print the first values."""
-        file = self.file
-        if file is not None and not file.exists():
-            raise DataError(f"{file} is not there")
-        of_code = self.all or self.format or self.threshold is not None
-        if is_of_links(self.run) or is_of_nodes(self.run):
-            given = self.forces or of_code or self.features or self.data_dir
-            if given or self.ranks is not None:
-                raise DataError(
-                    f"{self.run} is of links or nodes, for which there are only --out and --quiet"
-                )
-            predict = predict_pairs if is_of_links(self.run) else predict_some_nodes
-            return predict(self.run, file, console, out=self.out)
-        if is_of_full_graph(self.run):
-            if self.forces or of_code:
-                raise DataError(
-                    f"{self.run} is of a full graph: --forces, --threshold, --all and --format "
-                    "are for other runs"
-                )
-            return predict_full_graph(
-                self.run,
-                file,
-                console,
-                out=self.out,
-                features=self.features,
-                ranks=1 if self.ranks is None else self.ranks,
-                data_dir=self.data_dir,
-            )
-        if self.ranks is not None or self.features or self.data_dir:
-            raise DataError(
-                "--ranks, --features and --data-dir are for runs of `weft train full-graph`, and "
-                f"{self.run} holds none"
-            )
-        if file is None:
-            raise DataError(f"name the file to predict: weft predict {self.run} FILE")
-        if is_of_programs(self.run):
-            if self.forces:
-                raise DataError(f"{self.run} is of programs, which have no forces")
-            return predict_programs(
-                self.run,
-                file,
-                console,
-                out=self.out,
-                threshold=0.9 if self.threshold is None else self.threshold,
-                every=self.all,
-                form=self.format or "table",
-                progress=not self.quiet,
-            )
-        if of_code:
-            raise DataError(
-                "--threshold, --all and --format are for runs of `weft train programs`, and "
-                f"{self.run} holds none"
-            )
-        return self._structures(file, console)
+        from weft.training import prepare_process
 
-    def _structures(self, file: Path, console: Console) -> int:
-        out = self.out or Path(
-            f"{file.resolve().stem}-predicted.{'extxyz' if self.forces else 'csv'}"
-        )
-        check_output(out, file, forces=self.forces)
+        if self.file is not None and not self.file.exists():
+            raise DataError(f"{self.file} is not there")
+        recipe = recipe_of_run(self.run)
+        for field in dataclasses.fields(PredictOptions):
+            given = getattr(self, field.name) != field.default
+            if given and field.name not in recipe.predicts_with:
+                names = [f"--{each.replace('_', '-')}" for each in recipe.predicts_with]
+                raise DataError(
+                    f"{self.run} is a run of `weft train {recipe.name}`, for which there is no "
+                    f"--{field.name.replace('_', '-')}, only {', '.join(names[:-1])} and "
+                    f"{names[-1]}"
+                )
         prepare_process()
-        trained = load_structures(self.run)
-        if self.forces and (reason := trained.config.why_no_forces()):
-            console.print(f"Do not rely on these forces: {reason}.", soft_wrap=True)
-        found = predict_file(trained, file, forces=self.forces, progress=not self.quiet)
-        write_predictions(out, file, found)
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        unit = f" [{found.unit}]" if found.unit else ""
-        for heading in ("structure", "atoms", f"{found.target}{unit}"):
-            table.add_column(heading, justify="right")
-        for number in range(min(_SHOWN, len(found.values))):
-            row = (number, found.num_atoms[number], f"{found.values[number]:.6g}")
-            table.add_row(*map(str, row))
-        console.print(table)
-        more = len(found.values) - _SHOWN
-        console.print(
-            f"{f'... and {more:,} more. ' if more > 0 else ''}Written to {out}.", soft_wrap=True
-        )
+        recipe.predict(self.run, self.file, self, console)
         return 0
 
 

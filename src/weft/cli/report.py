@@ -9,7 +9,6 @@ import tyro
 from rich.console import Console
 
 from weft.errors import DataError
-from weft.report import write_page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +21,9 @@ class Report:
       weft report runs/eager runs/compiled --out compared.html
 
     Attributes:
-        items: folders of runs or studies, files of plans.
-        out: the page; by default report.html in the one folder, or here for several, and
-            plan.html beside plan.json.
+        items: Folders of runs or studies, files of plans.
+        out: Write the page to this file; by default it is report.html in the one folder, or here
+            for several, and plan.html beside plan.json.
     """
 
     items: tyro.conf.Positional[tuple[Path, ...]]
@@ -32,6 +31,8 @@ class Report:
 
     def __call__(self, console: Console) -> int:
         """Write the page and print its path."""
+        from weft.report import write_page
+
         if self.out is not None and not self.out.absolute().parent.is_dir():
             raise DataError(f"there is no folder {self.out.parent} to write {self.out.name} to")
         if self.out is not None and self.out.is_dir():

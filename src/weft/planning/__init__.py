@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from weft.planning.candidate import Candidate as Candidate
     from weft.planning.candidate import applied as applied
     from weft.planning.candidate import set_threads as set_threads
-    from weft.planning.halving import search as search
+    from weft.planning.explain import show_plan as show_plan
     from weft.planning.plan import Measured as Measured
     from weft.planning.plan import Plan as Plan
-    from weft.planning.show import show_plan as show_plan
+    from weft.planning.search import best_plan as best_plan
     from weft.planning.worker import Turn as Turn
+    from weft.planning.worker import Work as Work
     from weft.planning.worker import Worker as Worker
     from weft.planning.worker import prepare_workers as prepare_workers
     from weft.planning.worker_client import pace_address as pace_address
     from weft.planning.worker_client import pace_at as pace_at
-    from weft.planning.workload import Work as Work
 else:
     __all__ = lazy_names(__name__)

@@ -30,9 +30,9 @@ from weft.batching import (
 from weft.graphs import GraphTable, open_table, write_table
 from weft.planning.cache import cached_plan, keep_plan, plan_key
 from weft.planning.candidate import Candidate
-from weft.planning.halving import search
+from weft.planning.explain import show_plan
 from weft.planning.plan import Measured, Plan, Target
-from weft.planning.show import show_plan
+from weft.planning.search import best_plan
 from weft.planning.task import ENDLESS, best_of, content_of, thread_counts
 from weft.planning.worker import prepare_workers
 from weft.training import Compilation, CompileMode, FitConfig, fit, seed_everything
@@ -150,7 +150,7 @@ def plan(
                 optimizer=optimizer,
                 batch_size=batch_size,
             )
-            found = search(
+            found = best_plan(
                 work,
                 _waves(shapes, compile, counts),
                 total_units=steps * batch_size,

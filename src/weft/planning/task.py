@@ -1,27 +1,37 @@
-"""A recipe of `weft train` as something that can be planned, and what all of them share."""
+"""A training that can be planned: what it tries, and a plan that is made, kept and found again."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
+import shlex
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
+from weft.files import json_text
 from weft.graphs import Array, GraphTable
 from weft.graphs.checksums import checksum, table_checksums
+from weft.planning.cache import cached_plan, keep_plan, plan_key
 from weft.planning.candidate import Candidate
-from weft.planning.halving import Waves
-from weft.planning.plan import Measured, Plan
-from weft.planning.workload import Work
+from weft.planning.plan import NOT_TRIED, UNFINISHED, Measured, Plan, Target
+from weft.planning.search import Waves, best_plan
+from weft.planning.worker import Work
 from weft.training.hardware import cores
+from weft.training.run import first_difference
 
 ENDLESS = 10**9
 """Epochs of a training that is measured: it is ended from outside."""
 
+# A run of half the length, or twice, is much the same.
+_SIMILAR = 0.5
 
-class Recipe(ABC):
+
+class PlanTask(ABC):
     """What `weft train` was asked for, with its data, before anything is trained.
 
     Attributes:
@@ -95,3 +105,100 @@ def content_of_arrays(arrays: Mapping[str, Array]) -> str:
 
 def _hash(sums: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
+
+
+def key_of(task: PlanTask, *, steps: int | None = None, target: Target = "time") -> dict[str, Any]:
+    """What a plan for this recipe, data, machine and length of training is kept under."""
+    return plan_key(
+        recipe=task.name,
+        data=task.data,
+        config=task.config,
+        planned=(*task.planned, *task.idle),
+        target=target,
+        total_units=round(_steps(task, steps) * task.step_units),
+    )
+
+
+def make_plan(
+    task: PlanTask,
+    *,
+    steps: int | None = None,
+    target: Target = "time",
+    seconds: float | None = None,
+    data_dir: Path | None = None,
+    tell: Callable[[str], object] = lambda text: None,
+) -> Plan:
+    """Measure the ways to train a recipe and choose the best; the plan is kept for `find_plan`.
+
+    A plan that `seconds` were too few for is not kept.
+
+    Raises:
+        DataError: no way of training works.
+    """
+    count = _steps(task, steps)
+    plan = best_plan(
+        task.work,
+        task.waves(),
+        total_units=count * task.step_units,
+        seconds=seconds,
+        target=target,
+        tell=tell,
+        recipe=task.name,
+        steps=count,
+        explain=lambda plan: [*task.explain(plan), *task.remarks],
+    )
+    hurried = seconds is not None and any(
+        each.outcome.startswith((NOT_TRIED, UNFINISHED)) for each in plan.measured
+    )
+    plan = dataclasses.replace(
+        plan,
+        measured=(*plan.measured, *task.known),
+        key=key_of(task, steps=steps, target=target),
+        command=shlex.join(["weft", *sys.argv[1:]]),
+    )
+    if not hurried:
+        keep_plan(plan, data_dir)
+    return plan
+
+
+def find_plan(
+    task: PlanTask,
+    *,
+    data_dir: Path | None = None,
+    tell: Callable[[str], object] = lambda text: None,
+) -> tuple[Plan, bool]:
+    """The plan that was kept for this recipe, data, machine and versions, else a new one.
+
+    Returns:
+        The plan, and whether it is new.
+    """
+    kept = cached_plan(key_of(task), data_dir)
+    if kept is not None:
+        return kept, False
+    return make_plan(task, data_dir=data_dir, tell=tell), True
+
+
+def made_for(plan: Plan, task: PlanTask) -> str:
+    """What the plan was made for, in words, where that is other than this recipe; else empty.
+
+    The first difference among data, settings, machine and length of the run.
+    """
+    asked = json.loads(json_text(key_of(task, target=plan.target)))
+    if plan.key.get("data") != asked["data"]:
+        return "other data"
+    for part in ("config", "machine", "versions"):
+        found = first_difference(plan.key.get(part), asked[part])
+        if found is not None:
+            name, before, now = found
+            return f"{name} = {before}, and here it is {now}"
+    planned, wanted = plan.total_units, asked["total_units"]
+    if not _SIMILAR <= wanted / planned <= 1 / _SIMILAR:
+        return f"a run of {planned:,.0f} {plan.units}, and this one is of {wanted:,.0f}"
+    return ""
+
+
+def _steps(task: PlanTask, steps: int | None) -> int:
+    count = task.steps if steps is None else steps
+    if count < 1:
+        raise ValueError(f"steps is {count}; a run to be planned has at least 1")
+    return count

@@ -1,27 +1,36 @@
-"""A candidate's training in a process of its own, which steps only when it is asked to."""
+"""A candidate's training in a process of its own, which steps only when it is asked to.
+
+First the planner's side; then what the process does; then what is asked of the system.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
+import os
 import pickle
 import secrets
 import signal
 import sys
 import threading
 import time
+import traceback
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Client, Connection, Listener, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
 
-from weft.planning.candidate import Candidate
-from weft.planning.processes import descendants, hush_tracker, kill_all, peak_of_all
-from weft.planning.worker_client import PaceAddress
-from weft.planning.worker_process import run_worker
-from weft.planning.workload import Work
+import torch
+
+from weft.planning.candidate import Candidate, set_threads
+from weft.planning.worker_client import PaceAddress, pace_at
 from weft.training.launch import start_fork_server
+from weft.training.numerics import prepare_process
 
 OUT_OF_MEMORY = "out of memory"
 
@@ -31,7 +40,31 @@ _START_LOOK_SECONDS = 0.02
 _END_SECONDS = 60.0
 _LAST_SECONDS = 60.0
 # What every worker would load sooner or later: once for all of them instead.
-_PRELOADED = ("weft.planning.worker_process", "torch._dynamo")
+_PRELOADED = ("weft.planning.worker", "torch._dynamo")
+_CGROUP = Path("/sys/fs/cgroup")
+_FILE_PAGES = ("active_file ", "inactive_file ")
+
+
+class Work(Protocol):
+    """A training that the planner can start in a process of its own; it must be picklable.
+
+    Attributes:
+        units: what a step's size is counted in: `graphs`, `epochs` or `samples`.
+    """
+
+    @property
+    def units(self) -> str:
+        """What a step's size is counted in."""
+        ...
+
+    def train(self, settings: Mapping[str, Any]) -> None:
+        """Train without end under the current pace (see `weft.training.step_hooks`).
+
+        The process is prepared and has its threads set already; it is killed when it has been
+        asked enough. What comes before the first step (data, model) is not timed. Nothing should
+        be evaluated, written or shown.
+        """
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,3 +288,131 @@ def _context(module: str) -> ForkServerContext | SpawnContext:
     # The work's module too, unless it is a script: that would run.
     prepare_workers(*([module] if module != "__main__" else []))
     return multiprocessing.get_context("forkserver")
+
+
+def run_worker(pipe: Connection[Any, Any], address: PaceAddress) -> None:
+    """Take work and settings from `pipe`, train, and say there what stopped it.
+
+    The answer is `outcome, sentence`, of which one is empty.
+    """
+    if hasattr(os, "setsid"):
+        # Ctrl-C in a terminal is for the planner, which ends its workers.
+        os.setsid()
+    threading.Thread(target=_end_with_planner, daemon=True).start()
+    _be_quiet()
+    try:
+        work, settings = pipe.recv()
+        set_threads(settings)
+        prepare_process()
+        with pace_at(address):
+            work.train(settings)
+        answer = "failed", "the training came to its end, which it should not"
+    except Exception as error:
+        traceback.print_exc()
+        answer = ("out of memory", "") if _is_memory(error) else ("failed", _sentence(error))
+    with suppress(OSError):
+        pipe.send(answer)
+
+
+def _end_with_planner() -> None:
+    planner = multiprocessing.parent_process()
+    if planner is not None:
+        planner.join()
+        os._exit(1)
+
+
+def _be_quiet() -> None:
+    """Nothing that a candidate prints or warns of belongs on the planner's screen."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+
+
+def _is_memory(error: Exception) -> bool:
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    # torch's allocator on the CPU, and a rank of a group that the system has ended.
+    return "can't allocate memory" in str(error) or "killed by SIGKILL" in str(error)
+
+
+def _sentence(error: Exception) -> str:
+    """An error's own words where it is meant for people, else with its kind."""
+    lines = str(error).strip().splitlines()
+    words = lines[0] if lines else ""
+    if isinstance(error, ValueError) and words:
+        return words
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+
+
+def descendants(pid: int) -> list[int]:
+    """Children of a process, theirs and so on; none where the system does not tell."""
+    found: list[int] = []
+    # Without a look at all processes of the machine, which would disturb what is being timed.
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                found += [int(word) for word in (thread / "children").read_text().split()]
+    return found + [each for child in found for each in descendants(child)]
+
+
+def peak_of_all(pid: int) -> float:
+    """The most bytes that a process and its descendants have held, each for itself; 0: unknown.
+
+    Pages of files, the libraries above all, are counted once: processes share them.
+    """
+    found = [_status(each) for each in (pid, *descendants(pid))]
+    files = [each.get("RssFile", 0.0) for each in found]
+    return sum(each.get("VmHWM", 0.0) for each in found) - sum(files) + max(files)
+
+
+def kill_all(pids: list[int]) -> None:
+    """End processes at once, those that are still there."""
+    for pid in pids:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def available_memory() -> float:
+    """Bytes that new processes can have before the system, or this container, runs out."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = [1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    except OSError:
+        free = []
+    if not free and hasattr(os, "sysconf"):
+        free = [float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]
+    with suppress(OSError, ValueError):
+        limit = float((_CGROUP / "memory.max").read_text())
+        used = float((_CGROUP / "memory.current").read_text())
+        lines = (_CGROUP / "memory.stat").read_text().splitlines()
+        # Files that were read stay in memory until somebody needs it.
+        kept = [float(line.split()[1]) for line in lines if line.startswith(_FILE_PAGES)]
+        free.append(max(0.0, limit - used + sum(kept)))
+    return min(free, default=math.inf)
+
+
+def _status(pid: int) -> dict[str, float]:
+    """Sizes in a process's status, bytes; none where there is no such process, or system."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return {}
+    words = [line.split() for line in lines if line.endswith(" kB")]
+    return {each[0].rstrip(":"): 1024.0 * int(each[1]) for each in words}
+
+
+def hush_tracker() -> None:
+    """Have the semaphores of processes that are killed cleared without a word.
+
+    A process of Python's own does that when the program ends, and would warn of each on the screen.
+    """
+    name, before = "PYTHONWARNINGS", os.environ.get("PYTHONWARNINGS")
+    os.environ[name] = "ignore::UserWarning:multiprocessing.resource_tracker"
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

@@ -1,54 +1,197 @@
-"""Plans for the recipes of `weft train`: measured, kept in the data folder, found again."""
+"""Plans of recipes: measured for a task, or followed by a run (`--plan` and `--threads`)."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import shlex
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, TypeVar
 
-from weft.files import json_text
-from weft.planning.cache import cached_plan, keep_plan, plan_key
-from weft.planning.halving import search
-from weft.planning.plan import NOT_TRIED, UNFINISHED, Plan, Target
-from weft.planning.task import Recipe
+from rich.console import Console
+
+from weft.errors import DataError
+from weft.files import read_object
+from weft.planning.candidate import THREADS, applied, set_threads
+from weft.planning.explain import show_plan
+from weft.planning.plan import SCHEMA, Plan, Target
+from weft.planning.task import PlanTask, find_plan, made_for, make_plan
 from weft.planning.worker import prepare_workers
-from weft.recipes.links.data import temporal_edges
-from weft.recipes.links.training import prepare_links
-from weft.recipes.nodes.citation_candidates import CitationsRecipe
-from weft.recipes.nodes.training import prepare_nodes
-from weft.recipes.programs.candidates import ProgramsRecipe
-from weft.recipes.programs.data import read_programs
-from weft.recipes.recipe_data import read_labelled_graph, read_structures
-from weft.recipes.sparse_candidates import LinksRecipe, NodesRecipe
-from weft.recipes.structures.candidates import StructuresRecipe
-from weft.recipes.structures.data import some_of
-from weft.sources import load
-from weft.training.run import first_difference
+from weft.recipes.output import notes
+from weft.recipes.recipe import recipe_named
+from weft.training import Run
+from weft.training.run import CONFIG
 
-# A run of half the length, or twice, is much the same.
-_SIMILAR = 0.5
+AUTO = "auto"
+"""The word for a plan that is found, or made."""
+PLAN = "plan.json"
+"""File of a run with the plan that it follows."""
 
-RecipeName = Literal["molecules", "crystals", "programs", "citations", "nodes", "links"]
+Config = TypeVar("Config")
+
+
+class PlanOption:
+    """The plan of a command, once it is known.
+
+    Attributes:
+        plan: None where there is none, or none yet.
+    """
+
+    def __init__(
+        self,
+        recipe: str,
+        given: str | None,
+        threads: int | None,
+        *,
+        folder: Path,
+        resume: bool,
+        ranks: int = 1,
+    ) -> None:
+        """Read the plan that is given, or that the run to be resumed has, and set the threads.
+
+        Args:
+            recipe: of the command.
+            given: a plan's file, `auto`, or None.
+            threads: to compute with, whatever the plan says; None for what it says.
+            folder: of the run.
+            resume: whether a run there is gone on with: its plan is then taken.
+            ranks: processes of the run. They share the machine, so that a plan's threads do not
+                hold for them.
+
+        Raises:
+            DataError: there is no such plan, it is for another recipe, or the folder is taken
+                (better known before planning than after).
+            ValueError: there are several ranks and no plan yet, or threads below 1.
+        """
+        self._own_threads, self._ranks = threads, ranks
+        set_threads({THREADS: threads})
+        self.plan: Plan | None = None
+        path = None if given in (None, AUTO) else Path(str(given))
+        if resume and (folder / PLAN).exists():
+            path = folder / PLAN
+        if path is not None:
+            self.plan = Plan.load(path)
+            if self.plan.recipe != recipe:
+                raise DataError(
+                    f"{path} is a plan for {self.plan.recipe}, not for {recipe}; make one with "
+                    f"`weft plan {recipe} --out {path.name}`"
+                )
+        self._is_given = path is not None and path != folder / PLAN
+        is_run = (folder / CONFIG).exists()
+        # A run that was started without a plan goes on without.
+        self._wanted = given == AUTO and self.plan is None and not (is_run and resume)
+        if self._wanted and is_run:
+            raise DataError(
+                f"{folder} holds a run already; go on with it (--resume) or choose another folder"
+            )
+        if self._wanted and ranks > 1:
+            raise ValueError(
+                f"--plan auto measures in one process, and there are {ranks} ranks; make a plan "
+                f"with `weft plan {recipe}` and give it: --plan plan.json"
+            )
+
+    def applied(self, config: Config) -> Config:
+        """The configuration with the plan's settings, and this process with its threads."""
+        if self.plan is None:
+            return config
+        if self._own_threads is None and self._ranks == 1:
+            set_threads(self.plan.settings)
+        return applied(config, self.plan.settings)
+
+    def settle(
+        self,
+        config: Config,
+        task: Callable[[], PlanTask],
+        console: Console,
+        *,
+        data_dir: Path | None,
+        quiet: bool,
+        silent: bool = False,
+    ) -> Config:
+        """The same, once the data is there: finds or makes a plan if `auto` asks for one.
+
+        Says what the plan changes and, where it was made for something else, for what.
+
+        Args:
+            config: as asked for.
+            task: gives what is planned, with its data.
+            console: to print to.
+            data_dir: the data folder.
+            quiet: no progress of planning.
+            silent: nothing is printed at all, as on all ranks but the first.
+        """
+        quiet = quiet or silent
+        if self._wanted:
+            tell = notes(quiet=quiet).print
+            self.plan, new = find_plan(task(), data_dir=data_dir, tell=tell)
+            self._wanted = False
+            if new and not quiet:
+                show_plan(self.plan, console)
+        elif self._is_given and self.plan is not None:
+            other = made_for(self.plan, task())
+            if other and not silent:
+                console.print(f"the plan was made for {other}; it is taken as it is")
+        settled = self.applied(config)
+        if self.plan is not None and not silent:
+            console.print(f"plan: {self._changes(config)}", soft_wrap=True)
+        return settled
+
+    def keep(self, run: Run) -> None:
+        """Write the plan to the run's folder, unless it is from there."""
+        if self.plan is not None and not (run.folder / PLAN).exists():
+            self.plan.save(run.folder / PLAN)
+
+    def _changes(self, config: Any) -> str:
+        assert self.plan is not None
+        words = []
+        for name, value in self.plan.settings.items():
+            before = config
+            for part in name.split(".") if name != THREADS else ():
+                before = getattr(before, part)
+            if name != THREADS and before != value:
+                words.append(f"{name} {value} (was {before})")
+        threads = self._own_threads or self.plan.settings.get(THREADS)
+        if threads is not None and self._ranks == 1:
+            words.append(f"{threads} thread{'s' * (threads != 1)}")
+        return ", ".join(words) or "nothing to change"
+
+
+def read_task(
+    recipe: str,
+    config: Any,
+    *,
+    files: Sequence[Path] = (),
+    data_dir: Path | None = None,
+    progress: bool = True,
+    **source: Any,
+) -> PlanTask:
+    """What can be planned of a recipe, with its data read as `weft train` reads it.
+
+    Args:
+        recipe: its name.
+        config: its configuration.
+        files: files to build the data set from.
+        data_dir: the data folder.
+        progress: show progress bars while data is read.
+        **source: more of the recipe's options of where data is read from, such as `labels`.
+    """
+    found = recipe_named(recipe)
+    config = found.settled(config)
+    found.check(config)
+    given = found.source(files=tuple(files), data_dir=data_dir, **source)
+    return found.plan_task(found.read(config, given, progress=progress), config)
 
 
 def plan_recipe(
-    recipe: RecipeName,
+    recipe: str,
     config: Any,
     *,
     steps: int | None = None,
     target: Target = "time",
     seconds: float | None = None,
-    files: Sequence[Path] = (),
-    labels: Path | None = None,
     data_dir: Path | None = None,
     tell: Callable[[str], object] = lambda text: None,
-    progress: bool = True,
+    **reading: Any,
 ) -> Plan:
-    """Read the data of a recipe, then `make_plan`.
+    """Read the data of a recipe (see `read_task`), then `weft.planning.task.make_plan`.
 
     Args:
         recipe: its name.
@@ -56,141 +199,26 @@ def plan_recipe(
         steps: of the run that is planned; by default those that the configuration asks for.
         target: the least time, or the least memory.
         seconds: that planning may take, about; by default two minutes or 5% of the run.
-        files: files to build the data set from.
-        labels: for nodes of an edge list of one's own.
         data_dir: the data folder.
         tell: takes a sentence about each thing that happens.
-        progress: show progress bars while data is read.
+        **reading: as of `read_task`.
     """
     prepare_workers(__name__)
-    found = read_recipe(
-        recipe, config, files=files, labels=labels, data_dir=data_dir, progress=progress
-    )
+    task = read_task(recipe, config, data_dir=data_dir, **reading)
     return make_plan(
-        found, steps=steps, target=target, seconds=seconds, data_dir=data_dir, tell=tell
+        task, steps=steps, target=target, seconds=seconds, data_dir=data_dir, tell=tell
     )
 
 
-def read_recipe(
-    recipe: RecipeName,
-    config: Any,
-    *,
-    files: Sequence[Path] = (),
-    labels: Path | None = None,
-    data_dir: Path | None = None,
-    progress: bool = True,
-) -> Recipe:
-    """A recipe with its data, read as `weft train` reads it; arguments as of `plan_recipe`."""
-    given: dict[str, Any] = {"files": files, "data_dir": data_dir, "progress": progress}
-    if recipe in ("molecules", "crystals"):
-        config = config.settled(recipe)
-        config.check_forces()
-        return StructuresRecipe(recipe, read_structures(config, **given), config)
-    if recipe == "programs":
-        table = read_programs(config.data, **given)
-        return ProgramsRecipe(some_of(table, config.limit, config.split_seed), config)
-    if recipe == "citations":
-        return CitationsRecipe(load(config.data, **given), config)
-    if recipe == "nodes":
-        graph = read_labelled_graph(config.data, labels=labels, **given)
-        return NodesRecipe(prepare_nodes(graph, config))
-    if recipe == "links":
-        return LinksRecipe(prepare_links(temporal_edges(config.data, **given), config))
-    raise ValueError(f"recipe is {recipe!r}; choose from {', '.join(get_args(RecipeName))}")
-
-
-def key_of(recipe: Recipe, *, steps: int | None = None, target: Target = "time") -> dict[str, Any]:
-    """What a plan for this recipe, data, machine and length of training is kept under."""
-    return plan_key(
-        recipe=recipe.name,
-        data=recipe.data,
-        config=recipe.config,
-        planned=(*recipe.planned, *recipe.idle),
-        target=target,
-        total_units=round(_steps(recipe, steps) * recipe.step_units),
-    )
-
-
-def make_plan(
-    recipe: Recipe,
-    *,
-    steps: int | None = None,
-    target: Target = "time",
-    seconds: float | None = None,
-    data_dir: Path | None = None,
-    tell: Callable[[str], object] = lambda text: None,
-) -> Plan:
-    """Measure the ways to train a recipe and choose the best; the plan is kept for `find_plan`.
-
-    Arguments as of `plan_recipe`. A plan that `seconds` were too few for is not kept.
-
-    Raises:
-        DataError: no way of training works.
-    """
-    count = _steps(recipe, steps)
-    plan = search(
-        recipe.work,
-        recipe.waves(),
-        total_units=count * recipe.step_units,
-        seconds=seconds,
-        target=target,
-        tell=tell,
-        recipe=recipe.name,
-        steps=count,
-        explain=lambda plan: [*recipe.explain(plan), *recipe.remarks],
-    )
-    hurried = seconds is not None and any(
-        each.outcome.startswith((NOT_TRIED, UNFINISHED)) for each in plan.measured
-    )
-    plan = dataclasses.replace(
-        plan,
-        measured=(*plan.measured, *recipe.known),
-        key=key_of(recipe, steps=steps, target=target),
-        command=shlex.join(["weft", *sys.argv[1:]]),
-    )
-    if not hurried:
-        keep_plan(plan, data_dir)
-    return plan
-
-
-def find_plan(
-    recipe: Recipe,
-    *,
-    data_dir: Path | None = None,
-    tell: Callable[[str], object] = lambda text: None,
-) -> tuple[Plan, bool]:
-    """The plan that was kept for this recipe, data, machine and versions, else a new one.
-
-    Returns:
-        The plan, and whether it is new.
-    """
-    kept = cached_plan(key_of(recipe), data_dir)
-    if kept is not None:
-        return kept, False
-    return make_plan(recipe, data_dir=data_dir, tell=tell), True
-
-
-def made_for(plan: Plan, recipe: Recipe) -> str:
-    """What the plan was made for, in words, where that is other than this recipe; else empty.
-
-    The first difference among data, settings, machine and length of the run.
-    """
-    asked = json.loads(json_text(key_of(recipe, target=plan.target)))
-    if plan.key.get("data") != asked["data"]:
-        return "other data"
-    for part in ("config", "machine", "versions"):
-        found = first_difference(plan.key.get(part), asked[part])
-        if found is not None:
-            name, before, now = found
-            return f"{name} = {before}, and here it is {now}"
-    planned, wanted = plan.total_units, asked["total_units"]
-    if not _SIMILAR <= wanted / planned <= 1 / _SIMILAR:
-        return f"a run of {planned:,.0f} {plan.units}, and this one is of {wanted:,.0f}"
-    return ""
-
-
-def _steps(recipe: Recipe, steps: int | None) -> int:
-    count = recipe.steps if steps is None else steps
-    if count < 1:
-        raise ValueError(f"steps is {count}; a run to be planned has at least 1")
-    return count
+def check_plan_file(path: Path) -> None:
+    """Raise DataError unless there is nothing at `path`, or an earlier plan."""
+    if not path.absolute().parent.is_dir():
+        raise DataError(f"there is no folder {path.parent} to write {path.name} to")
+    if not path.exists():
+        return
+    try:
+        is_plan = read_object(path).get("schema") == SCHEMA
+    except DataError:
+        is_plan = False
+    if not is_plan:
+        raise DataError(f"{path} is there already and is no plan; choose another file: --out")

@@ -15,21 +15,19 @@ from weft.errors import DataError
 from weft.graphs import GraphTable, write_table
 from weft.planning.candidate import Candidate
 from weft.planning.plan import Measured, Plan
-from weft.planning.task import Recipe, thread_counts
-from weft.planning.trial import Entrant
-from weft.planning.worker import Worker, WorkerStopped
-from weft.planning.workload import Work
-from weft.recipes.full_graph.candidates import FullGraphRecipe
+from weft.planning.search import Trial
+from weft.planning.task import PlanTask, make_plan, thread_counts
+from weft.planning.worker import Work, Worker, WorkerStopped
+from weft.recipes.full_graph.candidates import FullGraphTask
 from weft.recipes.full_graph.config import FullGraphConfig
+from weft.recipes.links.candidates import LinksTask
 from weft.recipes.links.config import LinksConfig
 from weft.recipes.links.training import prepare_links
-from weft.recipes.planned_runs import make_plan
-from weft.recipes.programs.candidates import ProgramsRecipe
+from weft.recipes.programs.candidates import ProgramsTask
 from weft.recipes.programs.config import ProgramsConfig
 from weft.recipes.programs.data import read_programs
 from weft.recipes.recipe_data import read_structures
-from weft.recipes.sparse_candidates import LinksRecipe
-from weft.recipes.structures.candidates import StructuresRecipe
+from weft.recipes.structures.candidates import StructuresTask
 from weft.recipes.structures.config import NeighbourConfig, StructuresConfig
 from weft.recipes.structures.data import some_of
 from weft.sources.synthetic import planted_partition, temporal
@@ -55,7 +53,7 @@ class Case:
     """
 
     what: str
-    recipe: Recipe
+    recipe: PlanTask
     choices: Sequence[Candidate]
     steps: int
 
@@ -98,7 +96,7 @@ def _structures(
     files: Sequence[Path] = (),
 ) -> Case:
     table = read_structures(config, files=files, data_dir=bench.data_dir, progress=False)
-    recipe = StructuresRecipe(name, _on_disk(table, folder), replace(config, limit=None))
+    recipe = StructuresTask(name, _on_disk(table, folder), replace(config, limit=None))
     every, *fewer = thread_counts()
 
     def choice(policy: str, mode: str, threads: int) -> Candidate:
@@ -116,7 +114,7 @@ def _programs(bench: PlanBench, folder: Path) -> Case:
     config = ProgramsConfig(limit=bench.programs)
     corpus = read_programs("python", files=bench.files, data_dir=bench.data_dir, progress=False)
     table = some_of(corpus, config.limit, config.split_seed)
-    recipe = ProgramsRecipe(_on_disk(table, folder), replace(config, limit=None))
+    recipe = ProgramsTask(_on_disk(table, folder), replace(config, limit=None))
     forms = _first_wave(recipe)
     fewer = thread_counts()[1:]
     choices = [each.but(policy=policy) for each in forms for policy in ("packed", "dynamic")]
@@ -135,7 +133,7 @@ def _full_graph(bench: PlanBench, folder: Path) -> Case:
     )
     write_table(folder / "graph.weft", [graph])
     config = FullGraphConfig(data=str(folder / "graph.weft"), hidden=(128,), epochs=200)
-    recipe = FullGraphRecipe(config, data_dir=folder)
+    recipe = FullGraphTask(config, data_dir=folder)
     ways = _first_wave(recipe)
     return Case(
         what=f"a GCN of 128-128-40 on {graph.num_nodes:,} nodes, {graph.num_edges:,} directed "
@@ -155,7 +153,7 @@ def _sparse(bench: PlanBench, folder: Path) -> Case:
         update_every=100,
     )
     prepared = prepare_links(temporal(bench.links // 20, bench.links), config)
-    recipe = LinksRecipe(prepared)
+    recipe = LinksTask(prepared)
     return Case(
         what="an FNN of 16-1024-1024-1 on links, 90.6 % sparse by RigL, 1,024 pairs a batch",
         recipe=recipe,
@@ -171,7 +169,7 @@ def _on_disk(table: GraphTable, folder: Path) -> GraphTable:
     return write_table(folder / "graphs.weft", [table], metadata=table.metadata)
 
 
-def _first_wave(recipe: Recipe) -> list[Candidate]:
+def _first_wave(recipe: PlanTask) -> list[Candidate]:
     """What the planner begins with."""
     return list(next(iter(recipe.waves())))
 
@@ -234,7 +232,7 @@ def time_all(
     name: str,
 ) -> list[Measured]:
     """Time all candidates, interleaved, each in a process that sleeps between its turns."""
-    entrants = [Entrant(each, total_units) for each in candidates]
+    entrants = [Trial(each, total_units) for each in candidates]
     task = progress.add_task(f"{name}: timing", total=(2 + config.rounds) * len(entrants))
     with ExitStack() as stack:
         for each in entrants:

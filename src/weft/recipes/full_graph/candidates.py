@@ -16,7 +16,7 @@ from weft.parallel.grid import Grid
 from weft.parallel.shard_io import KIND
 from weft.planning.candidate import Candidate, applied
 from weft.planning.plan import Measured, Plan
-from weft.planning.task import ENDLESS, Recipe, content_of
+from weft.planning.task import ENDLESS, PlanTask, content_of
 from weft.planning.worker_client import PaceAddress, pace_address, pace_at
 from weft.recipes.full_graph.config import FullGraphConfig
 from weft.recipes.full_graph.data import full_graph_table
@@ -32,7 +32,7 @@ _WAIT_SECONDS = 3600.0
 _METIS_EDGES = 1_000_000
 
 
-class FullGraphRecipe(Recipe):
+class FullGraphTask(PlanTask):
     """`weft train full-graph` with ranks of this machine.
 
     What the configuration leaves open is planned: `ranks`, the grid (`auto`) and, where they are
@@ -179,9 +179,8 @@ class FullGraphWork:
                 train_shared(table, world, config, quiet=True)
             return
         assert table.path is not None
-        logs = Path(tempfile.mkdtemp(prefix="run-"))
         arguments = (table.path, config, grid, pace_address())
-        launch(_train_rank, arguments, ranks=grid.ranks, logs=logs)
+        launch(_train_rank, arguments, ranks=grid.ranks, logs=Path(tempfile.mkdtemp(prefix="run-")))
 
 
 def _train_rank(path: Path, config: FullGraphConfig, grid: Grid, address: PaceAddress) -> None:

@@ -14,7 +14,7 @@ from weft.models import FNN
 from weft.recipes.links.config import LinksConfig
 from weft.recipes.links.training import KIND, link_logits, make_fnn
 from weft.recipes.structures.prediction import from_json
-from weft.training.saved_inputs import KeptInputs, kept_inputs, kind_of
+from weft.training.saved_inputs import KeptInputs, kept_inputs
 from weft.training.sparse_form import load_dense
 
 
@@ -46,11 +46,6 @@ class LinkPredictions:
     pairs: list[tuple[int | str, int | str]]
     probability: Array
     unseen: int
-
-
-def is_of_links(run: Path) -> bool:
-    """Whether the folder `run` holds a run of the recipe for links."""
-    return kind_of(run) == KIND
 
 
 def load_links(run: Path) -> TrainedPairs:

@@ -15,7 +15,7 @@ from weft.models import FNN, GCN
 from weft.recipes.nodes.config import NodesConfig
 from weft.recipes.nodes.training import KIND, make_network
 from weft.recipes.structures.prediction import from_json
-from weft.training.saved_inputs import KeptInputs, kept_inputs, kind_of
+from weft.training.saved_inputs import KeptInputs, kept_inputs
 from weft.training.sparse_form import load_dense
 
 
@@ -51,11 +51,6 @@ class NodePredictions:
     nodes: list[int | str]
     classes: list[str]
     probability: Array
-
-
-def is_of_nodes(run: Path) -> bool:
-    """Whether the folder `run` holds a run of the recipe for nodes."""
-    return kind_of(run) == KIND
 
 
 def load_classes(run: Path) -> TrainedClasses:

@@ -15,7 +15,7 @@ from weft.layout.config import LayoutConfig
 from weft.layout.layout_choice import Figure, estimates
 from weft.planning.candidate import Candidate, applied
 from weft.planning.plan import Measured, Plan
-from weft.planning.task import ENDLESS, Recipe, best_of, content_of, thread_counts
+from weft.planning.task import ENDLESS, PlanTask, best_of, content_of, thread_counts
 from weft.recipes.programs.config import ProgramsConfig
 from weft.recipes.programs.training import (
     PreparedPrograms,
@@ -57,7 +57,7 @@ class ProgramsWork:
         train_prepared_programs(dataclasses.replace(prepared, split=split), quiet=True)
 
 
-class ProgramsRecipe(Recipe):
+class ProgramsTask(PlanTask):
     """`weft train programs`, in one process."""
 
     config: ProgramsConfig

@@ -9,17 +9,21 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+from rich.console import Console
+from rich.table import Table
 
 from weft.batching import BatchingConfig, evaluation_sampler
 from weft.errors import DataError
-from weft.files import read_object
+from weft.files import read_object, write_atomically
 from weft.graphs import assemble, table_from_graphs
 from weft.layout import TypedEdges
 from weft.models.ggnn import GGNN, candidate_log_probabilities
+from weft.recipes.output import notes
 from weft.recipes.programs.config import ProgramsConfig
 from weft.recipes.programs.data import step_budget
-from weft.recipes.programs.findings import Finding
+from weft.recipes.programs.findings import Finding, findings_json, findings_sarif
 from weft.recipes.programs.training import ABOUT, KIND, make_ggnn
+from weft.recipes.recipe import PredictOptions
 from weft.recipes.structures.prediction import from_json
 from weft.sources.program_graph import CANDIDATE, PROGRAM_SCHEMA
 from weft.sources.progress_bar import progress_bar
@@ -28,11 +32,14 @@ from weft.sources.python_programs import python_files
 from weft.sources.python_units import Unusable, read_source
 from weft.training.checkpoint import load_weights
 from weft.training.run import CONFIG
+from weft.training.saved_inputs import kind_of
 
 # Samples that are held at once: a long file has tens of thousands.
 _TOGETHER = 256
 # Larger functions than in training are looked at, up to where one would take minutes.
 _LARGEST = 4 * MAX_NODES
+_WRITERS = {"json": findings_json, "sarif": findings_sarif}
+_THRESHOLD = 0.9
 _WORDS = {"too large": f"a function or module of more than {_LARGEST:,} nodes"}
 
 
@@ -70,21 +77,13 @@ class Inspection:
         return [f for f in self.findings if f.probability >= max(threshold, f.written)]
 
 
-def is_of_programs(run: Path) -> bool:
-    """Whether the folder `run` holds a run of the recipe for programs."""
-    try:
-        return bool(read_object(run / ABOUT).get("kind") == KIND)
-    except DataError:
-        return False
-
-
 def load_programs(run: Path) -> TrainedNetwork:
     """The best weights of the run in the folder `run`.
 
     Raises:
         DataError: no such run, or one of another recipe.
     """
-    if not is_of_programs(run):
+    if kind_of(run) != KIND:
         raise DataError(f"{run} holds no run of `weft train programs`")
     try:
         asked = read_object(run / CONFIG, {"config": dict})["config"]
@@ -180,3 +179,63 @@ def _chances(trained: TrainedNetwork, samples: Sequence[Sample]) -> list[list[fl
             rows = slice(*batch.node_offsets[place : place + 2].tolist())
             found[graph] = chances[rows][candidate[rows]].tolist()
     return found
+
+
+def show_findings(run: Path, path: Path, options: PredictOptions, console: Console) -> None:
+    """Look at a Python file or a folder of them, and print or write what was found.
+
+    Raises:
+        DataError: an option does not fit, or there is nothing to look at.
+    """
+    threshold = _THRESHOLD if options.threshold is None else options.threshold
+    form, out, every = options.format or "table", options.out, options.all
+    if not 0 <= threshold <= 1:
+        raise DataError(f"--threshold is {threshold}; a probability is from 0 to 1")
+    if out is not None:
+        if form == "table":
+            raise DataError(f"--out {out} is for --format json or sarif; a table is printed")
+        if not out.parent.is_dir():
+            raise DataError(f"{out} cannot be written: there is no folder {out.parent}")
+        if out.suffix == ".py" or out.is_dir():
+            raise DataError(f"{out} is no file for what was found; name one that ends with .{form}")
+    found = inspect_code(load_programs(run), path, progress=not options.quiet)
+    # Beside what a program reads from standard output.
+    for file, reason in found.skipped.items():
+        notes().print(f"weft: {file}: not looked at: {reason}")
+    shown = found.findings if every else found.suspicious(threshold)
+    if form == "table":
+        _print_table(shown, found, threshold, console, every=every)
+        return
+    text = _WRITERS[form](shown, found.skipped)
+    if out is None:
+        console.out(text, highlight=False, end="")
+        return
+    write_atomically(out, lambda file: file.write(text.encode()))
+    count = _count(shown, found, threshold, every=every)
+    console.print(f"{count} Written to {out}.", soft_wrap=True)
+
+
+def _print_table(
+    shown: Sequence[Finding], found: Inspection, threshold: float, console: Console, *, every: bool
+) -> None:
+    if shown:
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for heading in ("place", "name", "suggestion"):
+            table.add_column(heading, overflow="fold")
+        for heading in ("probability", "of the name"):
+            table.add_column(heading, justify="right")
+        for finding in shown:
+            chances = (f"{finding.probability:.1%}", f"{finding.written:.1%}")
+            table.add_row(finding.place, finding.name, finding.suggestion, *chances)
+        console.print(table)
+    console.print(_count(shown, found, threshold, every=every), soft_wrap=True)
+    if not (shown or every) and found.findings:
+        console.print("A lower --threshold shows more, --all every use.", soft_wrap=True)
+
+
+def _count(shown: Sequence[Finding], found: Inspection, threshold: float, *, every: bool) -> str:
+    uses, files = len(found.findings), found.files
+    where = f"uses of variables in {files:,} file{'' if files == 1 else 's'}"
+    what = "are shown" if every else f"have a likelier name, at {100 * threshold:g}% or more"
+    left = f" ({len(found.skipped):,} not or not wholly looked at)" if found.skipped else ""
+    return f"{len(shown):,} of {uses:,} {where}{left} {what}."

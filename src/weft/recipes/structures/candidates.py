@@ -14,7 +14,7 @@ from weft.batching.epoch_plan import BatchStatistics
 from weft.graphs import Array, GraphTable
 from weft.planning.candidate import Candidate, applied
 from weft.planning.plan import Measured, Plan
-from weft.planning.task import ENDLESS, Recipe, best_of, content_of, thread_counts
+from weft.planning.task import ENDLESS, PlanTask, best_of, content_of, thread_counts
 from weft.recipes.structures.config import StructuresConfig
 from weft.recipes.structures.data import split_structures
 from weft.recipes.structures.training import prepare_structures, train_prepared
@@ -53,7 +53,7 @@ class StructuresWork:
         train_prepared(dataclasses.replace(prepared, split=split), quiet=True)
 
 
-class StructuresRecipe(Recipe):
+class StructuresTask(PlanTask):
     """`weft train molecules` or `crystals`."""
 
     config: StructuresConfig

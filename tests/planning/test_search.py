@@ -14,8 +14,8 @@ from works import FOR_EVER, Recompiler, Sleeper, TinyFit
 
 from weft.errors import DataError
 from weft.planning import Candidate, Measured, Plan, Turn, search
-from weft.planning import race as racing
-from weft.planning.trial import Entrant
+from weft.planning import search as searching
+from weft.planning.search import Trial
 from weft.planning.worker import Worker
 
 BUDGET = 60.0
@@ -35,11 +35,11 @@ class Planned:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Planned:
     """Nobody is out because the machine was busy: only what sleeps for ever takes too long."""
     clock = Planned()
-    monkeypatch.setattr(racing, "time", clock)
-    monkeypatch.setattr(racing, "TURN_SECONDS", 0.1)
-    monkeypatch.setattr(racing, "_FIRST_START_SECONDS", 600.0)
-    monkeypatch.setattr(racing, "_START_SECONDS", 600.0)
-    monkeypatch.setattr(racing, "_LEAST_PATIENCE_SECONDS", 600.0)
+    monkeypatch.setattr(searching, "time", clock)
+    monkeypatch.setattr(searching, "TURN_SECONDS", 0.1)
+    monkeypatch.setattr(searching, "_FIRST_START_SECONDS", 600.0)
+    monkeypatch.setattr(searching, "_START_SECONDS", 600.0)
+    monkeypatch.setattr(searching, "_LEAST_PATIENCE_SECONDS", 600.0)
     return clock
 
 
@@ -99,7 +99,7 @@ def test_compiling_pays_in_long_runs_only(monkeypatch, units, chosen):
         found = yield policies("slow", "fast", compile="eager")
         assert [each.label for each in found] == ["fast, eager", "slow, eager"]
         if chosen == "eager":
-            monkeypatch.setattr(racing, "_LEAST_PATIENCE_SECONDS", 1.0)
+            monkeypatch.setattr(searching, "_LEAST_PATIENCE_SECONDS", 1.0)
         # The one that is known already is not measured again.
         yield [found[0].candidate, found[0].candidate.but(compile="static")]
 
@@ -141,7 +141,7 @@ def test_one_that_hangs_costs_half_of_the_time_left_at_most(monkeypatch):
 
     def waves() -> Generator[Sequence[Candidate], Sequence[Measured], None]:
         yield policies("fast")
-        monkeypatch.setattr(racing, "_LEAST_PATIENCE_SECONDS", 1.0)
+        monkeypatch.setattr(searching, "_LEAST_PATIENCE_SECONDS", 1.0)
         monkeypatch.setattr(Worker, "turn", noted)
         yield policies("hangs")
 
@@ -155,7 +155,7 @@ def test_one_that_hangs_costs_half_of_the_time_left_at_most(monkeypatch):
 def test_a_compiler_that_is_not_done_in_time_says_nothing_about_compiling(monkeypatch):
     def waves() -> Generator[Sequence[Candidate], Sequence[Measured], None]:
         yield policies("fast", compile="eager")
-        monkeypatch.setattr(racing, "_LEAST_PATIENCE_SECONDS", 1.0)
+        monkeypatch.setattr(searching, "_LEAST_PATIENCE_SECONDS", 1.0)
         yield policies("fast", compile="static")
 
     plan = search(
@@ -176,8 +176,8 @@ def test_a_compiler_that_is_not_done_in_time_says_nothing_about_compiling(monkey
 def test_what_is_slow_to_get_ready_says_nothing_about_compiling(monkeypatch):
     def waves() -> Generator[Sequence[Candidate], Sequence[Measured], None]:
         yield policies("fast", compile="eager")
-        monkeypatch.setattr(racing, "_START_SECONDS", 0.5)
-        monkeypatch.setattr(racing, "_MOST_PATIENCE_SECONDS", 0.5)
+        monkeypatch.setattr(searching, "_START_SECONDS", 0.5)
+        monkeypatch.setattr(searching, "_MOST_PATIENCE_SECONDS", 0.5)
         yield policies("sleeps before", compile="static")
 
     plan = search(
@@ -196,8 +196,8 @@ def test_one_disturbed_turn_is_forgiven():
 
 
 def test_long_steps_are_waited_for_when_time_is_short():
-    race = racing.Race(Sleeper({}), 1000, 1e-3, "time", lambda text: None, None)
-    entrants = [Entrant(candidate, 1000) for candidate in policies("a", "b")]
+    race = searching.Search(Sleeper({}), 1000, 1e-3, "time", lambda text: None, None)
+    entrants = [Trial(candidate, 1000) for candidate in policies("a", "b")]
     steps = {"start": (), "compile_seconds": 0.0, "compilations": 0, "eager_calls": 0}
     for entrant, worker in zip(entrants, (SimpleNamespace(spent=1.0), None), strict=True):
         entrant.worker = worker
@@ -236,7 +236,7 @@ def test_what_there_was_no_time_for_is_named(clock):
 
 
 def test_more_candidates_than_there_may_be_processes(monkeypatch):
-    monkeypatch.setattr(racing, "_MOST_ALIVE", 2)
+    monkeypatch.setattr(searching, "_MOST_ALIVE", 2)
     times = {"a": 0.02, "b": 0.018, "c": 0.016, "d": 0.008, "e": 0.02}
     plan = search(Sleeper(times), [policies(*times)], total_units=1000, seconds=BUDGET)
     assert plan.settings == {"batching.policy": "d"}
@@ -309,7 +309,7 @@ def test_new_shapes_that_keep_coming_are_expected_to_come():
             peak_memory=1.0,
         )
 
-    once, ever = (Entrant(Candidate({"compile": "static"}), 10_000) for _ in range(2))
+    once, ever = (Trial(Candidate({"compile": "static"}), 10_000) for _ in range(2))
     for entrant in (once, ever):
         entrant.add(turn(5.1))
         assert entrant.projected[0] == pytest.approx(5 + 100)

@@ -1,4 +1,4 @@
-"""`weft plan full-graph`."""
+"""`weft plan full-graph`: what an epoch costs on every grid of ranks, by formulas or measured."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ import sys
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
-import tyro
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
 import weft
-from weft.cli.plan_full_graph_measure import measure_full_graph
-from weft.cli.plan_option import PLAN
 from weft.errors import DataError
 from weft.files import json_text, write_atomically
 from weft.graphs import GraphTable, open_table
@@ -38,7 +35,15 @@ from weft.parallel.cost_model import (
 )
 from weft.parallel.grid import Grid, grids_for
 from weft.parallel.method import Method
+from weft.planning.explain import show_plan
 from weft.planning.plan import Target
+from weft.planning.task import make_plan
+from weft.planning.worker import prepare_workers
+from weft.recipes.full_graph.candidates import FullGraphTask
+from weft.recipes.full_graph.config import FullGraphConfig
+from weft.recipes.output import notes
+from weft.recipes.planned_runs import PLAN, check_plan_file
+from weft.training import prepare_process
 
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _MOST_RANKS = 2**16
@@ -46,10 +51,14 @@ _MOST_RANKS = 2**16
 _FEW = 16
 _MOST_MEASURED = 8
 _RANKS = "4..4096"
+_BY_FORMULAS = (
+    *("nodes", "edges", "published", "alpha", "beta", "flops", "spmm_bytes", "calibrate"),
+    *("machine", "save"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FullGraph:
+class PlanFullGraph:
     """Time, bytes and memory of an epoch on every grid of ranks, and which grid to take.
 
     By formulas; no rank is started, so thousands cost nothing. With --measure the ways that are
@@ -61,35 +70,41 @@ class FullGraph:
       weft plan full-graph --measure --data cora --epochs 200 --out plan.json
 
     Attributes:
-        ranks: how many: 64, a list 4,9,27, or a range 4..4096 (its powers of two if it is long).
-        nodes: of the graph.
-        edges: nonzeros of the adjacency: an undirected edge counts twice, a self-loop once.
-        widths: of the features, the hidden layers and the classes.
-        data: a table's folder, for nodes, edges and widths (one hidden layer of 16) not given.
-        model: gcn, or sage with a second weight matrix for a node's own features.
-        directed: the adjacency differs from its transpose: both are held.
-        published: volumes as the algorithms' authors count them, without weft's reductions.
-        network: usual latency and bandwidth, where nothing better is given.
-        alpha: latency of a message, s.
-        beta: inverse bandwidth, s/byte.
-        flops: floating-point operations of a rank's matrix products, 1/s.
-        spmm_bytes: bytes that a rank's sparse products read and write, 1/s.
-        calibrate: measure all four on this machine, with ranks that talk through gloo.
-        machine: read them from this file.
-        save: write them to this file.
-        memory_limit: that a rank may hold, GB.
-        json: write every grid, also the replications not shown, to this file.
-        measure: train for a few seconds in each of the best ways; --ranks is then one number, by
+        ranks: Numbers of ranks: 64, a list 4,9,27, or a range 4..4096 (its powers of two if it
+            is long).
+        nodes: Nodes of the graph.
+        edges: Nonzeros of the adjacency: an undirected edge counts twice, a self-loop once.
+        widths: Widths of the features, the hidden layers and the classes.
+        data: The folder of a table, for nodes, edges and widths (one hidden layer of 16) not given.
+        model: A gcn, or sage with a second weight matrix for a node's own features.
+        directed: The adjacency differs from its transpose: both are held.
+        published: Count volumes as the algorithms' authors count them, without weft's reductions.
+        network: Usual latency and bandwidth, where nothing better is given.
+        alpha: Latency of a message, s.
+        beta: Inverse bandwidth, s/byte.
+        flops: Floating-point operations of a rank's matrix products, 1/s.
+        spmm_bytes: Bytes that a rank's sparse products read and write, 1/s.
+        calibrate: Measure all four on this machine, with ranks that talk through gloo.
+        machine: Read these four from this file.
+        save: Write these four to this file.
+        memory_limit: Memory that a rank may hold, GB.
+        measure: Train for a few seconds in each of the best ways; --ranks is then one number, by
             default every one up to the cores.
-        epochs: of the training that is planned with --measure.
-        target: what is to be least with --measure: time or memory.
-        budget: seconds that --measure may take, about; by default two minutes, or 5% of the run.
-        out: file for the plan that --measure makes.
-        data_dir: the data folder; by default $WEFT_DATA_DIR or the user's cache folder.
-        quiet: no progress of --measure.
+        epochs: Epochs of the training that is planned with --measure.
+        minimise: What is to be least with --measure: time or memory.
+        budget: Seconds that --measure may take, about; by default two minutes, or 5% of the run.
+        out: Write every grid, also the replications not shown, to this JSON file; with --measure
+            the plan, by default to plan.json.
+        data_dir: The data folder; by default $WEFT_DATA_DIR or the user's cache folder.
+        quiet: Show no progress of --measure.
     """
 
-    config: Annotated[Method, tyro.conf.arg(name="")] = field(default_factory=Method)
+    COMMON: ClassVar[tuple[str, ...]] = (
+        *("data", "nodes", "edges", "widths", "model", "ranks", "memory_limit"),
+        *("measure", "epochs", "minimise", "budget", "out"),
+    )
+
+    config: Method = field(default_factory=Method)
     ranks: str = _RANKS
     nodes: int | None = None
     edges: int | None = None
@@ -107,24 +122,23 @@ class FullGraph:
     machine: Path | None = None
     save: Path | None = None
     memory_limit: float | None = None
-    json: Path | None = None
     measure: bool = False
     epochs: int = 200
-    target: Target = "time"
+    minimise: Target = "time"
     budget: float | None = None
-    out: Path = Path(PLAN)
+    out: Path | None = None
     data_dir: Path | None = None
     quiet: bool = False
 
     def __call__(self, console: Console) -> int:
         """Estimate, print the table and the choice, and write the files."""
-        for path in (self.json, self.save):
+        for path in (self.out, self.save):
             if path is not None and not path.absolute().parent.is_dir():
                 raise DataError(f"there is no folder {path.parent} to write {path.name} to")
         if self.memory_limit is not None and not self.memory_limit > 0:
             raise ValueError(f"memory_limit is {self.memory_limit} GB; it must be positive")
         if self.measure:
-            return measure_full_graph(self, console)
+            return self._measure(console)
         if self.published and self.config != Method():
             raise ValueError(
                 "--published counts whole blocks and nothing else; leave out --exchange, --panels "
@@ -150,9 +164,9 @@ class FullGraph:
                 soft_wrap=True,
             )
         console.print(_table(estimates, limit))
-        if self.json is not None:
-            self._write(self.json, problem, machine, estimates)
-            console.print(f"written to {self.json}", soft_wrap=True)
+        if self.out is not None:
+            self._write(self.out, problem, machine, estimates)
+            console.print(f"written to {self.out}", soft_wrap=True)
         best = choose(estimates, limit)
         console.print(
             f"Fastest: {_name(best.grid)} on {best.grid.ranks:,} ranks, {_time(best.seconds)} an "
@@ -161,6 +175,65 @@ class FullGraph:
             soft_wrap=True,
         )
         return 0
+
+    def _measure(self, console: Console) -> int:
+        """Time the ways to train, print the table and the reasons, and write the plan."""
+        config = self._measured_config()
+        out = self.out or Path(PLAN)
+        check_plan_file(out)
+        prepare_workers(FullGraphTask.__module__)
+        prepare_process()
+        limit = None if self.memory_limit is None else 1e9 * self.memory_limit
+        plan = make_plan(
+            FullGraphTask(config, data_dir=self.data_dir, memory_limit=limit),
+            target=self.minimise,
+            seconds=self.budget,
+            data_dir=self.data_dir,
+            tell=notes(quiet=self.quiet).print,
+        )
+        plan.save(out)
+        show_plan(plan, console)
+        hidden = " ".join(map(str, config.hidden))
+        console.print(
+            f"The plan is in {out}. Next:\n"
+            f"  weft train full-graph --data {config.data} --model {config.model} --hidden "
+            f"{hidden} --epochs {config.epochs} --plan {out}",
+            soft_wrap=True,
+        )
+        return 0
+
+    def _measured_config(self) -> FullGraphConfig:
+        """The training that is planned."""
+        for name in _BY_FORMULAS:
+            if getattr(self, name) not in (None, False):
+                option = name.replace("_", "-")
+                raise ValueError(
+                    f"--{option} is for formulas, and --measure times a real graph; leave out one"
+                )
+        if self.data is None:
+            raise ValueError(
+                "--measure trains on a real graph: name it with --data, as for weft train "
+                "full-graph"
+            )
+        if self.budget is not None and not self.budget > 0:
+            raise ValueError(f"budget is {self.budget}; it must be above 0")
+        ranks: int | None = None
+        if self.ranks != _RANKS:
+            if not self.ranks.isdecimal():
+                raise ValueError(
+                    f"ranks is '{self.ranks}'; with --measure it is one number, or leave it out to "
+                    "try every one up to the cores"
+                )
+            ranks = int(self.ranks)
+        return FullGraphConfig(
+            data=str(self.data),
+            directed=self.directed,
+            model=self.model,
+            hidden=tuple(self.widths[1:-1]) if self.widths else (16,),
+            method=self.config,
+            ranks=ranks,
+            epochs=self.epochs,
+        )
 
     def _estimate(self, problem: Problem, grid: Grid, machine: Machine) -> Estimate:
         if self.published:

@@ -1,0 +1,225 @@
+"""Options of a command from its dataclass: what is used often first, the rest under "more".
+
+tyro parses; here a command's dataclass is turned into the flat form that reads well on a screen,
+and what was parsed is turned back. A nested configuration in the field `config` has its options
+without a prefix. An option that is not set has no `{None}` in its help, and a part that may be
+missing, such as a budget, is one option with several values instead of a subcommand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+import re
+import types
+import typing
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+import docstring_parser
+import tyro
+
+T = TypeVar("T")
+
+CONFIG, MORE = "config", "more"
+_NOTHING = "none"
+"""The word for no value, where an option has one by default."""
+
+
+def parse_options(command: type[T], words: Sequence[str], *, prog: str) -> T:
+    """An instance of the dataclass `command`, as `words` say."""
+    parsed = tyro.cli(shown_options(command), prog=prog, args=list(words))
+    return _rebuilt(command, parsed)
+
+
+def parse_command(
+    commands: typing.Mapping[str, type[T]], words: Sequence[str], *, prog: str, description: str
+) -> T:
+    """The same for whichever of the commands `words` begin with."""
+    shown = {name: shown_options(command) for name, command in commands.items()}
+    parsed: Any = tyro.extras.subcommand_cli_from_dict(
+        dict(shown), prog=prog, description=description, args=list(words)
+    )
+    name = next(name for name, each in shown.items() if isinstance(parsed, each))
+    return _rebuilt(commands[name], parsed)
+
+
+def shown_options(command: type[Any]) -> type[Any]:
+    """A dataclass with the options of `command` as they are to be shown.
+
+    A command may have the attribute `COMMON`: the names of the options that come first. Without
+    it all do.
+    """
+    common = getattr(command, "COMMON", None)
+    first: list[Any] = []
+    more: list[Any] = []
+    parts: list[Any] = []
+    for owner, field, default in _fields(command):
+        described = _described(owner, field, default)
+        if _is_part(default):
+            parts.append((field.name, *_nested(owner, field, default)))
+        elif common is None or field.name in common:
+            first.append(described)
+        else:
+            more.append(described)
+    if common is not None:
+        first.sort(key=lambda each: common.index(each[0]))
+    if more:
+        rest = _dataclass("More", [(name, *_unprefixed(hint, own)) for name, hint, own in more])
+        group = Annotated[rest, tyro.conf.arg(prefix_name=False)]  # type: ignore[valid-type]
+        first.append((MORE, group, dataclasses.field(default_factory=rest)))
+    found = _dataclass(command.__name__, [*first, *parts])
+    found.__doc__ = command.__doc__
+    return found
+
+
+def _fields(command: type[Any]) -> list[tuple[type[Any], dataclasses.Field[Any], Any]]:
+    """The fields of a command with their class and default; a configuration's in their place."""
+    found: list[tuple[type[Any], dataclasses.Field[Any], Any]] = []
+    for field in dataclasses.fields(command):
+        default = _default(field)
+        if field.name == CONFIG:
+            own = [each for each in dataclasses.fields(default) if each.init]
+            found += [(type(default), each, getattr(default, each.name)) for each in own]
+        else:
+            found.append((command, field, default))
+    return found
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _is_part(default: Any) -> bool:
+    return dataclasses.is_dataclass(default) and not isinstance(default, type)
+
+
+def _dataclass(name: str, fields: list[Any]) -> type[Any]:
+    return dataclasses.make_dataclass(name, fields, frozen=True, kw_only=True)
+
+
+def _nested(owner: type[Any], field: dataclasses.Field[Any], default: Any) -> tuple[Any, Any]:
+    """A group of options with a prefix, such as --schedule.shape."""
+    kind = type(default)
+    fields = []
+    for each in dataclasses.fields(kind):
+        value = getattr(default, each.name)
+        if _is_part(value):
+            fields.append((each.name, *_nested(kind, each, value)))
+        else:
+            fields.append(_described(kind, each, value))
+    group = _dataclass(kind.__name__, fields)
+    told = tyro.conf.arg(help=_sentence(_help(owner, field.name)))
+    return Annotated[group, told], dataclasses.field(default_factory=group)
+
+
+def _unprefixed(hint: Any, field: Any) -> tuple[Any, Any]:
+    return Annotated[hint, tyro.conf.arg(prefix_name=False)], field
+
+
+def _described(
+    owner: type[Any], field: dataclasses.Field[Any], default: Any
+) -> tuple[str, Any, Any]:
+    """A field for `make_dataclass`: its type with the help and without a visible None."""
+    hint = typing.get_type_hints(owner, include_extras=True)[field.name]
+    told: dict[str, Any] = {"help": _sentence(_help(owner, field.name), hint)}
+    markers: list[Any] = []
+    if part := _optional_part(hint):
+        # Of a part that may be missing all values together, in the order of its fields.
+        names = [each.name for each in dataclasses.fields(part)]
+        hints = typing.get_type_hints(part)
+        hint = tuple[tuple(hints[name] for name in names)] | None  # type: ignore[misc]
+        told["metavar"] = " ".join(name.upper() for name in names)
+    if default is None:
+        markers.append(tyro.conf.DisallowNone)
+        told["help_behavior_hint"] = ""
+        if bool in typing.get_args(hint):
+            # A flag could not say which of three it is: --envelope False.
+            markers.append(tyro.conf.FlagConversionOff)
+    elif _allows_none(hint):
+        kinds = [each for each in typing.get_args(hint) if each is not type(None)]
+        hint = functools.reduce(operator.or_, kinds) | Literal["none"]
+    if default is False or default == ():
+        told["help_behavior_hint"] = ""
+    for marker in (tyro.conf.arg(**told), *markers):
+        hint = Annotated[hint, marker]
+    if default is dataclasses.MISSING:
+        return field.name, hint, dataclasses.field()
+    return field.name, hint, dataclasses.field(default=default)
+
+
+def _is_union(hint: Any) -> bool:
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+
+
+def _allows_none(hint: Any) -> bool:
+    return _is_union(hint) and type(None) in typing.get_args(hint)
+
+
+def _optional_part(hint: Any) -> type[Any] | None:
+    if not _allows_none(hint):
+        return None
+    kinds = [each for each in typing.get_args(hint) if isinstance(each, type)]
+    return next((each for each in kinds if dataclasses.is_dataclass(each)), None)
+
+
+def _help(owner: type[Any], name: str) -> str:
+    """What the docstring of the class, or of one that it is derived from, says of an attribute."""
+    for kind in owner.__mro__:
+        for each in docstring_parser.parse(kind.__doc__ or "").params:
+            if each.arg_name == name:
+                return " ".join((each.description or "").split())
+    return ""
+
+
+def _sentence(text: str, hint: Any = None) -> str:
+    """The text with a capital, unless it begins with one of the option's own values."""
+    values = [str(value) for each in (hint, *typing.get_args(hint)) for value in _literals(each)]
+    first = re.split(r"\W", text, maxsplit=1)[0]
+    return text if first in values else text[:1].upper() + text[1:]
+
+
+def _literals(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
+
+
+def _rebuilt(command: type[T], parsed: Any) -> T:
+    """What was parsed in the flat form, as the command itself."""
+    values = {each.name: getattr(parsed, each.name) for each in dataclasses.fields(parsed)}
+    if more := values.pop(MORE, None):
+        values |= {each.name: getattr(more, each.name) for each in dataclasses.fields(more)}
+    own: dict[str, Any] = {}
+    for field in dataclasses.fields(command):  # type: ignore[arg-type]
+        default = _default(field)
+        if field.name == CONFIG:
+            own[CONFIG] = _filled(default, lambda name: values[name])
+        elif field.init:
+            own[field.name] = _value(command, field.name, values[field.name], default)
+    return command(**own)
+
+
+def _filled(default: Any, get: Callable[[str], Any]) -> Any:
+    """The configuration `default` with the values that were parsed."""
+    kind = type(default)
+    changes = {}
+    for field in dataclasses.fields(default):
+        if field.init:
+            value = getattr(default, field.name)
+            changes[field.name] = _value(kind, field.name, get(field.name), value)
+    return dataclasses.replace(default, **changes)
+
+
+def _value(owner: type[Any], name: str, given: Any, default: Any) -> Any:
+    """A parsed value as the field `name` of `owner` takes it."""
+    if _is_part(default):
+        return _filled(default, lambda inner: getattr(given, inner))
+    hint = typing.get_type_hints(owner)[name]
+    if given == _NOTHING and default is not None and _allows_none(hint):
+        return None
+    if (part := _optional_part(hint)) is not None and given is not None:
+        names = [each.name for each in dataclasses.fields(part)]
+        return part(**dict(zip(names, given, strict=True)))
+    return given

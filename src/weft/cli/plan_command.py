@@ -1,0 +1,84 @@
+"""`weft plan RECIPE`: the ways to train a recipe, measured."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from weft.cli.train import RecipeCommand, RecipeCommands, recipe_command
+from weft.recipes.recipe import recipe_named
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+RENAMED = {"--column": "--target", "--rounds": "--steps", "--json": "--out"}
+"""Earlier names of options, which are still taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """Options of all plans.
+
+    Attributes:
+        run_steps: Plan for a run of so many optimizer steps: compiling has to pay within them. By
+            default they are those that --epochs and --max-steps give.
+        minimise: Find the least time, or the least memory.
+        budget: Take about so many seconds for planning; by default two minutes, or 5% of the run
+            if that is more.
+        out: Write the plan to this file, for `weft train RECIPE --plan`.
+        quiet: Show no progress.
+    """
+
+    run_steps: int | None = None
+    minimise: Literal["time", "memory"] = "time"
+    budget: float | None = None
+    out: Path = Path("plan.json")
+    quiet: bool = False
+
+
+class Plan(RecipeCommand, PlanOptions):
+    """What `weft plan RECIPE` does, whatever the recipe."""
+
+    def __call__(self, console: Console) -> int:
+        """Measure, print the table and the reasons, and write the plan."""
+        from weft.planning.explain import show_plan
+        from weft.recipes.output import notes
+        from weft.recipes.planned_runs import check_plan_file, plan_recipe
+        from weft.training import prepare_process
+
+        for name, value in (("run_steps", self.run_steps), ("budget", self.budget)):
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} is {value}; it must be above 0")
+        check_plan_file(self.out)
+        prepare_process()
+        source = self.source()
+        plan = plan_recipe(
+            self.recipe.name,
+            self.config,
+            steps=self.run_steps,
+            target=self.minimise,
+            seconds=self.budget,
+            tell=notes(quiet=self.quiet).print,
+            progress=not self.quiet,
+            **{each.name: getattr(source, each.name) for each in dataclasses.fields(source)},
+        )
+        plan.save(self.out)
+        show_plan(plan, console)
+        console.print(
+            f"The plan is in {self.out}. Next, with the same options:\n"
+            f"  weft train {self.recipe.name} --plan {self.out}",
+            soft_wrap=True,
+        )
+        return 0
+
+
+def _command(name: str) -> type[Any]:
+    recipe = recipe_named(name)
+    own = recipe.plan_command()
+    common = ("run_steps", "minimise", "budget", "out")
+    return own or recipe_command(Plan, recipe, recipe.plan_help, common, recipe.source)
+
+
+COMMANDS = RecipeCommands(_command)

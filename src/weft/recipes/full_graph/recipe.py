@@ -1,0 +1,327 @@
+"""The recipe for one big graph that several ranks share."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weft.errors import DataError
+from weft.recipes.full_graph.config import FullGraphConfig
+from weft.recipes.recipe import DataOptions, Finished, PredictOptions, Recipe, Start
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from weft.graphs import GraphTable
+    from weft.parallel.grid import Grid
+    from weft.recipes.full_graph.candidates import FullGraphTask
+    from weft.recipes.full_graph.session import TrainedFullGraph
+
+# What ranks wait at most for the first of their host to prepare the graph.
+_PREPARING = timedelta(hours=2)
+# Elastic's own name for how often it has started its ranks again.
+_RESTARTED = "TORCHELASTIC_RESTART_COUNT"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullGraphOptions(DataOptions):
+    """Where the graph is read from, and how its ranks are started.
+
+    Attributes:
+        max_restarts: Start the ranks again at most so often.
+    """
+
+    max_restarts: int = 3
+
+
+class FullGraphRecipe(Recipe):
+    """The classes of nodes of one graph that several ranks share.
+
+    The ranks are processes of their own, each with a part of the graph, so that this recipe starts
+    its runs itself.
+    """
+
+    help = """
+    Train a GCN or GraphSAGE on one big graph that several ranks share, each holding its part.
+
+    The ranks are started here, on this machine, and started again from the last checkpoint where
+    one is killed. Over several hosts they are started with torchrun, without --ranks; it restarts
+    them itself (--max-restarts 3; with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, or they may meet the
+    addresses of those before). Examples:
+      weft train full-graph --data cora --ranks 4 --grid 2d
+      weft train full-graph --data coauthor-physics --files physics.npz --ranks 4 --partition metis
+      weft train full-graph --data edges.txt --features x.npy --labels y.npy --split 0.6 0.2 0.2
+      weft train full-graph --data list.csv --columns src dst weight --features x.npy --labels y.npy
+      torchrun --nproc-per-node 4 -m weft train full-graph --data cora --device cuda
+      torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29400
+        -m weft train full-graph --data cora --grid 1.5d
+    """
+    plan_help = ""
+    kind = "full graph"
+    source = FullGraphOptions
+    common = (
+        *("data", "features", "labels", "split", "model", "hidden", "ranks", "grid", "partition"),
+        *("learning_rate", "epochs"),
+    )
+    predicts_with = ("out", "ranks", "features", "data_dir", "quiet")
+
+    def default(self) -> FullGraphConfig:
+        """The configuration that a newcomer gets."""
+        return FullGraphConfig()
+
+    def plan_command(self) -> type[Any]:
+        """`weft plan full-graph`, by formulas or measured."""
+        from weft.recipes.full_graph.estimates import PlanFullGraph
+
+        return PlanFullGraph
+
+    def plan_task(self, data: FullGraphOptions, config: FullGraphConfig) -> FullGraphTask:
+        """Ranks, threads, grids, what travels and the order of the nodes."""
+        from weft.recipes.full_graph.candidates import FullGraphTask
+
+        return FullGraphTask(config, files=data.files, data_dir=data.data_dir)
+
+    def read(
+        self, config: FullGraphConfig, source: FullGraphOptions, *, progress: bool
+    ) -> FullGraphOptions:
+        """Nothing yet: the graph is cut for the ranks of each way to train."""
+        return source
+
+    def run(self, asked: FullGraphConfig, start: Start) -> Finished:
+        """Prepare the graph, start the ranks or join those of torchrun, and train."""
+        from weft.parallel.device import own_device
+        from weft.parallel.grid import grid_of
+        from weft.parallel.world import joined_replicas
+        from weft.recipes.full_graph.training import train_full_graph
+        from weft.training import Run
+        from weft.training.launch import RankError, is_a_rank, lost_ranks_named
+
+        source, folder, console, plan = start.source, start.folder, start.console, start.plan
+        assert isinstance(source, FullGraphOptions)
+        if source.max_restarts < 0:
+            raise DataError(f"--max-restarts is {source.max_restarts}; it must be at least 0")
+        config = plan.settle(
+            asked,
+            lambda: self.plan_task(source, asked),
+            console,
+            data_dir=source.data_dir,
+            quiet=start.quiet,
+        )
+        if config.grid != "auto":
+            grid_of(config.grid, config.num_ranks, config.replication)
+        device = own_device(config.device, ranks=None if is_a_rank() else config.num_ranks)
+        resume = start.resume
+        if resume and not (folder / "config.json").exists() and _is_first():
+            console.print(f"There is no run in {folder} to resume; a new one starts.")
+        joined: AbstractContextManager[object] = nullcontext()
+        if is_a_rank():
+            joined = joined_replicas(max(config.wait, _PREPARING))
+            resume = resume or int(os.environ.get(_RESTARTED, "0")) > 0
+        with lost_ranks_named(), joined:
+            table, grid = _first_of_host(lambda: _prepared(config, start))
+            if _is_first():
+                _describe(table, grid, config, console, on_gpus=device.type == "cuda")
+            if plan.plan is not None and not is_a_rank():
+                data = table.metadata.get("contents")
+                with Run.create(
+                    folder, config.recipe(), data=data, resume=resume, recipe=self.name
+                ) as run:
+                    plan.keep(run)
+                resume = True
+            try:
+                trained = train_full_graph(
+                    table,
+                    config,
+                    grid,
+                    folder=folder,
+                    resume=resume,
+                    init_from=start.init_from,
+                    quiet=start.quiet,
+                    max_restarts=source.max_restarts,
+                    tell=lambda text: console.print(text, soft_wrap=True, highlight=False),
+                )
+            except RankError as error:
+                if (folder / "checkpoints").exists():
+                    words = [word for word in sys.argv[1:] if word != "--resume"]
+                    again = shlex.join(["weft", *words, "--resume"])
+                    raise RankError(f"{error}; go on with: {again}") from None
+                raise
+        return Finished(
+            result=trained.result,
+            show=lambda: _show(trained, config, folder, console),
+            is_first=_is_first(),
+        )
+
+    def predict(
+        self, run: Path, file: Path | None, options: PredictOptions, console: Console
+    ) -> None:
+        """Classify every node of the run's graph, or of the one in a file."""
+        from weft.recipes.full_graph.prediction import predict_nodes
+        from weft.recipes.output import prediction_file, print_predictions
+
+        features, ranks = options.features, 1 if options.ranks is None else options.ranks
+        out = prediction_file(options.out, file or run, (".csv",), "classes of nodes")
+        if features is not None and file is None:
+            raise DataError(
+                f"--features {features} goes with an edge list: weft predict {run} FILE"
+            )
+        if ranks < 1:
+            raise DataError(f"--ranks is {ranks}; it must be at least 1")
+        found = predict_nodes(
+            run,
+            out,
+            data=None if file is None else str(file),
+            features=None if features is None else str(features),
+            ranks=ranks,
+            data_dir=options.data_dir,
+        )
+        rows = [(str(node), str(kind), f"{p:.4f}") for node, kind, p in found[:10].tolist()]
+        print_predictions(("node", "class", "probability"), rows, len(found), out, console)
+
+
+def _prepared(config: FullGraphConfig, start: Start) -> tuple[GraphTable, Grid]:
+    from weft.recipes.full_graph.data import full_graph_table
+
+    progress = not start.quiet and _is_first()
+
+    def tell(stage: str) -> None:
+        if progress:
+            start.console.print(f"preparing: {stage}", soft_wrap=True, highlight=False)
+
+    return full_graph_table(
+        config,
+        files=start.source.files,
+        data_dir=start.source.data_dir,
+        progress=progress,
+        tell=tell,
+    )
+
+
+def _is_first() -> bool:
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def _first_of_host(
+    work: Callable[[], tuple[GraphTable, Grid]],
+) -> tuple[GraphTable, Grid]:
+    """What `work` gives; the first rank of each host prepares it, the others find it prepared."""
+    import torch
+    import torch.distributed as dist
+
+    from weft.training.launch import is_a_rank
+
+    if not is_a_rank():
+        return work()
+    failed = torch.zeros(1)
+    mistake: Exception | None = None
+    found = None
+    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+        try:
+            found = work()
+        except (ValueError, OSError) as error:
+            mistake = error
+            failed += 1
+    dist.all_reduce(failed)
+    if mistake is not None:
+        raise mistake
+    if failed.item():
+        raise DataError(
+            f"rank {dist.get_rank()} stops because another has no data; see its message"
+        )
+    return found or work()
+
+
+def _describe(
+    table: GraphTable, grid: Grid, config: FullGraphConfig, console: Console, *, on_gpus: bool
+) -> None:
+    from weft.parallel.grid import grids_for
+
+    partition = table.metadata["partition"]
+    why = "as asked"
+    if config.grid == "auto":
+        names = [_name(each) for each in grids_for(grid.ranks)]
+        why = (
+            "the only one that fits"
+            if len(names) == 1
+            else f"the fastest of {', '.join(names)} by the cost model (`weft plan full-graph`)"
+        )
+    ranks = "1 rank" if grid.ranks == 1 else f"{grid.ranks} ranks"
+    if on_gpus:
+        ranks += ", each on a GPU" if grid.ranks > 1 else ", on a GPU"
+    blocks = int(partition["blocks"])
+    cut = partition["cut_edges"] / max(1, table.total_edges)
+    shares = (
+        f"{blocks} blocks, {cut:.1%} of the edges between them; the largest has "
+        f"{partition['imbalance_nodes']:.2f} times the mean of the nodes and "
+        f"{partition['imbalance_edges']:.2f} times that of the edges"
+        if blocks > 1
+        else "1 block"
+    )
+    console.print(
+        f"{config.data}: {table.total_nodes:,} nodes, {table.total_edges:,} entries of the "
+        f"{table.metadata['normalisation']} matrix, {table.column('x').shape[1]:,} features, "
+        f"{table.metadata['classes']} classes\n"
+        f"grid: {_name(grid)}, {grid.shape}, {ranks}: {why}\n"
+        f"partition: {partition['how']}, {shares}",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def _name(grid: Grid) -> str:
+    return f"1.5d (replication {grid.layers})" if grid.replicated else grid.name
+
+
+def _show(
+    trained: TrainedFullGraph, config: FullGraphConfig, folder: Path, console: Console
+) -> None:
+    from weft.recipes.output import print_scores, where
+
+    result, scores = trained.result, trained.scores
+    rows = [
+        (
+            part,
+            f"{count:,}",
+            f"{scores[f'{part}_accuracy']:.1%}",
+            f"{scores[f'{part}_loss']:.4f}",
+        )
+        for part, count in trained.counts.items()
+        if count
+    ]
+    headings: tuple[str, ...] = ("part", "nodes", "accuracy", "loss")
+    print_scores(f"{config.data}: {result.stopped}", headings, rows, console)
+    cost = trained.communication
+    if cost is not None and cost.bytes:
+        sizes = {**cost.bytes, "in all": sum(cost.bytes.values())}
+        headings = ("collective", "MB received by a rank, at most")
+        received = [(kind, f"{number / 1e6:.3f}") for kind, number in sizes.items()]
+        print_scores("messages of an epoch", headings, received, console)
+    if cost is not None:
+        console.print(
+            f"An epoch took a rank up to {1e3 * cost.seconds['compute']:.1f} ms of its own work "
+            f"and {1e3 * cost.seconds['communication']:.1f} ms of messages and waiting.\n"
+            f"At most {cost.peak / 1e6:.1f} MB of memory a rank for its part of the graph and the "
+            f"training; {cost.predicted / 1e6:.1f} MB by the cost model, without libraries.",
+            soft_wrap=True,
+            highlight=False,
+        )
+    best = (
+        f"the weights are those of epoch {result.best_epoch}, the best on the validation nodes"
+        if result.best_epoch and trained.counts["validation"]
+        else "the weights are those of the lowest loss"
+    )
+    console.print(
+        f"{result.epochs} epochs in {result.seconds:.1f} s; {best}.\n"
+        + where(folder, f"weft predict {folder}"),
+        soft_wrap=True,
+    )
+
+
+FULL_GRAPH = FullGraphRecipe("full-graph")

@@ -1,0 +1,145 @@
+"""What recipes print and write alike: tables of scores, predictions, where everything is."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from weft.errors import DataError
+from weft.files import json_text, write_atomically
+
+if TYPE_CHECKING:
+    from weft.training.config import SparsityConfig
+    from weft.training.step_costs import StepCosts
+
+_SHOWN = 10
+# A sparse step must be slower by this much for advice against it.
+_NOTABLE = 0.05
+
+
+def notes(*, quiet: bool = False) -> Console:
+    """Where progress is told: not among what a command gives."""
+    return Console(
+        stderr=True, soft_wrap=True, markup=False, emoji=False, highlight=False, quiet=quiet
+    )
+
+
+def print_scores(
+    title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], console: Console
+) -> None:
+    """Print a table with a row for each part of the data; the first heading is `part`."""
+    table = Table(title=title, title_justify="left")
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def where(folder: Path, then: str = "") -> str:
+    """Where a run is and, if there is a next command, how to go on."""
+    following = f" Next:\n  {then}" if then else ""
+    return f"Everything is in {folder} (tensorboard --logdir {folder}).{following}"
+
+
+def prediction_file(out: Path | None, file: Path, suffixes: Sequence[str], what: str) -> Path:
+    """The file to write, by default FILE-predicted with the first suffix, here.
+
+    Args:
+        out: as asked for.
+        file: that is read; its name is the default's.
+        suffixes: that `out` may have.
+        what: is written, such as `predictions`.
+
+    Raises:
+        DataError: it has another suffix, its folder is not there, or it is the file to read.
+    """
+    out = out or Path(f"{file.resolve().stem}-predicted{suffixes[0]}")
+    if out.suffix not in suffixes:
+        listed = " or ".join(filter(None, [", ".join(suffixes[:-1]), suffixes[-1]]))
+        raise DataError(f"{what} are written as {listed}, not as {out.name}")
+    if not out.parent.is_dir():
+        raise DataError(f"{out} cannot be written: there is no folder {out.parent}")
+    if out.resolve() == file.resolve():
+        raise DataError(f"{out} is the file to read; choose another name to write to")
+    return out
+
+
+def print_predictions(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], total: int, out: Path, console: Console
+) -> None:
+    """Print the first of `total` predictions, and where all of them are."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for row in rows[:_SHOWN]:
+        table.add_row(*row)
+    console.print(table)
+    more = total - _SHOWN
+    console.print(
+        f"{f'... and {more:,} more. ' if more > 0 else ''}Written to {out}.", soft_wrap=True
+    )
+
+
+def write_probabilities(
+    headings: Sequence[str], rows: Sequence[Sequence[Any]], out: Path, console: Console
+) -> None:
+    """Write rows that end with a probability as .csv or .json, and print the first."""
+    if out.suffix == ".json":
+        text = json_text([dict(zip(headings, row, strict=True)) for row in rows], indent=1) + "\n"
+    else:
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow(headings)
+        writer.writerows((*row[:-1], f"{row[-1]:.6g}") for row in rows)
+        text = buffer.getvalue()
+    write_atomically(out, lambda file: file.write(text.encode()))
+    shown = [(*map(str, row[:-1]), f"{row[-1]:.4f}") for row in rows[:_SHOWN]]
+    print_predictions(headings, shown, len(rows), out, console)
+
+
+def weights_sentence(counts: dict[str, int], how: str) -> str:
+    """How many weights there are, and how many of them are left."""
+    size, active = counts["weights"], counts["active"]
+    if how == "none":
+        return f"{size:,} weights, dense."
+    return f"{active:,} of {size:,} weights are active ({1 - active / size:.1%} sparse, by {how})."
+
+
+def costs_sentences(costs: StepCosts | None, config: SparsityConfig, *, linear: bool) -> str:
+    """FLOPs and time of a training step, each against its own kind; and what to do about it.
+
+    Args:
+        costs: if they were measured.
+        config: how the model became sparse.
+        linear: whether its layers have a sparse form.
+    """
+    if costs is None:
+        return ""
+    left = "" if config.may_be_sparse else " with the weights that are left"
+    form = "masks on all weights" if config.form == "dense" else "only the weights that are there"
+    said = f"FLOPs of a training step{left}: {costs.flops:.1%} of dense; time of a step ({form}): "
+    if not costs.is_certain:
+        low, high = min(costs.ratios), max(costs.ratios)
+        return (
+            f"{said}from {low:.0%} to {high:.0%} of the same step dense: the machine is busy with "
+            "something else.\n"
+        )
+    said += (
+        f"{costs.time:.0%} of the same step dense ({1e3 * costs.seconds:.3g} of "
+        f"{1e3 * costs.dense_seconds:.3g} ms, timed side by side afterwards)."
+    )
+    if config.form == "sparse" and costs.time > 1 + _NOTABLE:
+        said += (
+            " The network is too small, or not sparse enough, for --form sparse to pay: leave it "
+            "out, or take wider layers (--hidden)."
+        )
+    elif config.form == "dense" and config.may_be_sparse and linear:
+        said += " Masks save no time; --form sparse does where layers are wide and sparse enough."
+    return f"{said}\n"

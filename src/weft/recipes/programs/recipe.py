@@ -1,0 +1,176 @@
+"""The recipe for programs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weft.recipes.programs.config import ProgramsConfig
+from weft.recipes.recipe import DataOptions, PredictOptions, StandardRecipe
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from weft.graphs import GraphTable
+    from weft.parallel.world import World
+    from weft.recipes.programs.candidates import ProgramsTask
+    from weft.recipes.programs.training import PreparedPrograms, TrainedPrograms
+    from weft.training import Run
+
+
+class ProgramsRecipe(StandardRecipe):
+    """Which variable belongs where in a program."""
+
+    help = """
+    Train a gated graph network to tell which variable belongs where in a program.
+
+    By default it reads the standard library of this Python. Examples:
+      weft train programs --limit 20000
+      weft train programs --data my_project/ --epochs 20
+      torchrun --nproc-per-node 2 -m weft train programs --supergraphs-per-step 4
+    """
+    plan_help = """
+    Measure how to train on programs fastest: form of the edges, batching, threads, compiling.
+
+    Takes the options of `weft train programs`. Example:
+      weft plan programs --limit 20000 --run-steps 5000
+    """
+    kind = "programs"
+    common = ("data", "limit", "hidden", "steps", "learning_rate", "epochs")
+    predicts_with = ("out", "threshold", "all", "format", "quiet")
+    has_ranks = True
+
+    def default(self) -> ProgramsConfig:
+        """The configuration that a newcomer gets."""
+        return ProgramsConfig()
+
+    def read(self, config: ProgramsConfig, source: DataOptions, *, progress: bool) -> GraphTable:
+        """Samples of programs, or as many as asked for."""
+        from weft.recipes.programs.data import read_programs
+        from weft.recipes.structures.data import some_of
+
+        table = read_programs(
+            config.data, files=source.files, data_dir=source.data_dir, progress=progress
+        )
+        return some_of(table, config.limit, config.split_seed)
+
+    def plan_task(self, data: GraphTable, config: ProgramsConfig) -> ProgramsTask:
+        """Form of the edges, batching, threads and compiling."""
+        from weft.recipes.programs.candidates import ProgramsTask
+
+        return ProgramsTask(data, config)
+
+    def prepare(
+        self, data: GraphTable, config: ProgramsConfig, *, world: World, earlier: Path | None
+    ) -> PreparedPrograms:
+        """The split and the supergraphs; what an earlier session has measured is taken."""
+        from weft.recipes.programs.supergraph_choice import settled_in
+        from weft.recipes.programs.training import prepare_programs
+
+        if earlier is not None:
+            config = settled_in(earlier, config)
+        return prepare_programs(data, config, world=world)
+
+    def checksums(self, data: GraphTable, config: ProgramsConfig) -> dict[str, str]:
+        """Of all columns."""
+        from weft.graphs.checksums import table_checksums
+
+        return table_checksums(data)
+
+    def train(
+        self,
+        prepared: PreparedPrograms,
+        *,
+        run: Run,
+        init_from: Path | None,
+        world: World,
+        quiet: bool,
+    ) -> TrainedPrograms:
+        """Train the network."""
+        from weft.recipes.programs.training import train_prepared_programs
+
+        return train_prepared_programs(
+            prepared, run=run, init_from=init_from, world=world, quiet=quiet
+        )
+
+    def summary(self, trained: TrainedPrograms, prepared: PreparedPrograms) -> dict[str, Any]:
+        """Accuracy beside the baselines, counts, how full supergraphs were, and compiling."""
+        return {
+            **trained.scores,
+            "counts": trained.counts,
+            "baselines": {part: vars(b) for part, b in trained.baselines.items()},
+            "fill": asdict(prepared.sampler.statistics()),
+            "batching_share": trained.batching_share,
+            "outside_share": trained.outside_share,
+            "compilation": trained.compilation.report(),
+        }
+
+    def show(
+        self, trained: TrainedPrograms, prepared: PreparedPrograms, folder: Path, console: Console
+    ) -> None:
+        """Print the accuracy beside the baselines, what was left out, and where everything is."""
+        from weft.recipes.output import print_scores, where
+
+        result, counts, config = trained.result, trained.counts, prepared.config
+        headings = ("part", "samples", "accuracy", "random", "most recent use", "loss")
+        rows = [
+            (
+                part,
+                f"{counts[part]:,}",
+                f"{trained.scores[f'{part}_accuracy']:.1%}",
+                f"{base.random:.1%}",
+                f"{base.recent:.1%}",
+                f"{trained.scores[f'{part}_loss']:.4f}",
+            )
+            for part, base in trained.baselines.items()
+        ]
+        print_scores(f"{config.data}: {result.stopped}", headings, rows, console)
+        if counts["train"] > counts["validation"]:
+            console.print(
+                f"The accuracy on training samples is that of {counts['validation']:,} drawn of "
+                "them.",
+                soft_wrap=True,
+            )
+        if counts["skipped"]:
+            console.print(
+                f"{counts['skipped']:,} samples larger than a supergraph of {config.nodes:,} nodes "
+                "were left out of training.",
+                soft_wrap=True,
+            )
+        if trained.outside_share:
+            fate = "left out" if trained.layout.outside == "drop" else "multiplied as sparse ones"
+            console.print(
+                f"{trained.outside_share:.2%} of the edges were outside the blocks of "
+                f"{trained.layout.block} and {fate} in training.",
+                soft_wrap=True,
+            )
+        compiled = trained.compilation
+        if compiled.mode != "eager":
+            times = "once" if compiled.compilations == 1 else f"{compiled.compilations} times"
+            console.print(f"Compiled {times}, {compiled.seconds:.1f} s of the time below.")
+        best = (
+            f"the weights are those of epoch {result.best_epoch}, the best on the validation files"
+            if result.best_epoch
+            else "nothing was trained"
+        )
+        console.print(
+            f"{result.epochs} epochs in {result.seconds:.1f} s, {result.graphs_per_second:,.0f} "
+            f"samples a second on average, {trained.batching_share:.1%} of the time spent waiting "
+            f"for supergraphs; {best}.\n" + where(folder, f"weft predict {folder} FILE.py"),
+            soft_wrap=True,
+        )
+
+    def predict(
+        self, run: Path, file: Path | None, options: PredictOptions, console: Console
+    ) -> None:
+        """Look at every use of a variable in a Python file or a folder of them."""
+        from weft.errors import DataError
+        from weft.recipes.programs.prediction import show_findings
+
+        if file is None:
+            raise DataError(f"name the file to predict: weft predict {run} FILE")
+        show_findings(run, file, options, console)
+
+
+PROGRAMS = ProgramsRecipe("programs")

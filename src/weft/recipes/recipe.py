@@ -1,0 +1,321 @@
+"""Recipe: all that weft knows of a task, in one object; `weft train | predict | plan` go over it.
+
+A task is a folder here with a module `recipe`, and a line in `RECIPES`. A recipe's name, help and
+configuration are there without torch: its methods import what they need.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from weft.errors import DataError
+from weft.files import read_object
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from weft.parallel.world import World
+    from weft.planning.task import PlanTask
+    from weft.recipes.planned_runs import PlanOption
+    from weft.training import FitResult, Run
+
+RECIPES = {
+    "molecules": "weft.recipes.structures.recipe:MOLECULES",
+    "crystals": "weft.recipes.structures.recipe:CRYSTALS",
+    "programs": "weft.recipes.programs.recipe:PROGRAMS",
+    "nodes": "weft.recipes.nodes.recipe:NODES",
+    "links": "weft.recipes.links.recipe:LINKS",
+    "full-graph": "weft.recipes.full_graph.recipe:FULL_GRAPH",
+    "citations": "weft.recipes.nodes.recipe:CITATIONS",
+}
+"""Where the recipes are, by the names that the command line has for them."""
+
+_CONFIG, _ABOUT = "config.json", "model.json"
+
+
+@cache
+def recipe_named(name: str) -> Recipe:
+    """The recipe of that name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in RECIPES:
+        raise ValueError(f"recipe is {name!r}; choose from {', '.join(RECIPES)}")
+    module, _, attribute = RECIPES[name].partition(":")
+    found: Recipe = getattr(import_module(module), attribute)
+    return found
+
+
+def recipe_of_run(run: Path) -> Recipe:
+    """The recipe of the run in a folder: by its recorded name, else by what the folder holds.
+
+    Raises:
+        DataError: the folder holds no run.
+    """
+    if not (run / _CONFIG).is_file():
+        raise DataError(f"{run} holds no run of `weft train` (no {run / _CONFIG})")
+    name = read_object(run / _CONFIG).get("recipe")
+    if isinstance(name, str) and name in RECIPES:
+        return recipe_named(name)
+    # Runs of earlier versions: most say of what kind their model is.
+    kind = read_object(run / _ABOUT).get("kind", "molecules") if (run / _ABOUT).exists() else None
+    for each in map(recipe_named, RECIPES):
+        if each.kind == kind:
+            return each
+    raise DataError(f"{run} holds a run of a recipe that this weft does not know: {kind}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """Where data is read from, beside what the configuration says.
+
+    Attributes:
+        files: Files or folders to build the data set from, instead of cached or downloaded ones.
+        data_dir: The data folder; by default $WEFT_DATA_DIR or the user's cache folder.
+    """
+
+    files: tuple[Path, ...] = ()
+    data_dir: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions:
+    """What is predicted and where it goes; each recipe takes some of these.
+
+    Attributes:
+        out: Write predictions to this file: .csv or .extxyz, for links and nodes .csv or .json.
+            By default it is FILE-predicted.csv here, .extxyz with forces. What was found in code
+            is printed by default.
+        forces: Predict the forces too, minus the gradient of the value in the positions.
+        threshold: In code, show where another name is at least so probable; 0.9 by default.
+        all: In code, show every use of a variable.
+        format: Show what was found in code as a table, JSON, or SARIF for editors; a table by
+            default.
+        ranks: Processes that share the graph of a full-graph run; 1 by default.
+        features: The features .npy [n, f] of a full-graph run's FILE, where it is an edge list.
+        data_dir: The data folder of a full-graph run; by default as for training.
+        quiet: Show no progress.
+    """
+
+    out: Path | None = None
+    forces: bool = False
+    threshold: float | None = None
+    all: bool = False
+    format: Literal["table", "json", "sarif"] | None = None
+    ranks: int | None = None
+    features: Path | None = None
+    data_dir: Path | None = None
+    quiet: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Start:
+    """How a run is started.
+
+    Attributes:
+        folder: of the run.
+        resume: go on with the run that is there.
+        init_from: a run or file whose weights to start from.
+        source: where data is read from.
+        plan: what was asked for with --plan and --threads.
+        quiet: no progress.
+        console: to print to.
+    """
+
+    folder: Path
+    resume: bool
+    init_from: Path | None
+    source: DataOptions
+    plan: PlanOption
+    quiet: bool
+    console: Console
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Finished:
+    """A training that has come to its end, or was interrupted.
+
+    Attributes:
+        result: how it went.
+        show: prints what came out.
+        is_first: whether this process is the one that prints.
+    """
+
+    result: FitResult
+    show: Callable[[], None]
+    is_first: bool = True
+
+
+class Recipe(ABC):
+    """A task. Subclasses say what it reads, how it is trained and what is told of it.
+
+    Attributes:
+        name: of the recipe, as the command line has it.
+    """
+
+    help: ClassVar[str]
+    """What `weft train NAME --help` says: a line, then paragraphs and examples."""
+    plan_help: ClassVar[str]
+    """The same of `weft plan NAME`."""
+    kind: ClassVar[str | None]
+    """What the model.json of its runs says under `kind`, for runs that record no recipe."""
+    source: ClassVar[type[DataOptions]] = DataOptions
+    """Options of where its data is read from."""
+    common: ClassVar[tuple[str, ...]]
+    """Options of its configuration that the help shows first."""
+    predicts_with: ClassVar[tuple[str, ...]] = ("out", "quiet")
+    """Fields of PredictOptions that its runs take."""
+    replaced_by: ClassVar[str] = ""
+    """The command to use instead, of a recipe that is kept for older runs."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @abstractmethod
+    def default(self) -> Any:
+        """The configuration that a newcomer gets."""
+
+    def run_name(self, config: Any) -> str:
+        """Of the run's folder, by default."""
+        from weft.recipes.structures.data import file_name_of
+
+        return f"{self.name}-{file_name_of(config.data)}"
+
+    def settled(self, config: Any, earlier: Mapping[str, Any] | None = None) -> Any:
+        """The configuration with what was left open decided.
+
+        Args:
+            config: as asked for.
+            earlier: the config of a run to go on with, whose choices are taken.
+        """
+        return config
+
+    def check(self, config: Any) -> None:  # noqa: B027
+        """Raise ValueError where a new run with this configuration would not be sound."""
+
+    @abstractmethod
+    def read(self, config: Any, source: Any, *, progress: bool) -> Any:
+        """The data, as `prepare` and `plan_task` take it."""
+
+    @abstractmethod
+    def plan_task(self, data: Any, config: Any) -> PlanTask:
+        """What can be planned of a training on this data."""
+
+    def plan_command(self) -> type[Any] | None:
+        """The dataclass of its own `weft plan NAME`; None for the one of all recipes."""
+        return None
+
+    @abstractmethod
+    def run(self, asked: Any, start: Start) -> Finished:
+        """Read, plan, prepare, train and summarise: the whole of `weft train`."""
+
+    def predict(
+        self, run: Path, file: Path | None, options: PredictOptions, console: Console
+    ) -> None:
+        """Apply a run to a file; writes predictions and prints the first."""
+        raise DataError(
+            f"{run} is a run of `weft train {self.name}`, which keeps nothing for predictions"
+        )
+
+
+class StandardRecipe(Recipe):
+    """A recipe whose training is one call with a run: the flow is here, the steps are its own."""
+
+    before: ClassVar[Mapping[str, Any]] = {}
+    """Settings that the config.json of older runs lacks, as they were trained."""
+    has_ranks: ClassVar[bool] = False
+    """Whether several processes can share its steps."""
+
+    def note(self, data: Any, console: Console) -> None:
+        """Tell what is worth knowing of the data before the training."""
+
+    @abstractmethod
+    def prepare(self, data: Any, config: Any, *, world: World, earlier: Path | None) -> Any:
+        """What `train` takes; its attribute `config` is what the run records.
+
+        Args:
+            data: that was read.
+            config: with the settings of the plan.
+            world: this process among those that share the run.
+            earlier: folder of the run to go on with; None for a new one.
+        """
+
+    @abstractmethod
+    def checksums(self, data: Any, config: Any) -> dict[str, str]:
+        """Of the parts of the data that a resume has to find as they were."""
+
+    @abstractmethod
+    def train(
+        self, prepared: Any, *, run: Run, init_from: Path | None, world: World, quiet: bool
+    ) -> Any:
+        """Train; gives an object with at least `result`."""
+
+    @abstractmethod
+    def summary(self, trained: Any, prepared: Any) -> dict[str, Any]:
+        """What summary.json holds beside the loop's own, JSON values."""
+
+    @abstractmethod
+    def show(self, trained: Any, prepared: Any, folder: Path, console: Console) -> None:
+        """Print what came out and where it is."""
+
+    def run(self, asked: Any, start: Start) -> Finished:
+        """Read, plan, prepare, train and summarise: the whole of `weft train`."""
+        from weft.parallel.world import joined_replicas
+        from weft.training.ranks import shared_run
+
+        ranks_started = int(os.environ.get("WORLD_SIZE", "1"))
+        if ranks_started > 1 and not self.has_ranks:
+            raise ValueError(
+                f"`weft train {self.name}` runs in one process, and torchrun has started "
+                f"{ranks_started}; leave torchrun out"
+            )
+        plan, folder, console = start.plan, start.folder, start.console
+        with joined_replicas() as world:
+            first = world.rank == 0
+            # The first builds what is cached, and the others find it.
+            with world.in_turn():
+                data = self.read(asked, start.source, progress=not start.quiet and first)
+                if first and not start.quiet:
+                    self.note(data, console)
+                settled = plan.settle(
+                    asked,
+                    lambda: self.plan_task(data, asked),
+                    console,
+                    data_dir=start.source.data_dir,
+                    quiet=start.quiet,
+                    silent=not first,
+                )
+                prepared = self.prepare(
+                    data, settled, world=world, earlier=folder if start.resume else None
+                )
+            config = prepared.config
+            with shared_run(
+                folder,
+                config,
+                world,
+                data=self.checksums(data, config),
+                resume=start.resume,
+                before=self.before,
+                recipe=self.name,
+            ) as run:
+                plan.keep(run)
+                if start.resume and not run.resumed and first:
+                    console.print(f"There is no run in {folder} to resume; a new one starts.")
+                trained = self.train(
+                    prepared, run=run, init_from=start.init_from, world=world, quiet=start.quiet
+                )
+                if not trained.result.stopped.startswith("interrupted"):
+                    run.summarise(**self.summary(trained, prepared))
+        return Finished(
+            result=trained.result,
+            show=lambda: self.show(trained, prepared, folder, console),
+            is_first=first,
+        )

@@ -1,0 +1,243 @@
+"""The recipes for molecules and crystals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weft.recipes.recipe import DataOptions, PredictOptions, StandardRecipe
+from weft.recipes.structures.config import BEFORE, NeighbourConfig, StructuresConfig
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from weft.graphs import GraphTable
+    from weft.parallel.world import World
+    from weft.recipes.structures.candidates import StructuresTask
+    from weft.recipes.structures.training import Prepared, Trained
+    from weft.training import Run
+
+
+class MoleculesRecipe(StandardRecipe):
+    """One value a structure, and forces, from positions."""
+
+    help = """
+    Train SchNet, MPEU or PaiNN on a property of molecules: QM9, or your own extxyz or ASE files.
+
+    Lengths are in Å, energies in eV, forces in eV/Å. Examples:
+      weft train molecules --target gap --no-references
+      weft train molecules --data water.extxyz --target energy --forces forces --model painn
+    """
+    plan_help = """
+    Measure how to train on molecules fastest: batching, threads, compile modes.
+
+    Each way is trained for a few seconds; nothing is kept of it but its time and memory. Takes the
+    options of `weft train molecules`. Examples:
+      weft plan molecules --data qm9 --batching.batch-size 128 --run-steps 20000
+      weft plan molecules --data water.extxyz --target energy --forces forces --model painn
+    """
+    kind = "molecules"
+    common = ("data", "target", "forces", "model", "hidden", "layers", "learning_rate", "epochs")
+    predicts_with = ("out", "forces", "quiet")
+    before = BEFORE
+
+    def default(self) -> StructuresConfig:
+        """The configuration that a newcomer gets."""
+        return StructuresConfig()
+
+    def run_name(self, config: StructuresConfig) -> str:
+        """Of the run's folder, by default."""
+        return f"{super().run_name(config)}-{config.target}"
+
+    def settled(
+        self, config: StructuresConfig, earlier: Mapping[str, Any] | None = None
+    ) -> StructuresConfig:
+        """The configuration with readout, neighbours, envelope and monitor decided."""
+        return config.settled(self.name, earlier)
+
+    def check(self, config: StructuresConfig) -> None:
+        """Raise ValueError where forces are asked for of a model that has no sound ones."""
+        config.check_forces()
+
+    def read(self, config: StructuresConfig, source: DataOptions, *, progress: bool) -> GraphTable:
+        """Structures with their neighbours."""
+        from weft.recipes.recipe_data import read_structures
+
+        return read_structures(
+            config, files=source.files, data_dir=source.data_dir, progress=progress
+        )
+
+    def plan_task(self, data: GraphTable, config: StructuresConfig) -> StructuresTask:
+        """Batching, threads and compile modes."""
+        from weft.recipes.structures.candidates import StructuresTask
+
+        return StructuresTask(self.name, data, config)
+
+    def note(self, data: GraphTable, console: Console) -> None:
+        """Say where periodic structures are trained on as molecules."""
+        periodic = int(data.column("pbc").any(axis=1).sum()) if "pbc" in data.schema else 0
+        if periodic:
+            console.print(
+                f"{periodic:,} of {len(data):,} structures are periodic, so neighbours are found "
+                "among their images; `weft train crystals` has the settings for such data.",
+                soft_wrap=True,
+            )
+
+    def prepare(
+        self, data: GraphTable, config: StructuresConfig, *, world: World, earlier: Path | None
+    ) -> Prepared:
+        """The split, the scale of the target and the batches."""
+        from weft.recipes.structures.training import prepare_structures
+        from weft.training.run import CONFIG
+
+        resumed = earlier is not None and (earlier / CONFIG).exists()
+        return prepare_structures(data, config, resumed=resumed)
+
+    def checksums(self, data: GraphTable, config: StructuresConfig) -> dict[str, str]:
+        """Of atoms, positions, cells and what is learned."""
+        from weft.graphs.checksums import table_checksums
+
+        return table_checksums(data, ["z", "pos", "cell", "pbc", *config.targets])
+
+    def train(
+        self, prepared: Prepared, *, run: Run, init_from: Path | None, world: World, quiet: bool
+    ) -> Trained:
+        """Train the network."""
+        from weft.recipes.structures.training import train_prepared
+
+        return train_prepared(prepared, run=run, init_from=init_from, world=world, quiet=quiet)
+
+    def summary(self, trained: Trained, prepared: Prepared) -> dict[str, Any]:
+        """Errors, counts, how full batches were, and compiling."""
+        return {
+            **trained.scores,
+            "counts": trained.counts,
+            "unit": _unit(prepared),
+            "fill": asdict(prepared.sampler.statistics()),
+            "batching_share": trained.batching_share,
+            "compilation": trained.compilation.report(),
+        }
+
+    def show(self, trained: Trained, prepared: Prepared, folder: Path, console: Console) -> None:
+        """Print the errors, what was left out, and where everything is."""
+        from weft.recipes.output import print_scores, where
+
+        result, config = trained.result, prepared.config
+        unit = _unit(prepared)
+        in_unit = f" [{unit}]" if unit else ""
+        headings = ["part", "structures", f"MAE{in_unit}", f"RMSE{in_unit}"]
+        names = ["mae", "rmse"]
+        if config.forces:
+            headings += ["force MAE [eV/Å]", "force RMSE [eV/Å]"]
+            names += ["force_mae", "force_rmse"]
+        rows = [
+            (
+                part,
+                f"{trained.counts[part]:,}",
+                *(f"{trained.scores[f'{part}_{name}']:.4g}" for name in names),
+            )
+            for part in ("validation", "test")
+            if f"{part}_mae" in trained.scores
+        ]
+        print_scores(f"{config.target}{in_unit}: {result.stopped}", headings, rows, console)
+        dropped = trained.counts["dropped"]
+        if dropped:
+            console.print(
+                f"{dropped:,} structures without {' or '.join(config.targets)} were left out.",
+                soft_wrap=True,
+            )
+        skipped = trained.counts["skipped"]
+        if skipped:
+            console.print(f"{skipped:,} structures larger than a batch were skipped in training.")
+        compiled = trained.compilation
+        if compiled.mode != "eager":
+            console.print(
+                f"Compiled {compiled.compilations} times, {compiled.seconds:.1f} s of the time "
+                "below; `weft study batching` measures from how many steps on that pays.",
+                soft_wrap=True,
+            )
+        console.print(
+            f"{trained.counts['train']:,} structures for training, {result.epochs} epochs in "
+            f"{result.seconds:.1f} s, {result.graphs_per_second:,.0f} structures a second on "
+            f"average, {trained.batching_share:.1%} of the time spent waiting for batches; the "
+            f"weights are those of epoch {result.best_epoch}, the best by {config.monitor}.\n"
+            + where(folder, f"weft predict {folder} FILE.extxyz"),
+            soft_wrap=True,
+        )
+
+    def predict(
+        self, run: Path, file: Path | None, options: PredictOptions, console: Console
+    ) -> None:
+        """Predict the structures of a file: values with their units, and forces."""
+        from weft.errors import DataError
+        from weft.recipes.output import print_predictions
+        from weft.recipes.structures.prediction import (
+            check_output,
+            load_structures,
+            predict_file,
+            write_predictions,
+        )
+
+        if file is None:
+            raise DataError(f"name the file to predict: weft predict {run} FILE")
+        forces = options.forces
+        out = options.out or Path(
+            f"{file.resolve().stem}-predicted.{'extxyz' if forces else 'csv'}"
+        )
+        check_output(out, file, forces=forces)
+        trained = load_structures(run)
+        if forces and (reason := trained.config.why_no_forces()):
+            console.print(f"Do not rely on these forces: {reason}.", soft_wrap=True)
+        found = predict_file(trained, file, forces=forces, progress=not options.quiet)
+        write_predictions(out, file, found)
+        unit = f" [{found.unit}]" if found.unit else ""
+        rows = [
+            (str(number), str(atoms), f"{value:.6g}")
+            for number, (atoms, value) in enumerate(
+                zip(found.num_atoms[:10], found.values[:10], strict=True)
+            )
+        ]
+        headings = ("structure", "atoms", f"{found.target}{unit}")
+        print_predictions(headings, rows, len(found.values), out, console)
+
+
+class CrystalsRecipe(MoleculesRecipe):
+    """The same with the settings for periodic structures."""
+
+    help = """
+    Train SchNet, MPEU or PaiNN on a property of crystals, neighbours over periodic images.
+
+    Lengths are in Å, energies in eV. Examples:
+      weft train crystals --files crystals.jsonl.gz --target formation_energy_per_atom
+      weft train crystals --data my.jsonl --target band_gap --neighbours.kind cutoff
+      weft train crystals --data my_cifs/ --target energy   (my_cifs/id_prop.csv: id,energy)
+    """
+    plan_help = """
+    Measure how to train on crystals fastest: batching, threads, compile modes.
+
+    Takes the options of `weft train crystals`. Example:
+      weft plan crystals --files crystals.jsonl.gz --run-steps 20000
+    """
+    kind = "crystals"
+
+    def default(self) -> StructuresConfig:
+        """The configuration that a newcomer gets."""
+        return StructuresConfig(
+            data="mp-matminer",
+            target="formation_energy_per_atom",
+            references=False,
+            neighbours=NeighbourConfig(nearest=24, cutoff=6.0),
+        )
+
+    def note(self, data: GraphTable, console: Console) -> None:
+        """Nothing: crystals are periodic."""
+
+
+def _unit(prepared: Prepared) -> str:
+    return prepared.table.schema[prepared.config.target].unit
+
+
+MOLECULES = MoleculesRecipe("molecules")
+CRYSTALS = CrystalsRecipe("crystals")
