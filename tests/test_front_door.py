@@ -51,7 +51,7 @@ def test_ten_lines_of_a_newcomer(extxyz: Path) -> None:
     assert np.isfinite(result.metrics["train_loss"])
     weights = load_file("runs/a/weights.safetensors")
     assert weights.keys() == model.state_dict().keys()
-    assert weft.write_page([Path("runs/a")]).stat().st_size > 1000
+    assert weft.write_page(["runs/a"]).stat().st_size > 1000
 
 
 class TestOpen:

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from weft.models import MPEU as MPEU
     from weft.models import GraphSAGE as GraphSAGE
     from weft.models import PaiNN as PaiNN
+    from weft.models import PaiNNConfig as PaiNNConfig
     from weft.models import SchNet as SchNet
+    from weft.models import SchNetConfig as SchNetConfig
     from weft.models import energy_and_forces as energy_and_forces
     from weft.planning import Plan as Plan
     from weft.planning.custom_model import plan as plan

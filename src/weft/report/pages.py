@@ -67,7 +67,7 @@ def page_path(items: Sequence[Path]) -> Path:
     return items[0] / REPORT if items[0].is_dir() else items[0].with_suffix(".html")
 
 
-def write_page(items: Sequence[Path], path: Path | None = None) -> Path:
+def write_page(items: Sequence[str | Path], path: str | Path | None = None) -> Path:
     """Write one HTML file on runs, plans and studies; returns its path.
 
     Args:
@@ -79,7 +79,8 @@ def write_page(items: Sequence[Path], path: Path | None = None) -> Path:
         DataError: an item is none of these or is damaged, jinja2 or matplotlib is not installed,
             or the page cannot be written.
     """
-    return write_html(page_of(items), page_path(items) if path is None else path)
+    paths = [Path(item) for item in items]
+    return write_html(page_of(paths), page_path(paths) if path is None else Path(path))
 
 
 def _item(item: Path) -> RunRecord | Chapter:
