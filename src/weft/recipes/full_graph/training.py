@@ -92,19 +92,25 @@ def train_full_graph(
 
 
 def last_epoch(folder: Path) -> int:
-    """Epochs done by the last checkpoint of the run in `folder`; 0 if there is none.
+    """Epochs trained by the last checkpoint of the run in `folder`; 0 if there is none.
 
     Raises:
         DataError: it is damaged.
     """
-    path = folder / CHECKPOINT
-    if path.exists():
-        return int(load_checkpoint(path, "progress")["progress"]["step"])
+    return _done(folder)[1]
+
+
+def _done(folder: Path) -> tuple[int, int]:
+    """Epochs that the last checkpoint has trained and evaluated, and those that it has trained."""
+    if (folder / CHECKPOINT).exists():
+        progress = load_checkpoint(folder / CHECKPOINT, "progress")["progress"]
+        return progress["epoch"], progress["step"]
     if not (folder / OLD_CHECKPOINTS).is_dir():
-        return 0
+        return 0, 0
     from weft.recipes.full_graph import old_checkpoint
 
-    return old_checkpoint.last_epoch(folder / OLD_CHECKPOINTS)
+    epoch = old_checkpoint.last_epoch(folder / OLD_CHECKPOINTS)
+    return epoch, epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,10 +179,10 @@ def _train_here(table: GraphTable, job: _Job, *, resume: bool) -> TrainedFullGra
 
 def _stopped(table: GraphTable, job: _Job, signal: str) -> TrainedFullGraph:
     """What can be said of a run whose launcher was stopped."""
-    epoch = last_epoch(job.folder)
+    epochs, steps = _done(job.folder)
     result = FitResult(
-        epochs=epoch,
-        steps=epoch,
+        epochs=epochs,
+        steps=steps,
         stopped=f"interrupted by {signal}",
         metrics={},
         best_metrics={},
