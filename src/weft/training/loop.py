@@ -169,7 +169,7 @@ class _Fit:
             # At once: a folder that cannot be written is better known now than in an hour.
             self.save()
         with stop_on_signals(patient=self.stepper.is_shared) as request:
-            self.stepper.heard = lambda: request.signal
+            self.stepper.listen(lambda: request.signal)
             stopped = self.train(progress)
             self.save()
         if self.best_weights is not None:

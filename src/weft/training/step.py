@@ -44,12 +44,11 @@ class Step:
     Attributes:
         world: the ranks that take the step together; None for this process alone.
         extras: what has a state that a checkpoint must hold, by name.
-        heard: the signal that has come to this process, if any; set by `fit`.
     """
 
     world: World | None = None
     extras: Mapping[str, Stateful] = {}
-    heard: Callable[[], str | None] = staticmethod(lambda: None)
+    _heard: Callable[[], str | None] = staticmethod(lambda: None)
     _agreed: str | None = None
 
     def take(self, model: nn.Module, batch: Any) -> Outcome:
@@ -68,9 +67,13 @@ class Step:
         """Whether several ranks take the step together."""
         return self.world is not None and self.world.ranks > 1
 
+    def listen(self, heard: Callable[[], str | None]) -> None:
+        """Called by `fit` before the first step; `heard` gives the signal that has come here."""
+        self._heard, self._agreed = heard, None
+
     def stop_signal(self) -> str | None:
         """The signal to stop after; of several ranks, one that all of them know of."""
-        return self._agreed if self.is_shared else self.heard()
+        return self._agreed if self.is_shared else self._heard()
 
     def reduced(self, values: Iterable[float], op: Literal["sum", "max"] = "sum") -> list[float]:
         """The sum or maximum over all ranks of each value; they also tell of signals thereby.
@@ -80,7 +83,7 @@ class Step:
         own = list(values)
         if self.world is None or not self.is_shared:
             return own
-        heard = self.heard()
+        heard = self._heard()
         vector = torch.tensor([*own, *(heard == name for name in SIGNALS)], dtype=torch.float64)
         self.world.reduce(vector, op)
         found = vector.tolist()
