@@ -13,7 +13,7 @@ from typing import Any
 
 from numba.core import event
 
-from weft.training.process_memory import peak_memory
+from weft.training.hardware import peak_memory
 from weft.training.step_hooks import current_pace, noted_compilations, paced
 
 SLOW_TURNS = 5

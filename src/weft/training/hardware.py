@@ -1,9 +1,13 @@
-"""The machine that a program runs on, in a few words."""
+"""The machine that a program runs on, in a few words, and the memory of this process."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import platform
+import resource
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,3 +32,34 @@ def hardware() -> dict[str, Any]:
         pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         found["memory_gib"] = round(pages / 2**30, 1)
     return found
+
+
+def held_memory() -> float:
+    """Bytes of its own that this process holds now, without pages of files."""
+    return process_memory("RssAnon")
+
+
+def peak_memory() -> float:
+    """The most bytes that this process has held so far, pages of files included."""
+    # What the system counts for a process includes what it was before it loaded Python.
+    return process_memory("VmHWM")
+
+
+def trim_memory() -> None:
+    """Give back to the system what is freed, where the C library can."""
+    gc.collect()
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return
+    trim(0)
+
+
+def process_memory(name: str) -> float:
+    """A field of this process's status, bytes; its peak where the system has no such file."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return float(most if sys.platform == "darwin" else most * 1024)
+    return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))

@@ -32,8 +32,8 @@ from weft.recipes.full_graph.config import FullGraphConfig
 from weft.training.batches import Batches, Stateful
 from weft.training.checkpoint import load_weights
 from weft.training.config import FitResult
+from weft.training.hardware import peak_memory, process_memory
 from weft.training.loop import FitState, fit, save_fit_checkpoint
-from weft.training.process_memory import peak_memory, process_memory
 from weft.training.randomness import seed_everything
 from weft.training.ranks import load_on_all
 from weft.training.run import Run, first_difference

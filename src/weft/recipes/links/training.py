@@ -30,8 +30,7 @@ from weft.training.saved_inputs import keep_inputs
 from weft.training.schedules import make_scheduler
 from weft.training.scores import Score, average_precision, bootstrap, roc_auc
 from weft.training.sparse_form import load_dense
-from weft.training.sparse_step import SparseStep
-from weft.training.step_costs import StepCosts
+from weft.training.sparse_step import SparseStep, StepCosts
 
 KIND = "links"
 

@@ -33,8 +33,7 @@ from weft.training.saved_inputs import keep_inputs
 from weft.training.schedules import make_scheduler
 from weft.training.scores import Score, accuracy_score
 from weft.training.sparse_form import load_dense
-from weft.training.sparse_step import SparseStep
-from weft.training.step_costs import StepCosts
+from weft.training.sparse_step import SparseStep, StepCosts
 from weft.walks import skip_gram, sparse_embedding, temporal_walks, uniform_walks
 
 KIND = "nodes"
