@@ -215,5 +215,11 @@ def test_earlier_names_of_options_are_taken():
     assert command.config.target == "gap"
     programs: Any = parse("plan", ["programs", "--rounds", "3"])
     assert programs.config.steps == 3
+    molecules: Any = parse("plan", ["molecules", "--steps", "200"])
+    assert molecules.run_steps == 200
+    links: Any = parse("plan", ["links", "--target", "memory"])
+    assert links.minimise == "memory"
+    shared: Any = parse("plan", ["full-graph", "--target", "memory", "--json", "a.json"])
+    assert (shared.minimise, shared.out) == ("memory", Path("a.json"))
     train: Any = parse("train", ["links", "--run-dir", "here"])
     assert train.out == Path("here")

@@ -109,14 +109,16 @@ def parse(group: str, words: Sequence[str]) -> Command:
 
     what, module_name = groups()[group]
     module = importlib.import_module(module_name)
-    words = [_as_now(word, getattr(module, "RENAMED", {})) for word in words]
+    renamed: dict[str, str] = getattr(module, "RENAMED", {})
+    words = [_as_now(word, renamed) for word in words]
     if hasattr(module, "COMMAND"):
         return _parsed(parse_options(module.COMMAND, words, prog=f"weft {group}"))
     commands: Mapping[str, type[Any]] = module.COMMANDS
     if words and words[0] in commands:
         # By itself, so that messages name this command and its options, not the group's.
-        prog = f"weft {group} {words[0]}"
-        return _parsed(parse_options(commands[words[0]], words[1:], prog=prog))
+        prog, command = f"weft {group} {words[0]}", commands[words[0]]
+        options = [_as_now(word, getattr(command, "RENAMED", {})) for word in words[1:]]
+        return _parsed(parse_options(command, options, prog=prog))
     return _parsed(
         parse_command(commands, words, prog=f"weft {group}", description=f"weft {group}: {what}.")
     )

@@ -77,8 +77,15 @@ class Plan(RecipeCommand, PlanOptions):
 def _command(name: str) -> type[Any]:
     recipe = recipe_named(name)
     own = recipe.plan_command()
+    if own is not None:
+        return own
     common = ("run_steps", "minimise", "budget", "out")
-    return own or recipe_command(Plan, recipe, recipe.plan_help, common, recipe.source)
+    command = recipe_command(Plan, recipe, recipe.plan_help, common, recipe.source)
+    # The plan's own earlier names, where the recipe has no option that is called so.
+    known = {each.name for each in dataclasses.fields(recipe.default())}
+    earlier = {"steps": "--run-steps", "target": "--minimise"}
+    command.RENAMED = {f"--{name}": now for name, now in earlier.items() if name not in known}
+    return command
 
 
 COMMANDS = RecipeCommands(_command)

@@ -99,6 +99,7 @@ class PlanFullGraph:
         quiet: Show no progress of --measure.
     """
 
+    RENAMED: ClassVar[dict[str, str]] = {"--target": "--minimise"}
     COMMON: ClassVar[tuple[str, ...]] = (
         *("data", "nodes", "edges", "widths", "model", "ranks", "memory_limit"),
         *("measure", "epochs", "minimise", "budget", "out"),

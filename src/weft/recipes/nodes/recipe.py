@@ -251,12 +251,6 @@ class CitationsRecipe(StandardRecipe):
 
         return PreparedCitations(batch=citation_batch(data), config=config)
 
-    def checksums(self, data: GraphTable, config: CitationsConfig) -> dict[str, str]:
-        """Of all columns."""
-        from weft.graphs.checksums import table_checksums
-
-        return table_checksums(data)
-
     def train(
         self,
         prepared: PreparedCitations,

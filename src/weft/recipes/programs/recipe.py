@@ -72,12 +72,6 @@ class ProgramsRecipe(StandardRecipe):
             config = settled_in(earlier, config)
         return prepare_programs(data, config, world=world)
 
-    def checksums(self, data: GraphTable, config: ProgramsConfig) -> dict[str, str]:
-        """Of all columns."""
-        from weft.graphs.checksums import table_checksums
-
-        return table_checksums(data)
-
     def train(
         self,
         prepared: PreparedPrograms,

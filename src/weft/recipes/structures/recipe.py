@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.recipes.recipe import DataOptions, PredictOptions, StandardRecipe
-from weft.recipes.structures.config import BEFORE, NeighbourConfig, StructuresConfig
+from weft.recipes.structures.config import BEFORE, StructuresConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -224,11 +224,13 @@ class CrystalsRecipe(MoleculesRecipe):
 
     def default(self) -> StructuresConfig:
         """The configuration that a newcomer gets."""
-        return StructuresConfig(
+        plain = StructuresConfig()
+        return replace(
+            plain,
             data="mp-matminer",
             target="formation_energy_per_atom",
             references=False,
-            neighbours=NeighbourConfig(nearest=24, cutoff=6.0),
+            neighbours=replace(plain.neighbours, nearest=24, cutoff=6.0),
         )
 
     def note(self, data: GraphTable, console: Console) -> None:
