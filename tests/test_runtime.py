@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import weft
+from weft import runtime
+from weft.kernels import edge_pairs, schnet_readout
 
 SOURCE = Path(weft.__file__).parents[1]
 
@@ -103,6 +105,14 @@ def test_an_edited_source_is_never_run_as_it_was(package: Path) -> None:
     assert results()[0] == "[7.0, 17.0, 27.0] 0"
     edit("loops", "more(row)", "more(row) * 2")
     assert results()[0] == "[14.0, 34.0, 54.0] 0"
+
+
+def test_the_stamp_is_of_what_a_module_imports_and_of_nothing_else() -> None:
+    readout = runtime._sources(schnet_readout.__name__)
+    assert {"weft.runtime", "weft.kernels.vector_math", "weft.kernels.edge_pairs"} <= set(readout)
+    pairs = runtime._sources(edge_pairs.__name__)
+    assert "weft.kernels.plain_torch" in pairs
+    assert not {"weft.kernels", "weft.kernels.vector_math"} & set(pairs)
 
 
 def test_code_of_an_installed_package_is_in_the_users_folder(package: Path) -> None:

@@ -145,7 +145,7 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
 
     def __init__(self, function: Any) -> None:
         super().__init__(function)
-        self._cache_file._source_stamp = (_sources_of(function.__module__), _THROUGH_TORCH)
+        self._cache_file._source_stamp = (_stamp(function.__module__), _THROUGH_TORCH)
         self._missed = 0.0
 
     def load_overload(self, signature: Any, context: Any) -> Any:
@@ -163,9 +163,15 @@ _IMPORT = re.compile(r"^(?:from (\w[\w.]*) import (\([^)]*\)|.*)|import (\w[\w.]
 
 
 @functools.cache
-def _sources_of(module: str) -> str:
-    """Hash of a module's source and of those that it imports, and they, of weft or its package."""
-    hashes, todo, packages = {}, [module], ("weft", module.partition(".")[0])
+def _stamp(module: str) -> str:
+    """Hash of all that a module's machine code may be made from."""
+    return hashlib.sha256(repr(sorted(_sources(module).items())).encode()).hexdigest()
+
+
+def _sources(module: str) -> dict[str, str]:
+    """Hashes of the source of a module and of what it imports, and they, of weft or its package."""
+    hashes: dict[str, str] = {}
+    todo, packages = [module], ("weft", module.partition(".")[0])
     while todo:
         name = todo.pop()
         file = getattr(sys.modules.get(name), "__file__", None)
@@ -175,10 +181,11 @@ def _sources_of(module: str) -> str:
         hashes[name] = hashlib.sha256(text.encode()).hexdigest()
         for origin, names, whole in _IMPORT.findall(text):
             # What is imported from a package is one of its modules, or of the package itself.
-            parts = [f"{origin}.{part}" for part in re.findall(r"\w+", names)]
-            known = [part for part in parts if part in sys.modules]
-            todo += [*known, *([] if known and len(known) == len(parts) else [whole or origin])]
-    return hashlib.sha256(repr(sorted(hashes.items())).encode()).hexdigest()
+            words = re.findall(r"\w+", re.sub(r"\bas \w+|#.*", "", names))
+            parts = [f"{origin}.{word}" for word in words]
+            modules = [part for part in parts if part in sys.modules]
+            todo += modules if words and len(modules) == len(words) else [*modules, whole or origin]
+    return hashes
 
 
 # Seconds of compiling after which a person who waits is told why.

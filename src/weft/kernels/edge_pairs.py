@@ -102,6 +102,30 @@ def _require_pairs(
     check_pairs(edges, forward, backward, of_edge)
 
 
+def require_edges(
+    receivers: Tensor,
+    senders: Tensor,
+    in_offsets: Tensor,
+    out_offsets: Tensor,
+    out_order: Tensor,
+    forward: Tensor | None,
+    backward: Tensor | None,
+    of_edge: Tensor | None,
+) -> None:
+    """Refuse the edges of a batch unless ends, offsets and pairs, if there are any, agree."""
+    require(receivers.shape == senders.shape, "edges must have two ends", senders, receivers)
+    edges = senders.numel()
+    check_segments(edges, in_offsets, None, receivers)
+    check_segments(edges, out_offsets, out_order, senders)
+    require(in_offsets.shape == out_offsets.shape, "offsets must agree", in_offsets, out_offsets)
+    whole = (forward is None) == (backward is None) == (of_edge is None)
+    require(whole, "pairs are given whole or not at all", forward, backward, of_edge)
+    if forward is not None and backward is not None and of_edge is not None:
+        fits = forward.shape == backward.shape and of_edge.shape == senders.shape
+        require(fits, "pairs must agree with the edges", forward, backward, of_edge)
+        check_pairs(edges, forward, backward, of_edge)
+
+
 class EdgePairs:
     """The edges of N nodes in P pairs: checked once, for several operators.
 

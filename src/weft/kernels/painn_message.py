@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.checked_indices import check_pairs, check_segments
 from weft.kernels import plain_torch as plain
 from weft.kernels.custom_op import array_of, has_loop, operator, require, save_inputs
+from weft.kernels.edge_pairs import require_edges
 from weft.kernels.message_passing import SortedEdges
 from weft.runtime import compiled, kernel, shared_rows, stack_numbers
 
@@ -211,8 +211,8 @@ def _to_filters(
                     grad_filters[row, part, start + j] = sums[part * _TILE + j]
 
 
-@shared_rows
 # Dot products are summed in the order of the vector registers: fixed, whatever the threads.
+@shared_rows
 @compiled(fastmath={"contract", "reassoc"}, error_model="numpy")
 def _to_directions(
     grad_mu: Any,
@@ -306,14 +306,9 @@ def _check(
     rows = edges if forward is None else forward.numel()
     require(filters.shape == (rows, parts * width), "filters must fit pairs and x", filters, x)
     require(direction.shape == (edges, 3), f"directions must be [{edges}, 3]", direction)
-    require(receivers.shape == senders.shape == mask.shape, "edges must agree", receivers, mask)
-    whole = (forward is None) == (backward is None) == (of_edge is None)
-    require(whole, "pairs are given whole or not at all", forward, backward, of_edge)
-    if forward is not None and backward is not None and of_edge is not None:
-        check_pairs(edges, forward, backward, of_edge)
-    check_segments(edges, in_offsets, None, receivers)
-    check_segments(edges, out_offsets, out_order, senders)
-    require(out_offsets.shape == in_offsets.shape, "offsets must agree", in_offsets, out_offsets)
+    require(mask.shape == senders.shape, "an edge has a mask", mask, senders)
+    topology = (receivers, senders, in_offsets, out_offsets, out_order)
+    require_edges(*topology, forward, backward, of_edge)
     return width
 
 

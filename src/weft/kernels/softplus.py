@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from weft.checked_indices import check_pairs, check_segments
 from weft.kernels import segment_ops
 from weft.kernels.custom_op import array_of, has_loop, operator, require, save_inputs
-from weft.kernels.edge_pairs import pair_sums
+from weft.kernels.edge_pairs import pair_sums, require_edges
 from weft.kernels.vector_math import softplus_derivative_of, softplus_of
 from weft.runtime import SharedLoop, kernel, shared_rows
 
@@ -165,16 +164,8 @@ def edge_softplus(
             f"a and b need one row per node and c one for each of {rows}: they are "
             f"{list(a.shape)}, {list(b.shape)} and {list(c.shape)}"
         )
-    require(receivers.shape == senders.shape, "edges must have two ends", senders, receivers)
-    check_segments(edges, in_offsets, None, receivers)
-    check_segments(edges, out_offsets, out_order, senders)
-    require(in_offsets.shape == out_offsets.shape, "offsets must agree", in_offsets, out_offsets)
-    fits = of_edge is None if forward is None else of_edge is not None and backward is not None
-    require(fits, "pairs are given whole or not at all", forward, backward, of_edge)
-    if forward is not None and backward is not None and of_edge is not None:
-        fits = forward.shape == backward.shape and of_edge.shape == senders.shape
-        require(fits, "pairs must agree with the edges", forward, backward, of_edge)
-        check_pairs(edges, forward, backward, of_edge)
+    pairs = (forward, backward, of_edge)
+    require_edges(receivers, senders, in_offsets, out_offsets, out_order, *pairs)
     if not has_loop(a, b, c):
         own = c if of_edge is None else c[of_edge.long()]
         activated: Tensor = shifted_softplus(a[senders.long()] + b[receivers.long()] + own)

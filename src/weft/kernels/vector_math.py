@@ -185,7 +185,10 @@ def times_derivative(y: Any, grad: Any, out: Any) -> None:
 
 @kernel
 def multiply_by_derivative(y: Any, x: Any) -> None:
-    """x · dy/dx in place, y = softplus - ln 2: two arrays, as the compiler fears no third."""
+    """x · dy/dx of y = softplus - ln 2, in place.
+
+    Only two arrays: of a third, the compiler would have to ask whether it overlaps them.
+    """
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):
             x[i, j] *= softplus_derivative_of(y[i, j])
