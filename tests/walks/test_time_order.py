@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.walks.time_order import by_sender, time_order
+from weft.walks.walk_loops import by_sender, time_order
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 # Few different ones, so that many are equal; two zeros, which are equal too.

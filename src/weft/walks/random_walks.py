@@ -12,7 +12,6 @@ from weft.graphs import Array, Graph, GraphTable
 from weft.graphs.edge_loops import counting_order, group_starts
 from weft.sources import EdgeList
 from weft.walks import walk_loops
-from weft.walks.time_order import by_sender
 
 Edges: TypeAlias = EdgeList | Graph | GraphTable
 """What walks go over. The graphs of a table are one graph side by side, numbered through."""
@@ -102,7 +101,7 @@ def temporal_walks(edges: Edges, *, walks: int = 10, length: int = 5, seed: int 
         )
     time = np.ascontiguousarray(graph.edges["time"], dtype=np.float64)
     nodes = graph.num_nodes
-    offsets, ordered = by_sender(graph.senders, graph.receivers, time, nodes)
+    offsets, ordered = walk_loops.by_sender(graph.senders, graph.receivers, time, nodes)
     sums = np.empty_like(time)
     work = len(time) * _EXPONENTIAL
     walk_loops.exponential_sums.share((ordered, offsets, sums), nodes, work, offsets)
