@@ -336,7 +336,7 @@ def test_too_many_edges(monkeypatch: pytest.MonkeyPatch) -> None:
         with_neighbours(table, FullyConnected(), progress=False)
     assert with_neighbours(table, Cutoff(radius=1.5), progress=False).num_edges.tolist() == [2, 6]
     monkeypatch.setattr(weft.sources.neighbours, "_MOST_EDGES_IN_MEMORY", 7)
-    with pytest.raises(DataError, match="8 edges, a table in memory at most 7; give a path"):
+    with pytest.raises(DataError, match="8 edges, a table in memory at most 7; pass a path"):
         with_neighbours(table, Cutoff(radius=1.5), progress=False)
 
 
