@@ -15,7 +15,8 @@ import pytest
 import works
 from works import Children, Group, Recompiler, Sleeper, TinyFit
 
-from weft.planning import Candidate, Worker, processes
+from weft.planning import Candidate, Worker
+from weft.planning import worker as processes
 from weft.planning.worker import WorkerStopped, available_memory, descendants, peak_of_all
 from weft.planning.worker_client import PaceAddress, pace_address, pace_at
 from weft.training.step_hooks import current_pace

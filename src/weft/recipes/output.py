@@ -16,7 +16,7 @@ from weft.files import json_text, write_atomically
 
 if TYPE_CHECKING:
     from weft.training.config import SparsityConfig
-    from weft.training.step_costs import StepCosts
+    from weft.training.sparse_step import StepCosts
 
 _SHOWN = 10
 # A sparse step must be slower by this much for advice against it.

@@ -16,7 +16,8 @@ from weft.sparsify import DropAndGrow, Masks
 from weft.sparsify.accelerate import fastest
 from weft.sparsify.densities import EmptyLayer
 from weft.sparsify.flop_counter import count_flops
-from weft.sparsify.sparse_layers import SparseLinear
+from weft.sparsify.mask_schedules import DropSchedule
+from weft.sparsify.sparse_layers import SparseLinear, to_dense
 from weft.training.batches import Share
 from weft.training.checkpoint import shared_checkpoint
 from weft.training.config import FitConfig, FitResult, SparsityConfig

@@ -24,8 +24,8 @@ from weft.parallel.method import Method
 from weft.parallel.prepare import prepare
 from weft.parallel.world import World, alone
 from weft.sources import rmat
+from weft.training.hardware import held_memory, peak_memory, process_memory
 from weft.training.numerics import prepare_process
-from weft.training.process_memory import held_memory, peak_memory, process_memory
 from weft_lab.bench.result import CandidateResult, CaseResult
 from weft_lab.grid_training import (
     Epoch,

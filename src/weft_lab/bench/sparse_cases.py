@@ -20,7 +20,7 @@ from weft.graphs import GraphTable
 from weft.sources import load, read_edge_list
 from weft.sparsify import nnz_of
 from weft.sparsify.sparse_layers import SparseLinear
-from weft.training.process_memory import held_memory, peak_memory, trim_memory
+from weft.training.hardware import held_memory, peak_memory, trim_memory
 from weft_lab.bench.result import CandidateResult, CaseResult
 from weft_lab.bench.runner import Candidate, run_case
 from weft_lab.grid_training import on_ranks

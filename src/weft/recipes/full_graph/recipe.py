@@ -148,7 +148,7 @@ class FullGraphRecipe(Recipe):
                     tell=lambda text: console.print(text, soft_wrap=True, highlight=False),
                 )
             except RankError as error:
-                if (folder / "checkpoints").exists():
+                if (folder / "last.pt").exists():
                     words = [word for word in sys.argv[1:] if word != "--resume"]
                     again = shlex.join(["weft", *words, "--resume"])
                     raise RankError(f"{error}; go on with: {again}") from None
