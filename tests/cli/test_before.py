@@ -251,3 +251,13 @@ def test_a_study_is_reported_as_it_was_measured(weft: Weft, name: str) -> None:
     assert re.findall(r"^\|.*", (folder / "results.md").read_text(), re.M) == re.findall(
         r"^\|.*", tables, re.M
     )
+
+
+@pytest.mark.parametrize("name", ["molecules", "forces", "crystals", "nodes-slr", "links"])
+def test_ranks_go_on_with_a_run_of_one_process(weft: Weft, name: str) -> None:
+    """They take as many steps, and their losses are those of one process with the same batches."""
+    run = Path("stopped") / name
+    said = weft(*trained_with(run), "--resume", "--ranks", 2)
+    assert said.code == 0, said
+    assert read(run / "summary.json")["stopped"] == "finished"
+    assert_as_expected(run, name)

@@ -68,6 +68,18 @@ class TrainOptions:
     print_config: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankOptions:
+    """Options of a recipe whose batches several processes can share.
+
+    Attributes:
+        ranks: Processes that share every batch, started here; their losses are those of one. Over
+            several hosts they are started with torchrun instead.
+    """
+
+    ranks: int = 1
+
+
 class Train(RecipeCommand, TrainOptions):
     """What `weft train RECIPE` does, whatever the recipe."""
 
@@ -81,6 +93,7 @@ class Train(RecipeCommand, TrainOptions):
         recipe = self.recipe
         folder = self.out or Path("runs") / recipe.run_name(self.config)
         earlier = recorded_config(folder) if self.resume else None
+        ranks = self.ranks if isinstance(self, RankOptions) else 1
         asked = recipe.settled(self.config, earlier)
         plan = PlanOption(
             recipe.name,
@@ -88,7 +101,7 @@ class Train(RecipeCommand, TrainOptions):
             self.threads,
             folder=folder,
             resume=self.resume,
-            ranks=int(os.environ.get("WORLD_SIZE", "1")),
+            ranks=max(ranks, int(os.environ.get("WORLD_SIZE", "1"))),
         )
         if self.print_config:
             return print_config(plan.applied(asked), console)
@@ -112,6 +125,7 @@ class Train(RecipeCommand, TrainOptions):
                 plan=plan,
                 quiet=self.quiet,
                 console=console,
+                ranks=ranks,
             ),
         )
         if finished.result.stopped.startswith("interrupted"):
@@ -180,7 +194,9 @@ class RecipeCommands(Mapping[str, type[Any]]):
 
 def _command(name: str) -> type[Any]:
     recipe = recipe_named(name)
-    return recipe_command(Train, recipe, recipe.help, ("out", "resume", "quiet"), recipe.source)
+    shared = (RankOptions,) if recipe.shares_batches else ()
+    common = ("out", "resume", "quiet")
+    return recipe_command(Train, recipe, recipe.help, common, recipe.source, *shared)
 
 
 COMMANDS = RecipeCommands(_command)

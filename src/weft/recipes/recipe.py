@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -128,6 +128,8 @@ class Start:
         plan: what was asked for with --plan and --threads.
         quiet: no progress.
         console: to print to.
+        ranks: processes to be started that share every batch; 1 for this one alone, or those that
+            torchrun has started.
     """
 
     folder: Path
@@ -137,6 +139,7 @@ class Start:
     plan: PlanOption
     quiet: bool
     console: Console
+    ranks: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -173,6 +176,8 @@ class Recipe(ABC):
     """Options of its configuration that the help shows first."""
     predicts_with: ClassVar[tuple[str, ...]] = ("out", "quiet")
     """Fields of PredictOptions that its runs take."""
+    shares_batches: ClassVar[bool] = False
+    """Whether several ranks can share every batch; `weft train` then has --ranks."""
     replaced_by: ClassVar[str] = ""
     """The command to use instead, of a recipe that is kept for older runs."""
 
@@ -231,8 +236,6 @@ class StandardRecipe(Recipe):
 
     before: ClassVar[Mapping[str, Any]] = {}
     """Settings that the config.json of older runs lacks, as they were trained."""
-    has_ranks: ClassVar[bool] = False
-    """Whether several processes can share its steps."""
 
     def note(self, data: Any, console: Console) -> None:
         """Tell what is worth knowing of the data before the training."""
@@ -273,8 +276,10 @@ class StandardRecipe(Recipe):
         from weft.parallel.world import joined_replicas
         from weft.training.ranks import shared_run
 
+        if start.ranks != 1:
+            return _launched(self.name, asked, start)
         ranks_started = int(os.environ.get("WORLD_SIZE", "1"))
-        if ranks_started > 1 and not self.has_ranks:
+        if ranks_started > 1 and not self.shares_batches:
             raise ValueError(
                 f"`weft train {self.name}` runs in one process, and torchrun has started "
                 f"{ranks_started}; leave torchrun out"
@@ -321,3 +326,39 @@ class StandardRecipe(Recipe):
             show=lambda: self.show(trained, prepared, folder, console),
             is_first=first,
         )
+
+
+def _launched(name: str, asked: Any, start: Start) -> Finished:
+    """The training on ranks that are started here; rank 0 prints what came out."""
+    from weft.training.launch import LaunchStopped, RankError, is_a_rank, launch
+    from weft.training.run import LOGS, summarised_result
+
+    if start.ranks < 1:
+        raise ValueError(f"ranks is {start.ranks}; it must be at least 1")
+    if is_a_rank():
+        raise ValueError(f"torchrun has started the ranks: leave out --ranks {start.ranks}")
+    options = {each.name: getattr(start, each.name) for each in fields(start)}
+    options |= {"console": None, "ranks": 1}
+    arguments = (name, asked, options)
+    try:
+        answers = launch(_run_rank, arguments, ranks=start.ranks, logs=start.folder / LOGS)
+        result: FitResult = answers[0]
+    except RankError as error:
+        raise RankError(f"{error}; go on with --resume") from None
+    except LaunchStopped as stop:
+        result = replace(summarised_result(start.folder), stopped=f"interrupted by {stop.signal}")
+    return Finished(result=result, show=lambda: None)
+
+
+def _run_rank(name: str, asked: Any, options: Mapping[str, Any]) -> FitResult:
+    """One of the ranks that `launch` has started."""
+    from rich.console import Console
+
+    from weft.training import prepare_process
+
+    prepare_process()
+    start = Start(**{**options, "console": Console(markup=False, emoji=False)})
+    finished = recipe_named(name).run(asked, start)
+    if finished.is_first and not finished.result.stopped.startswith("interrupted"):
+        finished.show()
+    return finished.result

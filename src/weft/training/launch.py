@@ -34,9 +34,6 @@ from weft.training.stopping import (
     was_asked_to_stop,
 )
 
-LOGS = "logs"
-"""Folder, in that of a run, with what the ranks have written."""
-
 # Long enough for a busy machine; nothing waits so long where all goes well.
 _START_SECONDS = 600
 _MONITOR_SECONDS = 0.1

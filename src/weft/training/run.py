@@ -19,11 +19,14 @@ import weft
 from weft.errors import DataError
 from weft.files import json_text, read_object, write_atomically
 from weft.training.checkpoint import CHECKPOINT, WEIGHTS
+from weft.training.config import FitResult
 from weft.training.hardware import hardware
 from weft.training.metrics import MetricsLog
 
 CONFIG = "config.json"
 SUMMARY = "summary.json"
+LOGS = "logs"
+"""Folder of a run for what its ranks write; it may be there before the run."""
 
 
 class Run:
@@ -83,7 +86,7 @@ class Run:
         asked = _as_json(config)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            present = {entry.name for entry in folder.iterdir()} - {_LOCK}
+            present = {entry.name for entry in folder.iterdir()} - {_LOCK, LOGS}
         except OSError as error:
             raise DataError(
                 f"cannot make the run folder {folder}: {error.strerror or error}; choose another"
@@ -300,3 +303,14 @@ def first_difference(before: Any, now: Any, field: str = "") -> tuple[str, str, 
     # As text: 1 is not the same option as true.
     texts = json.dumps(before, sort_keys=True), json.dumps(now, sort_keys=True)
     return None if texts[0] == texts[1] else (field or "the config", *texts)
+
+
+def summarised_result(folder: Path) -> FitResult:
+    """How the training of the run in `folder` went, by its summary.
+
+    Raises:
+        DataError: there is no summary, or it is damaged.
+    """
+    names = [each.name for each in dataclasses.fields(FitResult)]
+    found = read_object(folder / SUMMARY, dict.fromkeys(names, object))
+    return FitResult(**{name: found[name] for name in names})

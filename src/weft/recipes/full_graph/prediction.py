@@ -25,7 +25,8 @@ from weft.recipes.full_graph.session import ABOUT, KIND, check_alike
 from weft.recipes.full_graph.training import join
 from weft.recipes.structures.prediction import from_json
 from weft.training.checkpoint import load_weights
-from weft.training.launch import LOGS, is_a_rank, launch
+from weft.training.launch import is_a_rank, launch
+from weft.training.run import LOGS
 
 _ROW = np.dtype([("node", "<i8"), ("class", "<i8"), ("probability", "<f8")])
 _LINES = 2**16

@@ -18,9 +18,9 @@ from weft.recipes.full_graph.data import check_precision
 from weft.recipes.full_graph.session import OLD_CHECKPOINTS, TrainedFullGraph, train_shared
 from weft.training.checkpoint import CHECKPOINT, load_checkpoint
 from weft.training.config import FitResult
-from weft.training.launch import LOGS, LaunchStopped, is_a_rank, launch
+from weft.training.launch import LaunchStopped, is_a_rank, launch
 from weft.training.numerics import prepare_process
-from weft.training.run import Run
+from weft.training.run import LOGS, Run
 
 
 def train_full_graph(

@@ -56,6 +56,7 @@ class LinksRecipe(StandardRecipe):
         *("data", "hidden", "sparsify", "sparsity", "form", "batch_size", "learning_rate"),
         "epochs",
     )
+    shares_batches = True
 
     def default(self) -> LinksConfig:
         """The configuration that a newcomer gets."""

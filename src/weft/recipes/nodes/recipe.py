@@ -70,6 +70,7 @@ class NodesRecipe(StandardRecipe):
         *("data", "model", "split", "hidden", "sparsify", "sparsity", "form"),
         *("learning_rate", "epochs"),
     )
+    shares_batches = True
 
     def default(self) -> NodesConfig:
         """The configuration that a newcomer gets."""

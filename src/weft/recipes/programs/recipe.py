@@ -39,7 +39,7 @@ class ProgramsRecipe(StandardRecipe):
     kind = "programs"
     common = ("data", "limit", "hidden", "steps", "learning_rate", "epochs")
     predicts_with = ("out", "threshold", "all", "format", "quiet")
-    has_ranks = True
+    shares_batches = True
 
     def default(self) -> ProgramsConfig:
         """The configuration that a newcomer gets."""

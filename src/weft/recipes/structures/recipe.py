@@ -42,6 +42,7 @@ class MoleculesRecipe(StandardRecipe):
     common = ("data", "target", "forces", "model", "hidden", "layers", "learning_rate", "epochs")
     predicts_with = ("out", "forces", "quiet")
     before = BEFORE
+    shares_batches = True
 
     def default(self) -> StructuresConfig:
         """The configuration that a newcomer gets."""
