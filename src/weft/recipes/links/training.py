@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -31,6 +32,9 @@ from weft.training.schedules import make_scheduler
 from weft.training.scores import Score, average_precision, bootstrap, roc_auc
 from weft.training.sparse_form import load_dense
 from weft.training.sparse_step import SparseStep, StepCosts
+
+if TYPE_CHECKING:
+    from weft.parallel.world import World
 
 KIND = "links"
 

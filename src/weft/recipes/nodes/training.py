@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from weft.errors import DataError
 from weft.graphs import Array, Graph, GraphBatch, symmetrised, table_from_graphs
 from weft.models import FNN, GCN, FNNConfig, GCNConfig
-from weft.parallel.world import World
 from weft.recipes.links.data import node_names, scaled, text_column
 from weft.recipes.nodes.citations import citation_batch
 from weft.recipes.nodes.config import NodesConfig
@@ -35,6 +34,9 @@ from weft.training.scores import Score, accuracy_score
 from weft.training.sparse_form import load_dense
 from weft.training.sparse_step import SparseStep, StepCosts
 from weft.walks import skip_gram, sparse_embedding, temporal_walks, uniform_walks
+
+if TYPE_CHECKING:
+    from weft.parallel.world import World
 
 KIND = "nodes"
 

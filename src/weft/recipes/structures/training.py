@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,9 @@ from weft.training.ranks import SharedLoader, load_on_all
 from weft.training.run import Run
 from weft.training.schedules import make_scheduler
 from weft.training.step import LossStep, Mean, rank0_metrics
+
+if TYPE_CHECKING:
+    from weft.parallel.world import World
 
 ABOUT = "model.json"
 """File of a run with what the network was made for, beside its config."""
