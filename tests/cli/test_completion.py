@@ -65,7 +65,7 @@ zpty -n -w z "$2"$'\\t\\t'
 repeat 300; do
   sleep 0.2
   while zpty -r -t z line; do print -r -- $line; seen+=$line; done
-  [[ $seen == *$3* ]] && break
+  if [[ $seen == *$3* ]]; then break; fi
 done
 """
 

@@ -491,8 +491,7 @@ def test_values_of_cif_files_that_cannot_be_read(mistake, tmp_path, listed, name
         (
             [
                 *("--data", "mols.extxyz", "--target", "energy", "--batching.policy", "packed"),
-                *("batching.budget:budget", "--batching.budget.nodes", "4"),
-                *("--batching.budget.edges", "9", "--batching.budget.graphs", "8"),
+                *("--batching.budget", "4", "9", "8"),
             ],
             "a batch has room for 3 and 9",
         ),

@@ -106,7 +106,11 @@ def test_settings_as_json(weft: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["links", "nodes"])
-def test_help_says_that_edges_have_times(weft: Callable[..., Any], recipe: str) -> None:
+def test_help_says_that_edges_have_times(
+    weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, recipe: str
+) -> None:
+    # One column, in which lines follow each other.
+    monkeypatch.setenv("COLUMNS", "80")
     said = " ".join(weft("train", recipe, "--help").out.replace("│", " ").split())
     assert "src dst time" in said
     assert "node label" in said or recipe == "links"

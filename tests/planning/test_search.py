@@ -13,7 +13,7 @@ import pytest
 from works import FOR_EVER, Recompiler, Sleeper, TinyFit
 
 from weft.errors import DataError
-from weft.planning import Candidate, Measured, Plan, Turn, search
+from weft.planning import Candidate, Measured, Plan, Turn, best_plan
 from weft.planning import search as searching
 from weft.planning.search import Trial
 from weft.planning.worker import Worker
@@ -62,7 +62,7 @@ def outcomes(plan: Plan) -> dict[str, str]:
 def test_the_fastest_is_chosen_and_trouble_is_reported():
     times = {"slow": 0.015, "fast": 0.01, "slowest": 0.1, "raises": 0.01, "killed": 0.01}
     told: list[str] = []
-    plan = search(
+    plan = best_plan(
         Sleeper(times),
         [policies(*times)],
         total_units=50_000,
@@ -103,7 +103,7 @@ def test_compiling_pays_in_long_runs_only(monkeypatch, units, chosen):
         # The one that is known already is not measured again.
         yield [found[0].candidate, found[0].candidate.but(compile="static")]
 
-    plan = search(
+    plan = best_plan(
         Sleeper(
             {"slow": 0.02, "fast": 0.01}, compile_seconds=FOR_EVER if chosen == "eager" else 3.0
         ),
@@ -145,7 +145,9 @@ def test_one_that_hangs_costs_half_of_the_time_left_at_most(monkeypatch):
         monkeypatch.setattr(Worker, "turn", noted)
         yield policies("hangs")
 
-    plan = search(Sleeper({"hangs": 0.01, "fast": 0.01}), waves(), total_units=10**6, seconds=3.0)
+    plan = best_plan(
+        Sleeper({"hangs": 0.01, "fast": 0.01}), waves(), total_units=10**6, seconds=3.0
+    )
     assert plan.settings == {"batching.policy": "fast"}
     assert outcomes(plan)["hangs"].startswith("unfinished: ")
     assert "of starting, more than there is for planning" in outcomes(plan)["hangs"]
@@ -158,7 +160,7 @@ def test_a_compiler_that_is_not_done_in_time_says_nothing_about_compiling(monkey
         monkeypatch.setattr(searching, "_LEAST_PATIENCE_SECONDS", 1.0)
         yield policies("fast", compile="static")
 
-    plan = search(
+    plan = best_plan(
         Sleeper({"fast": 0.01}, compile_seconds=FOR_EVER),
         waves(),
         total_units=10**6,
@@ -180,7 +182,7 @@ def test_what_is_slow_to_get_ready_says_nothing_about_compiling(monkeypatch):
         monkeypatch.setattr(searching, "_MOST_PATIENCE_SECONDS", 0.5)
         yield policies("sleeps before", compile="static")
 
-    plan = search(
+    plan = best_plan(
         Sleeper({"fast": 0.01, "sleeps before": 0.01}), waves(), total_units=100, seconds=BUDGET
     )
     assert plan.measured[1].outcome.startswith("unfinished: ")
@@ -191,7 +193,7 @@ def test_what_is_slow_to_get_ready_says_nothing_about_compiling(monkeypatch):
 def test_one_disturbed_turn_is_forgiven():
     # Its first turn is twice as long as the other's, and then some.
     times = {"fast": 0.01, "disturbed": 0.006}
-    plan = search(Sleeper(times), [policies(*times)], total_units=10**5, seconds=BUDGET)
+    plan = best_plan(Sleeper(times), [policies(*times)], total_units=10**5, seconds=BUDGET)
     assert plan.settings == {"batching.policy": "disturbed"}
 
 
@@ -213,7 +215,7 @@ def test_an_interrupted_search_leaves_nothing():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        search(
+        best_plan(
             Sleeper({"fast": 0.01, "slow": 0.02}),
             [policies("fast", "slow")],
             total_units=1000,
@@ -224,7 +226,7 @@ def test_an_interrupted_search_leaves_nothing():
 
 def test_what_there_was_no_time_for_is_named(clock):
     clock.tick = 0.01
-    plan = search(
+    plan = best_plan(
         Sleeper({"a": 0.02, "b": 0.01}), [policies("a", "b")], total_units=10**6, seconds=0.01
     )
     # At least one is measured, however little time there is.
@@ -238,27 +240,27 @@ def test_what_there_was_no_time_for_is_named(clock):
 def test_more_candidates_than_there_may_be_processes(monkeypatch):
     monkeypatch.setattr(searching, "_MOST_ALIVE", 2)
     times = {"a": 0.02, "b": 0.018, "c": 0.016, "d": 0.008, "e": 0.02}
-    plan = search(Sleeper(times), [policies(*times)], total_units=1000, seconds=BUDGET)
+    plan = best_plan(Sleeper(times), [policies(*times)], total_units=1000, seconds=BUDGET)
     assert plan.settings == {"batching.policy": "d"}
     assert all(each.median is not None for each in plan.measured)
 
 
 def test_nothing_to_choose_from():
     with pytest.raises(DataError, match=r"raises: failed: the widget.*; memory: out of memory"):
-        search(
+        best_plan(
             Sleeper({"raises": 0.01, "memory": 0.01}),
             [policies("raises", "memory")],
             total_units=100,
             seconds=BUDGET,
         )
     with pytest.raises(DataError, match="no candidates"):
-        search(Sleeper({}), [], total_units=100)
+        best_plan(Sleeper({}), [], total_units=100)
     with pytest.raises(ValueError, match="total_units is 0"):
-        search(Sleeper({}), [], total_units=0)
+        best_plan(Sleeper({}), [], total_units=0)
 
 
 def test_the_limit_of_compilations_is_an_outcome():
-    plan = search(
+    plan = best_plan(
         Recompiler(),
         [[Candidate({"compile": "static"}), Candidate({"compile": "eager"})]],
         total_units=10**6,
@@ -268,7 +270,7 @@ def test_the_limit_of_compilations_is_an_outcome():
 
 
 def test_memory_as_the_target():
-    plan = search(
+    plan = best_plan(
         Sleeper({"fast": 0.01, "holds": 0.002, "slow": 0.015}),
         [policies("fast", "holds", "slow")],
         total_units=10_000,
@@ -281,7 +283,7 @@ def test_memory_as_the_target():
 
 
 def test_a_limit_of_memory_is_an_outcome():
-    plan = search(
+    plan = best_plan(
         Sleeper({"fast": 0.02, "holds": 0.01}),
         [policies("fast", "holds")],
         total_units=10_000,
@@ -293,7 +295,7 @@ def test_a_limit_of_memory_is_an_outcome():
 
 def test_a_real_training():
     small, large = Candidate({"width": 8, "threads": 1}), Candidate({"width": 2048, "threads": 1})
-    plan = search(TinyFit(), [[large, small]], total_units=10**5, seconds=BUDGET)
+    plan = best_plan(TinyFit(), [[large, small]], total_units=10**5, seconds=BUDGET)
     assert plan.settings == {"width": 8, "threads": 1}
     assert plan.chosen.step_units == 8
 
