@@ -33,7 +33,7 @@ class Measured:
             `out of memory`, `recompile limit`, or the beginning of a sentence: `stopped: ...`
             (it cannot be faster any more), `unfinished: ...` (nor timed in the time for planning),
             `failed: ...`, `not tried: ...`.
-        samples: seconds a unit, each over a few consecutive steps; see `weft.planning.timing`.
+        samples: seconds a unit, each over a few consecutive steps; see `weft.planning.search`.
         steps: that were timed.
         step_units: units in a step, the mean.
         median: of the samples; None, as `low` and `high`, where no step was timed.
