@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -150,6 +151,27 @@ def test_help_in_a_process_of_its_own_is_quick_to_import():
     )
     assert done.stdout.endswith("0 False\n")
     assert "usage: weft GROUP COMMAND" in done.stdout
+
+
+@pytest.mark.parametrize("words", [["train", "molecules", "--help"], ["data", "list"]])
+def test_words_are_printed_without_anything_heavy(tmp_path: Path, words):
+    script = (
+        f"import sys; sys.argv = ['weft', *{words!r}]\n"
+        "import runpy\n"
+        "try:\n    runpy.run_module('weft', run_name='__main__')\n"
+        "except SystemExit as end:\n"
+        "    heavy = ('torch', 'numba', 'scipy', 'ase', 'matplotlib')\n"
+        "    print(end.code, [name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+        env={**os.environ, "WEFT_DATA_DIR": str(tmp_path)},
+    )
+    assert done.stdout.endswith("0 []\n")
 
 
 def test_a_reader_that_leaves_is_no_mistake(tmp_path: Path):
