@@ -15,6 +15,13 @@ from weft.errors import DataError
 from weft_lab.bench.result import BenchResult, CandidateResult, CaseResult
 from weft_lab.results import Provenance, document, from_plain, read_document, to_plain
 from weft_lab.results import write_document as write
+from weft_lab.studies import (
+    STUDIES,
+    BatchingStudy,
+    CommunicationStudy,
+    DenseHardwareStudy,
+    SparsificationStudy,
+)
 
 DATA = Path(__file__).parent / "data"
 
@@ -88,3 +95,55 @@ def test_help_needs_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def old_file(name: str, folder: Path) -> dict:
+    """A file that version 0.1 wrote, as the one of a study in `folder`; gives its values."""
+    text = (DATA / f"{name}.json").read_text()
+    (folder / "results.json").write_text(text)
+    return json.loads(text)
+
+
+def settings_of(kind: type, values: dict) -> object:
+    plain = values["config"].items()
+    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in plain})
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("batching", BatchingStudy),
+        ("communication", CommunicationStudy),
+        ("dense-hardware", DenseHardwareStudy),
+        ("sparsification", SparsificationStudy),
+    ],
+)
+def test_studies_of_earlier_releases_are_read(tmp_path, name, kind):
+    before = old_file(name, tmp_path)
+    study = STUDIES[name]
+    results = study.results.load(tmp_path, settings_of(kind, before))
+    assert study.report(results)
+    assert study.plot(results, tmp_path)
+    assert study.claims(results, "weft study")
+    results.save()
+    after = json.loads((tmp_path / "results.json").read_text())
+    # Nothing is lost, and what has no place in an earlier file is empty.
+    assert {key: after[key] for key in before if key != "versions"} == {
+        key: before[key] for key in before if key != "versions"
+    }
+    assert not any(after[key] for key in set(after) - set(before))
+
+
+def test_the_first_version_of_sparsification_is_read(tmp_path):
+    before = old_file("sparsification", tmp_path)
+    before["schema"] = "weft study sparsification 1"
+    for run in before["runs"]:
+        run["nonzero"] = run.pop("active") - 1
+    (tmp_path / "results.json").write_text(json.dumps(before))
+    study = STUDIES["sparsification"]
+    results = study.results.load(tmp_path, settings_of(SparsificationStudy, before))
+    assert [run.active for run in results.runs] == [run["nonzero"] for run in before["runs"]]
+    told = [sentence for section in study.report(results) for sentence in section.says]
+    assert any("from a file of version 1 are of the weights that were not 0" in s for s in told)
+    results.save()
+    assert json.loads((tmp_path / "results.json").read_text())["schema"].endswith(" 2")
