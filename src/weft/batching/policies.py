@@ -161,7 +161,7 @@ class BatchingConfig:
             it, or give it a batch `alone` with a padded shape of its own.
         shuffle: other batches in every epoch; False makes the same ones in each, with the graphs as
             they come (in `packed` they have no order).
-        seed: of the shuffles.
+        seed: Seed of the shuffles.
         budget: for `dynamic` and `packed`, the padded size in place of the one that the graphs'
             sizes suggest: what a device can hold, or what a model was compiled for.
         paper: for `dynamic`, the budget as published: estimated from the first 1000 graphs, or,

@@ -63,25 +63,25 @@ class FullGraphConfig:
         hidden: widths of the hidden layers.
         dropout: probability of dropping a hidden activation.
         input_dropout: the same for features; above 0 the first product cannot be kept.
-        normalisation: of the adjacency; `auto` is symmetric for gcn, row (a mean) for sage.
+        normalisation: Scale of the adjacency; `auto` is symmetric for gcn, row (a mean) for sage.
         grid: 1d, 1.5d, 2d, 3d, a shape such as 4x2, or `auto` for the one that the cost model
             finds fastest.
-        replication: of 1.5d; by default the best that fits.
+        replication: Replication of the grid 1.5d; by default the best that fits.
         ranks: processes; by default as many as torchrun has started, or 1.
         device: cpu, cuda (a GPU for each rank of a host), or `auto`: cuda where there is any.
-        method: what travels between ranks.
+        method: What travels between ranks.
         partition: which nodes go together; metis needs `pip install 'weft[partition]'`.
-        learning_rate: of Adam.
-        weight_decay: on the first layer's weights.
+        learning_rate: Learning rate of Adam.
+        weight_decay: Weight decay on the first layer's weights.
         schedule: how the learning rate moves; a step is an epoch here.
         clip_norm: gradients are scaled down to this norm.
         epochs: full-graph steps.
         patience: stop after this many epochs without a better validation accuracy.
         evaluate_every: epochs from one evaluation to the next.
         checkpoint_every: epochs from one checkpoint to the next: what a killed run does again.
-        seed: of weights, dropout, split and partition.
-        dtype: of features and weights.
-        timeout: s that a rank waits for another at most.
+        seed: Seed of weights, dropout, split and partition.
+        dtype: Precision of features and weights.
+        timeout: Seconds that a rank waits for another at most.
     """
 
     data: str = "cora"

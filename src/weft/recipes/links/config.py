@@ -19,18 +19,18 @@ class LinksConfig(SparsityConfig):
         dim: width of an embedding; the network reads two.
         keep: fraction of the embeddings' values that stay, the largest; 1 for dense embeddings.
         hidden: widths of the hidden layers.
-        model: what lies between the layers.
+        model: What lies between the layers.
         test: fraction of the edges, the latest, to test on.
         validation: fraction of the edges, those before them, to choose the best weights by.
         compat: the paper's split: validation edges are learned from, and embeddings see the test's
             edges. Scores are then too good.
         batch_size: pairs in a step.
-        learning_rate: of SGD.
-        momentum: of SGD.
+        learning_rate: Learning rate of SGD.
+        momentum: Momentum of SGD.
         schedule: how the learning rate moves.
         epochs: passes over the training pairs.
         checkpoint_every: steps from one checkpoint to the next; 0 for every 30 seconds.
-        seed: of walks, embeddings, pairs, weights and batches.
+        seed: Seed of walks, embeddings, pairs, weights and batches.
     """
 
     data: str = "CollegeMsg"

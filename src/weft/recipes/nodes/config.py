@@ -29,15 +29,15 @@ class NodesConfig(SparsityConfig):
         dim: fnn: width of an embedding.
         keep: fnn: fraction of the embeddings' values that stay, the largest; 1 for dense ones.
         hidden: widths of the hidden layers; by default 256 and 128 (fnn), 16 (gcn).
-        dropout: of hidden activations; by default 0 (fnn), 0.5, of features too (gcn).
+        dropout: Dropout of hidden activations; by default 0 (fnn), 0.5, of features too (gcn).
         batch_size: fnn: nodes in a step; a gcn takes all of them.
-        learning_rate: of SGD (fnn) or Adam (gcn).
+        learning_rate: Learning rate of SGD (fnn) or Adam (gcn).
         schedule: how the learning rate moves.
-        weight_decay: gcn: on the first layer's weights; by default 5e-5 for the random split,
+        weight_decay: gcn: decay of the first layer's weights; by default 5e-5 for the random split,
             5e-4 for the public one.
         epochs: passes over the training nodes; by default 40 (fnn), 200 (gcn).
         checkpoint_every: steps from one checkpoint to the next; 0 for every 30 seconds.
-        seed: of the split, walks, embeddings, weights, batches and dropout.
+        seed: Seed of the split, walks, embeddings, weights, batches and dropout.
     """
 
     data: str = "cora"
@@ -112,13 +112,13 @@ class CitationsConfig:
         data: the citation graph; cora, citeseer and pubmed have the public split, cora-package
             comes with the extra `data` and has a random one like it.
         model: shape of the network.
-        learning_rate: of Adam.
+        learning_rate: Learning rate of Adam.
         schedule: how the learning rate moves; a step is an epoch here.
-        weight_decay: on the first layer's weights.
+        weight_decay: Weight decay on the first layer's weights.
         epochs: full-batch steps.
         patience: stop after this many epochs without a better validation accuracy.
         checkpoint_every: steps from one checkpoint to the next; 0 for every 30 seconds.
-        seed: of the weights and of dropout.
+        seed: Seed of the weights and of dropout.
     """
 
     data: CitationSet = "cora"

@@ -21,11 +21,11 @@ class ProgramsConfig:
         hidden: features of a node.
         steps: rounds of messages.
         start: a node begins as its subtokens and role, or as bits: its role alone.
-        dropout: of the messages.
-        recompute: less memory for more time.
-        smoothing: of the labels: certainty taken from the right candidate, shared among all.
+        dropout: Dropout of the messages.
+        recompute: Take less memory for more time.
+        smoothing: Label smoothing: certainty taken from the right candidate, shared among all.
         layout: how the edges of a supergraph are multiplied: csr, or banded blocks.
-        nodes: of a supergraph, one of them padding; larger graphs are left out of training, never
+        nodes: Supergraph nodes, one is padding; larger graphs are left out of training, never
             of evaluation. A multiple of the layout's block, if that is given. With 0 what takes
             least time a sample is measured, from 1,024 to 16,384.
         policy: supergraphs are packed as full as possible, or filled in order (dynamic).
@@ -35,16 +35,16 @@ class ProgramsConfig:
         compile: eager, or static: torch.compile for the one shape of all supergraphs, which needs
             the layout banded, with its block, and nothing spilled.
         split: fractions for training, validation and test, in whole files.
-        split_seed: of that split, and of what `limit` draws.
+        split_seed: Seed of the split, and of what --limit draws.
         limit: use only this many samples, drawn at random.
-        learning_rate: of Adam, for one supergraph a step.
+        learning_rate: Learning rate of Adam, for one supergraph a step.
         schedule: how the learning rate moves; the warm-up is cut to a fifth of a short run.
         clip_norm: gradients are scaled down to this norm.
         epochs: passes over the training samples, at most.
-        max_steps: optimizer steps, at most.
+        max_steps: Stop after this many optimizer steps.
         patience: stop after this many epochs without a better validation accuracy.
         checkpoint_every: steps from one checkpoint to the next; 0 for every 30 seconds.
-        seed: of the weights, the supergraphs and the dropout.
+        seed: Seed of the weights, the supergraphs and the dropout.
     """
 
     data: str = "python"

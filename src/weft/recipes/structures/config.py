@@ -39,9 +39,9 @@ class NeighbourConfig:
             the nearest ones over periodic images (`nearest`); by default `cutoff` where the
             readout is a sum, else `complete` for molecules and `nearest` for crystals. Forces
             refuse `nearest`.
-        cutoff: Å; for `cutoff`, and where messages end, whatever the kind, in PaiNN and with an
+        cutoff: In Å, for `cutoff`, and where messages end, whatever the kind, in PaiNN and with an
             envelope.
-        nearest: neighbours an atom; for `nearest`.
+        nearest: Number of neighbours of an atom, for `nearest`.
     """
 
     kind: Kind | None = None
@@ -78,7 +78,7 @@ class StructuresConfig:
         forces: the column with forces, to learn from them too; the target is then an energy in eV
             and forces are in eV/Å.
         force_weight: what a squared error of the forces counts beside one of the energy.
-        model: schnet, mpeu (edges learn too) or painn (atoms have vectors too).
+        model: The network: schnet, mpeu (edges learn too) or painn (atoms have vectors too).
         hidden: features of an atom.
         layers: rounds of messages.
         readout: a structure's value is the sum over its atoms, for what grows with them, or the
@@ -90,20 +90,20 @@ class StructuresConfig:
         references: learn a value for each element first, by least squares; for what grows with the
             number of atoms, such as an energy.
         split: fractions for training, validation and test.
-        split_seed: of that split, and of what `limit` draws.
+        split_seed: Seed of the split, and of what --limit draws.
         limit: use only this many structures, drawn at random.
         batching: how structures become batches.
-        compile: eager; static: torch.compile for each shape; dynamic: once for all shapes.
-        learning_rate: of Adam.
+        compile: Run eager; static: torch.compile for each shape; dynamic: once for all shapes.
+        learning_rate: Learning rate of Adam.
         schedule: how the learning rate moves.
         epochs: passes over the training structures, at most.
-        max_steps: optimizer steps, at most.
+        max_steps: Stop after this many optimizer steps.
         monitor: the metric whose best epoch is kept; by default the loss on the validation
             structures with forces (energy and forces, weighted as in training), else the mean
             absolute error.
-        patience: stop after this many epochs without a better value of it.
+        patience: Stop after this many epochs without a better value of --monitor.
         checkpoint_every: steps from one checkpoint to the next; 0 for every 30 seconds.
-        seed: of the weights and, unless batching has its own, the batches.
+        seed: Seed of the weights and, unless batching has its own, the batches.
     """
 
     data: str = "qm9"
