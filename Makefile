@@ -3,10 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test lint peers clean
+.PHONY: help demo test test-fast lint peers clean
 
 help: ## what there is
-	@grep -E '^[a-z]+:.*## ' Makefile | sed 's/:.*## /\t/'
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed 's/:.*## /\t/'
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -27,9 +27,9 @@ DEMO := runs/demo-$(shell date +%s)
 demo: .venv/.demo ## plan, train on real data, and write a page about it: under 5 minutes
 	$(BIN)/weft data get qm9
 	@mkdir -p runs
-	@echo "The first steps compile the kernels, once: about 20 seconds."
+	$(BIN)/weft compile
 	$(BIN)/weft plan molecules --limit 20000 --epochs 6 --budget 90 --out $(DEMO)-plan.json
-	$(BIN)/weft train molecules --limit 20000 --epochs 6 --plan $(DEMO)-plan.json --run-dir $(DEMO)
+	$(BIN)/weft train molecules --limit 20000 --epochs 6 --plan $(DEMO)-plan.json --out $(DEMO)
 	$(BIN)/weft report $(DEMO)
 
 lint: .venv/.dev ## style, types, import rules
@@ -38,8 +38,14 @@ lint: .venv/.dev ## style, types, import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-test: lint ## everything that CI runs
-	$(BIN)/python -m pytest
+# A worker a core, each with one thread: tests that start ranks or measure share them in turn.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
+
+test: lint ## everything that CI runs: under 10 minutes on 2 cores
+	$(PYTEST)
+
+test-fast: .venv/.dev ## what a contributor runs at every change: under 90 seconds
+	$(PYTEST) -m "not slow"
 
 peers: .venv-peers/.done ## an environment of their own for the libraries in the benchmarks
 .venv-peers/.done: pyproject.toml constraints.txt

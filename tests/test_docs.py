@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,8 @@ def with_snippets() -> list[Path]:
 @pytest.mark.parametrize("page", with_snippets(), ids=lambda page: page.stem)
 def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    # What a reader brings: some molecules with energies and forces.
+    shutil.copy(ROOT / "tests" / "data" / "before" / "mols.extxyz", "mine.extxyz")
     text = page.read_text(encoding="utf-8")
     # A module that can be imported: torch.compile looks up where a class was defined.
     module = ModuleType(f"weft_docs_{page.stem}")
