@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,63 @@ def test_the_users_choice_of_a_folder_comes_first(package: Path) -> None:
     run(SCRIPT, beside_weft(package), NUMBA_CACHE_DIR=str(package / "chosen"))
     assert list((package / "chosen").rglob("*fill*.nbc"))
     assert not list((package / "made_up").rglob("*.nbc"))
+
+
+class Stopped(BaseException):
+    """As if the process had been killed."""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Callable[[str], runtime._CodeFiles]:
+    return lambda stamp: runtime._CodeFiles(tmp_path, "loops.fill-3.py311", stamp)
+
+
+def test_signatures_have_files_of_their_own(files: Callable[[str], runtime._CodeFiles]) -> None:
+    # Two processes that compile at once write nothing that the other reads under another key.
+    first, second = files("a" * 64), files("a" * 64)
+    first.save("int64", 1)
+    second.save("float64", 2)
+    assert (second.load("int64"), first.load("float64"), first.load("int32")) == (1, 2, None)
+
+
+def test_code_of_other_sources_is_not_loaded_and_goes(
+    tmp_path: Path, files: Callable[[str], runtime._CodeFiles]
+) -> None:
+    files("a" * 64).save("int64", 1)
+    assert files("b" * 64).load("int64") is None
+    files("b" * 64).save("int64", 2)
+    assert files("a" * 64).load("int64") is None
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_process_that_is_killed_while_it_saves_leaves_nothing_wrong(
+    files: Callable[[str], runtime._CodeFiles], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        with pytest.raises(Stopped):
+            files("a" * 64).save("int64", 1)
+    assert files("a" * 64).load("int64") is None
+
+
+def test_damaged_code_is_compiled_again(
+    tmp_path: Path, files: Callable[[str], runtime._CodeFiles]
+) -> None:
+    kept = files("a" * 64)
+    kept.save("int64", [1, 2, 3])
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    for damaged in (b"", whole[:40], whole[:-1] + b"x"):
+        file.write_bytes(damaged)
+        assert kept.load("int64") is None
+    file.write_bytes(whole)
+    assert kept.load("int64") == [1, 2, 3]
+
+
+def test_a_full_disk_is_no_error(small_disk: Callable[[int], Path]) -> None:
+    kept = runtime._CodeFiles(small_disk(16), "loops.fill-3.py311", "a" * 64)
+    kept.save("int64", b"0" * 100_000)
+    assert kept.load("int64") is None

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import glob
 import hashlib
 import os
+import pickle
 import re
 import sys
 import time
@@ -18,11 +20,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
+import numba
 import numpy as np
 import torch
 from llvmlite import ir
 from numba import njit, types
-from numba.core import caching, cgutils
+from numba.core import caching, cgutils, serialize
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
@@ -134,6 +137,54 @@ class _Implementation(caching.CompileResultCacheImpl):  # type: ignore[misc]
     _locator_classes = (caching.UserProvidedCacheLocator, _InCheckout, _InUserFolder)
 
 
+class _CodeFiles:
+    """Machine code of a function: a file for each signature, named by all that it was made from.
+
+    numba's own files are numbered, beside an index. A process that is killed between the two, or
+    two that compile at once, can leave it pointing at other code than it says.
+    """
+
+    def __init__(self, folder: Path, name: str, stamp: str) -> None:
+        self._folder, self._name, self._stamp = folder, name, stamp
+
+    def load(self, key: Any) -> Any:
+        """What was saved under `key`; None where there is nothing, or it is damaged."""
+        try:
+            content = self._path(key).read_bytes()
+        except OSError:
+            return None
+        digest, payload = content[:32], content[32:]
+        if hashlib.sha256(payload).digest() != digest:
+            return None
+        return pickle.loads(payload)  # noqa: S301 - of the user's own cache, as numba does
+
+    def save(self, key: Any, data: Any) -> None:
+        """Keep `data`, and nothing that was made from other sources; a full disk is no error."""
+        payload = serialize.dumps(data)
+        path = self._path(key)
+        part = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        try:
+            part.write_bytes(hashlib.sha256(payload).digest() + payload)
+            part.replace(path)
+        except OSError:
+            with suppress(OSError):
+                part.unlink()
+            return
+        for other in self._folder.glob(f"{glob.escape(self._name)}.*.nbc"):
+            if not other.name.startswith(self._start()):
+                with suppress(OSError):
+                    other.unlink()
+
+    def _start(self) -> str:
+        return f"{self._name}.{self._stamp[:16]}."
+
+    def _path(self, key: Any) -> Path:
+        words = repr((numba.__version__, self._stamp, key))
+        # An address says nothing in another process, and names of functions may be the same.
+        assert " at 0x" not in words, f"a function is an argument of a cached one: {words}"
+        return self._folder / f"{self._start()}{hashlib.sha256(words.encode()).hexdigest()}.nbc"
+
+
 class _Cache(caching.FunctionCache):  # type: ignore[misc]
     """Keeps machine code for as long as no source that it was made from has changed.
 
@@ -145,7 +196,9 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
 
     def __init__(self, function: Any) -> None:
         super().__init__(function)
-        self._cache_file._source_stamp = (_stamp(function.__module__), _THROUGH_TORCH)
+        stamp = f"{_stamp(function.__module__)} {_THROUGH_TORCH}"
+        stamp = hashlib.sha256(stamp.encode()).hexdigest()
+        self._cache_file = _CodeFiles(Path(self._cache_path), self._impl.filename_base, stamp)
         self._missed = 0.0
 
     def load_overload(self, signature: Any, context: Any) -> Any:
@@ -155,7 +208,9 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
         return found
 
     def save_overload(self, signature: Any, result: Any) -> None:
-        super().save_overload(signature, result)
+        # A folder that cannot be made or written to any more: this process goes on without.
+        with suppress(OSError):
+            super().save_overload(signature, result)
         _tell(self._py_func, time.perf_counter() - self._missed)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 from weft.batching.policies import POLICIES, BatchingConfig, PolicyName
-from weft.parallel.partition import PARTITIONS
+from weft.parallel.method import PARTITIONS
 from weft.recipes.programs.config import ProgramsConfig
 from weft.recipes.structures.config import ModelName, StructuresConfig
 from weft.training.config import CompileMode

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.cli.compile import compile_all
+from weft.recipes.compile_ahead import compile_all
 
 
 def test_compiles_for_every_recipe_and_then_finds_all_of_it(weft):

@@ -2,54 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
-import tempfile
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-from rich.console import Console
-from torch import Tensor, nn
-
-from weft.batching import BatchingConfig, GraphLoader, GraphSampler, graph_sizes
-from weft.graphs import Graph, GraphBatch, GraphTable, assemble, gcn_weights, write_table
-from weft.graphs.graph import Array
-from weft.layout import TypedEdges
-from weft.models import (
-    GCN,
-    GGNN,
-    MPEU,
-    GGNNConfig,
-    GraphSAGE,
-    PaiNN,
-    SchNet,
-    candidate_loss,
-    energy_and_forces,
-)
-from weft.runtime import compilations
-from weft.sources import small_graphs
-from weft.sparsify import SparseLinear
-from weft.walks import node2vec_walks, temporal_walks, uniform_walks
-
-_GRAPHS = 24
-
-Progress = Callable[[str, int, int, str], None]
-"""Told of what is compiled for: its name, its number from 0, how many there are, the function."""
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compile:
-    """Compile the loops of weft's recipes for this machine, once: later runs start at once.
+    """Compile the loops of the recipes' models for this machine, once: training starts at once.
 
     What is compiled already is only loaded. Without this, the first steps of the first run of each
-    recipe compile what they need.
+    recipe compile what they need. Readers of files, neighbour lists and the preparation of a full
+    graph compile theirs when they are first used, within seconds.
     """
 
     def __call__(self, console: Console) -> int:
         """Compile, with a line that says how far it is."""
+        from weft.recipes.compile_ahead import compile_all
+
         start, found = time.perf_counter(), 0
         with console.status("Loading ...") as status:
 
@@ -66,108 +39,3 @@ class Compile:
 
 
 COMMAND = Compile
-
-
-def compile_all(progress: Progress) -> None:
-    """Take a few steps of every recipe's model with made-up data, so that its loops are compiled.
-
-    Args:
-        progress: called before each model, with "" for the function, and after each function.
-    """
-    with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
-        # On disk and from a loader, as in training: read-only arrays are compiled separately.
-        table = write_table(Path(folder) / "made-up", _structures(), metadata={"symmetric": True})
-        tasks: dict[str, Callable[[], None]] = {
-            "molecules and crystals with SchNet": lambda: _structure_steps(SchNet(), table),
-            "molecules and crystals with MPEU": lambda: _structure_steps(MPEU(), table),
-            "molecules and crystals with PaiNN": lambda: _structure_steps(PaiNN(), table),
-            "nodes": _node_steps,
-            "programs": _program_step,
-            "links": _walks,
-            "sparse layers": _sparse_step,
-        }
-        for number, (what, steps) in enumerate(tasks.items()):
-            progress(what, number, len(tasks), "")
-            # As arguments, because the function is kept for longer than the turn of the loop.
-            with compilations(
-                lambda name, _, what=what, number=number: progress(  # type: ignore[misc]
-                    what, number, len(tasks), name
-                )
-            ):
-                steps()
-
-
-def _structures() -> Iterator[Graph]:
-    """Small molecules whose atoms are all neighbours."""
-    for graph in small_graphs(_GRAPHS):
-        receivers, senders = np.nonzero(~np.eye(graph.num_nodes, dtype=bool))
-        yield dataclasses.replace(graph, senders=senders, receivers=receivers, edges={})
-
-
-def _structure_steps(model: nn.Module, table: GraphTable) -> None:
-    """Steps with and without forces, and predictions, on large batches and on single structures."""
-    for config in (
-        BatchingConfig(policy="dynamic", batch_size=_GRAPHS // 2),
-        BatchingConfig(policy="unpadded", batch_size=1),
-    ):
-        loader = GraphLoader(table, GraphSampler(*graph_sizes(table), config))
-        batch = next(iter(loader))
-        _learn(model(batch))
-        energy, forces = energy_and_forces(model, batch, training=True)
-        _learn(energy.sum() + forces.square().sum())
-        energy_and_forces(model, batch)
-        with torch.inference_mode():
-            model(batch)
-
-
-def _learn(values: Tensor) -> None:
-    values.nan_to_num().sum().backward()  # type: ignore[no-untyped-call]
-
-
-def _graph(**columns: Array) -> Graph:
-    """A graph of 40 nodes and 200 edges."""
-    rng = np.random.default_rng(0)
-    senders, receivers = rng.integers(0, 40, (2, 200))
-    return Graph(
-        num_nodes=40,
-        senders=senders,
-        receivers=receivers,
-        nodes=columns,
-        edges={"type": rng.integers(0, 4, 200), "time": rng.random(200)},
-    )
-
-
-def _batch(graph: Graph) -> GraphBatch:
-    with tempfile.TemporaryDirectory() as folder:
-        return assemble(write_table(Path(folder) / "made-up", [graph]), [0])
-
-
-def _node_steps() -> None:
-    batch = _batch(gcn_weights(_graph(x=np.ones((40, 8), np.float32))))
-    for model in (GCN(8, 3), GraphSAGE(8, 3)):
-        _learn(model(batch))
-        with torch.inference_mode():
-            model.eval()(batch)
-
-
-def _program_step() -> None:
-    role = np.arange(40) % 3
-    columns = {"role": role, "correct": role == 2, "subtokens": np.ones((40, 4), np.int32)}
-    batch = _batch(_graph(**columns))
-    model = GGNN(GGNNConfig(dropout=0.1))
-    edges = TypedEdges.of_batch(batch, model.config.num_types)
-    _learn(candidate_loss(batch, model(batch, edges))[0])
-    with torch.inference_mode():
-        model.eval()(batch, edges)
-
-
-def _walks() -> None:
-    graph = _graph()
-    uniform_walks(graph, walks=1, length=3)
-    temporal_walks(graph, walks=1, length=3)
-    node2vec_walks(graph, p=0.5, q=2.0, walks=1, length=3)
-
-
-def _sparse_step() -> None:
-    layers = nn.Sequential(SparseLinear(8, 8, 16, relu=True), SparseLinear(8, 4, 8))
-    _learn(layers(torch.ones(300, 8)))

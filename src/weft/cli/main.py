@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse(group: str, words: Sequence[str]) -> Command:
     """The command of `group` that `words` ask for, with its options."""
     # Imported only now: `weft --help` should not wait for them.
-    from weft.cli.options import parse_command, parse_options
+    from weft.cli.options import parse_options
 
     what, module_name = groups()[group]
     module = importlib.import_module(module_name)
@@ -119,9 +119,21 @@ def parse(group: str, words: Sequence[str]) -> Command:
         prog, command = f"weft {group} {words[0]}", commands[words[0]]
         options = [_as_now(word, getattr(command, "RENAMED", {})) for word in words[1:]]
         return _parsed(parse_options(command, options, prog=prog))
-    return _parsed(
-        parse_command(commands, words, prog=f"weft {group}", description=f"weft {group}: {what}.")
-    )
+    if words and words[0] in ("-h", "--help", "help"):
+        _show_group(group, what, commands)
+        raise SystemExit(0)
+    problem = f"there is no '{words[0]}'" if words else "a command is missing"
+    raise ValueError(f"{problem} in `weft {group}`; choose from {', '.join(commands)}")
+
+
+def _show_group(group: str, what: str, commands: Mapping[str, type[Any]]) -> None:
+    """Print what each command of a group does, in a line."""
+    console = Console(markup=False, emoji=False)
+    lines = [f"usage: weft {group} COMMAND [OPTIONS]", "", f"weft {group}: {what}.", ""]
+    for name, command in commands.items():
+        lines.append(f"  {name:<16} {(command.__doc__ or '').splitlines()[0]}")
+    lines += ["", f"`weft {group} COMMAND --help` shows every option, with examples."]
+    console.out("\n".join(lines), highlight=False)
 
 
 def _parsed(command: Any) -> Command:

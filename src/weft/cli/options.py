@@ -33,18 +33,6 @@ def parse_options(command: type[T], words: Sequence[str], *, prog: str) -> T:
     return _rebuilt(command, parsed)
 
 
-def parse_command(
-    commands: typing.Mapping[str, type[T]], words: Sequence[str], *, prog: str, description: str
-) -> T:
-    """The same for whichever of the commands `words` begin with."""
-    shown = {name: shown_options(command) for name, command in commands.items()}
-    parsed: Any = tyro.extras.subcommand_cli_from_dict(
-        dict(shown), prog=prog, description=description, args=list(words)
-    )
-    name = next(name for name, each in shown.items() if isinstance(parsed, each))
-    return _rebuilt(commands[name], parsed)
-
-
 def shown_options(command: type[Any]) -> type[Any]:
     """A dataclass with the options of `command` as they are to be shown.
 

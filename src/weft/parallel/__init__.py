@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from weft.parallel.grid_layers import sum_gradients as sum_gradients
     from weft.parallel.grid_matrix import GridMatrix as GridMatrix
     from weft.parallel.grid_matrix import propagate as propagate
+    from weft.parallel.method import PARTITIONS as PARTITIONS
     from weft.parallel.method import PUBLISHED as PUBLISHED
     from weft.parallel.method import Method as Method
     from weft.parallel.network import GridNetwork as GridNetwork
-    from weft.parallel.partition import PARTITIONS as PARTITIONS
     from weft.parallel.partition import Partition as Partition
     from weft.parallel.partition import partition_nodes as partition_nodes
     from weft.parallel.prepare import prepare as prepare

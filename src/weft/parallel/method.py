@@ -12,6 +12,9 @@ Panels = Literal["kept", "sent"]
 Precision = Literal["full", "bfloat16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 Model = Literal["gcn", "sage"]
+PARTITIONS = ("contiguous", "random", "metis", "rcm")
+"""contiguous: the order the nodes have; random: any (evens out hubs); metis: few edges between
+blocks; rcm: reverse Cuthill-McKee, neighbours close together, for any number of blocks."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,7 @@ from weft.errors import DataError
 from weft.graphs import Array, Graph
 from weft.layout.orders import ORDERS, neighbour_matrix
 from weft.parallel.grid import balanced
-
-PARTITIONS = ("contiguous", "random", "metis", "rcm")
-"""contiguous: the order the nodes have; random: any (evens out hubs); metis: few edges between
-blocks; rcm: reverse Cuthill-McKee, neighbours close together, for any number of blocks."""
+from weft.parallel.method import PARTITIONS
 
 # METIS keeps the best of this many cuts, of graphs with few enough edges that one takes a second.
 _CUTS = 8

@@ -19,7 +19,8 @@ from weft.errors import DataError
 from weft.graphs import Array, Column, Graph, GraphTable, write_table
 from weft.graphs.checksums import checksum, edges_checksum
 from weft.graphs.edge_loops import group_starts
-from weft.parallel.partition import PARTITIONS, Partition, partition_nodes
+from weft.parallel.method import PARTITIONS
+from weft.parallel.partition import Partition, partition_nodes
 from weft.parallel.shard_io import KIND, fingerprint_of
 from weft.parallel.shard_loops import (
     count_cut,

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-import torch
-
 THREADS = "threads"
 """The one setting that belongs to a process and not to a recipe's configuration."""
 
@@ -64,6 +62,8 @@ def set_threads(settings: Mapping[str, Any]) -> None:
         return
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
         raise ValueError(f"threads is {threads!r}; it must be a whole number of at least 1")
+    import torch
+
     torch.set_num_threads(threads)
 
 

@@ -6,11 +6,15 @@ import re
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from weft.errors import DataError
-from weft.graphs import Array, Column, Graph, GraphTable
+from weft.graphs import Array, Column, Graph
+
+if TYPE_CHECKING:
+    from weft.graphs import GraphTable
 
 EDGE_TYPES = (
     "Child",

@@ -7,9 +7,6 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import torch
-
-from weft.models import GCN, GraphSAGE
 from weft.models.config import GCNConfig, SAGEConfig
 from weft.parallel.cost_model import NETWORKS, Estimate, Machine, Problem, choose, estimate
 from weft.parallel.grid import Grid, grid_of, grids_for

@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from rich.box import SIMPLE
@@ -19,8 +19,6 @@ from rich.table import Table
 import weft
 from weft.errors import DataError
 from weft.files import json_text, write_atomically
-from weft.graphs import GraphTable, open_table
-from weft.parallel.calibrate import calibrate
 from weft.parallel.cost_model import (
     NETWORKS,
     Estimate,
@@ -35,15 +33,12 @@ from weft.parallel.cost_model import (
 )
 from weft.parallel.grid import Grid, grids_for
 from weft.parallel.method import Method
-from weft.planning.explain import show_plan
 from weft.planning.plan import Target
-from weft.planning.task import make_plan
-from weft.planning.worker import prepare_workers
-from weft.recipes.full_graph.candidates import FullGraphTask
 from weft.recipes.full_graph.config import FullGraphConfig
 from weft.recipes.output import notes
-from weft.recipes.planned_runs import PLAN, check_plan_file
-from weft.training import prepare_process
+
+if TYPE_CHECKING:
+    from weft.graphs import GraphTable
 
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _MOST_RANKS = 2**16
@@ -179,6 +174,13 @@ class PlanFullGraph:
 
     def _measure(self, console: Console) -> int:
         """Time the ways to train, print the table and the reasons, and write the plan."""
+        from weft.planning.explain import show_plan
+        from weft.planning.task import make_plan
+        from weft.planning.worker import prepare_workers
+        from weft.recipes.full_graph.candidates import FullGraphTask
+        from weft.recipes.planned_runs import PLAN, check_plan_file
+        from weft.training import prepare_process
+
         config = self._measured_config()
         out = self.out or Path(PLAN)
         check_plan_file(out)
@@ -247,6 +249,8 @@ class PlanFullGraph:
         if self.data is not None:
             if not self.data.exists():
                 raise DataError(f"--data {self.data} does not exist; name the folder of a table")
+            from weft.graphs import open_table
+
             table = open_table(self.data)
             nodes = table.total_nodes if nodes is None else nodes
             edges = _nonzeros(table, self.model) if edges is None else edges
@@ -353,6 +357,8 @@ def _measured(console: Console) -> Machine:
     # More ranks than cores would measure how they wait for each other.
     ranks = max(2, min(os.cpu_count() or 2, _MOST_MEASURED))
     console.print(f"measuring with up to {ranks} ranks here ...", soft_wrap=True)
+    from weft.parallel.calibrate import calibrate
+
     found = calibrate(ranks)
     for size, link in found.links.items():
         console.print(
