@@ -15,8 +15,9 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # Tests share modules, those of other rooms too; pytest's importlib mode adds no folder itself.
-for _folder in sorted(path for path in Path(__file__).parent.rglob("*") if path.is_dir()):
-    if _folder.name not in ("__pycache__", "data"):
+_here = Path(__file__).parent
+for _folder in sorted(path for path in _here.rglob("*") if path.is_dir()):
+    if not {"__pycache__", "data"} & set(_folder.relative_to(_here).parts):
         sys.path.append(str(_folder))
 # `weft`, which runs a command in this process, and small data for it.
 pytest_plugins = ["command_fixtures"]

@@ -35,6 +35,7 @@ def test_the_next_one():
 
 def test_one_ctrl_c_ends_the_suite(tmp_path: Path) -> None:
     shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path / "conftest.py")
+    (tmp_path / "command_fixtures.py").touch()
     (tmp_path / "test_long.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_long.py"]

@@ -245,12 +245,12 @@ def test_a_study_is_reported_as_it_was_measured(weft: Weft, name: str) -> None:
     said = weft(*shlex.split(measured["command"])[1:], "--resume")
     assert said.code == 0, said
     new = read(folder / "results.json")
-    assert {key: value for key, value in new.items() if key != "versions"} == {
+    assert {key: new[key] for key in measured if key != "versions"} == {
         key: value for key, value in measured.items() if key != "versions"
     }
-    assert re.findall(r"^\|.*", (folder / "results.md").read_text(), re.M) == re.findall(
-        r"^\|.*", tables, re.M
-    )
+    # Two columns that were both called median have names of their own now.
+    now = re.sub("batching median|update median", "median", (folder / "results.md").read_text())
+    assert re.findall(r"^\|.*", now, re.M) == re.findall(r"^\|.*", tables, re.M)
 
 
 @pytest.mark.parametrize("name", ["molecules", "forces", "crystals", "nodes-slr", "links"])

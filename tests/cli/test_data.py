@@ -148,7 +148,7 @@ def test_a_damaged_table(mistake, small_cora):
 
 def test_a_name_that_is_no_folder(mistake, tmp_path):
     said = mistake("data", "get", "edge-list", "--files", edges_file(tmp_path), "--table", "../up")
-    assert "'../up' is no name for a table" in said
+    assert "'../up' cannot name a table" in said
 
 
 def test_a_data_folder_that_cannot_be_made(mistake, monkeypatch, tmp_path):

@@ -546,15 +546,18 @@ def test_an_interrupted_training_of_molecules_goes_on(weft, tmp_path, small_mole
     assert weft(*words, "--out", "whole", *SMALL).code == 0
     real, steps = weft_structures.fit, 0
 
-    def fit(model: Any, optimizer: Any, train: Any, loss: Any, **rest: Any) -> Any:
+    def fit(model: Any, optimizer: Any, train: Any, step: Any, **rest: Any) -> Any:
+        take = step.take
+
         def counted(model: Any, batch: Any) -> Any:
             nonlocal steps
             steps += 1
             if steps == 5:
                 os.kill(os.getpid(), signal.SIGTERM)
-            return loss(model, batch)
+            return take(model, batch)
 
-        return real(model, optimizer, train, counted, **rest)
+        step.take = counted
+        return real(model, optimizer, train, step, **rest)
 
     monkeypatch.setattr(weft_structures, "fit", fit)
     said = weft(*words, "--out", "cut", *SMALL)

@@ -474,5 +474,7 @@ def test_matrices_that_are_no_graphs_are_refused():
         graph_from_scipy(scipy.sparse.csr_array((2, 2), dtype=complex))
     graph = with_columns(CASES["an isolated node"])
     for name in ("edge_attr", "mass"):
-        with pytest.raises(DataError, match=f"'{name}' is not an edge column of one number"):
+        with pytest.raises(
+            DataError, match=f"'{name}' is not an edge column with a number for each edge"
+        ):
             graph_to_scipy(graph, weight=name)
