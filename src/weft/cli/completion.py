@@ -1,6 +1,6 @@
 """`weft completion bash|zsh|fish`: a script that completes groups, commands and options.
 
-The script is tyro's own. It holds every word, so that a key press starts nothing of weft.
+The script is tyro's own. It holds every word, so that a key press starts Python but not weft.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 # An argument of a process may have 128 KiB, and all our words are more: fish pipes them instead.
 _FISH = '($python_cmd -c "$pycode" $words $current)'
 _FISH_PIPED = "(printf '%s' \"$pycode\" | $python_cmd - $words $current)"
+# zsh counts words from 1, and what tyro's script calls counts from 0.
+_ZSH = '"${words[@]}" "$CURRENT"'
+_ZSH_FROM_0 = '"${words[@]}" "$((CURRENT - 1))"'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +70,8 @@ def _print(shell: str, console: Console) -> int:
     script = io.StringIO()
     with redirect_stdout(script), suppress(SystemExit):
         tyro.cli(every_command(), prog="weft", args=["--tyro-print-completion", shell])
-    console.out(script.getvalue().replace(_FISH, _FISH_PIPED), end="", highlight=False)
+    text = script.getvalue().replace(_FISH, _FISH_PIPED).replace(_ZSH, _ZSH_FROM_0)
+    console.out(text, end="", highlight=False)
     return 0
 
 
