@@ -66,6 +66,7 @@ _signals: list[socket.socket] = []
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "sends_sigint: the test interrupts its own process")
+    config.addinivalue_line("markers", "slow: listed in slow_tests.txt")
     if threading.current_thread() is not threading.main_thread():
         return
     ours, theirs = socket.socketpair()
@@ -84,6 +85,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         signal.set_wakeup_fd(-1)
     while _signals:
         _signals.pop().close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    listed = _here / "slow_tests.txt"
+    slow = set(listed.read_text(encoding="utf-8").splitlines() if listed.exists() else ())
+    for item in items:
+        name = f"{item.path.relative_to(_here).as_posix()}::{item.name.partition('[')[0]}"
+        if name in slow:
+            item.add_marker("slow")
+        # Tests of a file share what they have made, so they run in one worker.
+        item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 @pytest.hookimpl(wrapper=True)
