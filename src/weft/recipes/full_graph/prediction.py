@@ -21,7 +21,7 @@ from weft.parallel.shard import GraphShard
 from weft.parallel.world import World
 from weft.recipes.full_graph.config import FullGraphConfig
 from weft.recipes.full_graph.data import full_graph_table
-from weft.recipes.full_graph.session import ABOUT, KIND, check_alike
+from weft.recipes.full_graph.session import ABOUT, check_alike
 from weft.recipes.full_graph.training import join
 from weft.recipes.structures.prediction import from_json
 from weft.training.checkpoint import load_weights
@@ -49,14 +49,6 @@ class TrainedNodes:
     features: int
     classes: int
     table: Path | None
-
-
-def is_of_full_graph(run: Path) -> bool:
-    """Whether the folder `run` holds a run of the recipe for one big graph."""
-    try:
-        return bool(read_object(run / ABOUT).get("kind") == KIND)
-    except DataError:
-        return False
 
 
 def load_nodes(run: Path) -> TrainedNodes:

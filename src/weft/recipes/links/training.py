@@ -16,7 +16,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from weft.graphs import Array
 from weft.models import FNN
-from weft.parallel.world import World
 from weft.recipes.links.config import LinksConfig
 from weft.recipes.links.data import LinkSplit, split_links, walk_embedding
 from weft.sources import EdgeList

@@ -26,7 +26,6 @@ from weft.models import (
     energy_and_forces,
 )
 from weft.models.target_scale import Standardised, TargetScale, element_counts, learn_scale
-from weft.parallel.world import World
 from weft.recipes.structures.config import StructuresConfig
 from weft.recipes.structures.data import (
     FORCES,
