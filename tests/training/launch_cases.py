@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import DataError
+from weft.parallel.world import joined_replicas
 from weft.training.launch import LaunchStopped, launch
 from weft.training.stopping import stop_on_signals
 
@@ -55,6 +56,12 @@ def mistaken(who: int) -> None:
     if rank() == who:
         raise DataError("x.npy: row 3 is not finite; repair it")
     dist.barrier()
+
+
+def mistaken_first(text: str) -> None:
+    """Rank 0 finds bad data before the others have their turn."""
+    with joined_replicas() as world, world.in_turn():
+        raise DataError(text)
 
 
 def broken(who: int) -> None:

@@ -99,6 +99,12 @@ def test_a_users_mistake_comes_once_and_is_not_tried_again(tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_the_message_is_that_of_the_first_and_not_of_those_that_wait_for_it(tmp_path):
+    with pytest.raises(DataError, match=r"^rank 0: no data$"):
+        launch(launch_cases.mistaken_first, ("no data",), ranks=3, logs=tmp_path)
+    assert "rank 1 stops because rank 0 has" in (tmp_path / "rank-1.log").read_text()
+
+
 @pytest.mark.parametrize(
     ("case", "words"),
     [

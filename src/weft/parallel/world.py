@@ -36,6 +36,10 @@ _Sender = Callable[[dist.ProcessGroup], Any]
 _Finisher = Callable[[Tensor], Tensor]
 
 
+class FirstFailed(DataError):
+    """This rank stops since rank 0 has failed, whose own message says why."""
+
+
 class Pending:
     """A collective under way.
 
@@ -309,13 +313,13 @@ class World:
         """Rank 0 goes through the block first: it builds what the others then find.
 
         Raises:
-            DataError: on the other ranks, where rank 0 has failed.
+            FirstFailed: on the other ranks, where rank 0 has failed.
         """
         failed = torch.zeros(1)
         if self.rank > 0:
             self.reduce(failed)
             if failed.item():
-                raise DataError(f"rank {self.rank} stops because rank 0 has; see its message")
+                raise FirstFailed(f"rank {self.rank} stops because rank 0 has; see its message")
             yield
             return
         try:

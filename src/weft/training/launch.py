@@ -26,6 +26,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from weft.errors import DataError
+from weft.parallel.world import FirstFailed
 from weft.training.hardware import cores
 from weft.training.stopping import (
     heard_signals,
@@ -238,11 +239,11 @@ def run_rank(
         # The disk may be full: that is then what the error says.
         with suppress(OSError):
             traceback.print_exc(file=log)
-        if isinstance(error, ValueError):
-            raise UserError(str(error)) from error
         if _is_echo(error):
             time.sleep(_ECHO_SECONDS)
             raise PeerLost(str(error)) from error
+        if isinstance(error, ValueError):
+            raise UserError(str(error)) from error
         raise
     finally:
         with suppress(OSError):
@@ -253,7 +254,7 @@ def run_rank(
 
 
 def _is_echo(error: Exception) -> bool:
-    if isinstance(error, dist.DistError):
+    if isinstance(error, dist.DistError | FirstFailed):
         return True
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(words in text for words in _ECHOES)
