@@ -98,6 +98,26 @@ def test_nodes_of_the_catalogue(weft: Callable[..., Any]) -> None:
     assert said.code == 0, said.err
 
 
+@pytest.mark.usefixtures("small_cora")
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "rank 0: model is gcn, which takes all nodes in every step, and there are 2 ranks;"),
+        (
+            ("--model", "fnn", "--sparsify", "rigl", "--form", "sparse"),
+            "rank 0: form is sparse, and sparse layers grow by the gradients of one rank's share:",
+        ),
+    ],
+)
+def test_what_ranks_cannot_share_leaves_no_run(
+    mistake: Callable[..., str], options: tuple[str, ...], words: str
+) -> None:
+    # New processes may be forks of one that has another environment.
+    train = ("train", "nodes", "--data-dir", "data", "--out", "run", *SHORT)
+    assert words in mistake(*train, *options, "--ranks", 2)
+    assert [path.name for path in Path("run").iterdir()] == ["logs"]
+
+
 def test_settings_as_json(weft: Callable[..., Any]) -> None:
     said = weft("train", "nodes", "--model", "fnn", "--print-config")
     found = json.loads(said.out)

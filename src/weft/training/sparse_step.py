@@ -40,6 +40,15 @@ _NEVER = 10**9
 _ROUNDS, _ALIKE = 3, 1.3
 
 
+def check_form(config: SparsityConfig, world: World | None) -> None:
+    """Raise ValueError where several ranks are to train sparse layers."""
+    if world is not None and world.ranks > 1 and config.form == "sparse":
+        raise ValueError(
+            "form is sparse, and sparse layers grow by the gradients of one rank's share: "
+            "train with form = dense, or in one process"
+        )
+
+
 class SparseStep(LossStep):
     """A step of a training in the way of sparsity that a SparsityConfig names; `fit` runs it.
 
@@ -94,11 +103,7 @@ class SparseStep(LossStep):
         self._loss, self._config, self._sample = loss, config, sample
         self._epochs, self._steps, self._ones = epochs, steps, ones
         self._quiet, self._seed = quiet, seed
-        if self.is_shared and config.form == "sparse":
-            raise ValueError(
-                "form is sparse, and sparse layers grow by the gradients of one rank's share: "
-                "train with form = dense, or in one process"
-            )
+        check_form(config, world)
         saved = shared_checkpoint(None if run is None else run.checkpoint, world, "model")
         if config.form == "sparse" and saved is not None:
             to_sparse_form_of(model, saved[1]["model"])

@@ -82,6 +82,9 @@ class LinksRecipe(StandardRecipe):
         self, data: LinksData, config: LinksConfig, *, world: World, earlier: Path | None
     ) -> PreparedLinks:
         """What was prepared with the data, with the settings of the plan."""
+        from weft.training.sparse_step import check_form
+
+        check_form(config, world)
         return replace(data.prepared, config=config)
 
     def checksums(self, data: LinksData, config: LinksConfig) -> dict[str, str]:

@@ -104,6 +104,9 @@ class NodesRecipe(StandardRecipe):
         self, data: NodesData, config: NodesConfig, *, world: World, earlier: Path | None
     ) -> PreparedNodes:
         """What was prepared with the data, with the settings of the plan."""
+        from weft.recipes.nodes.training import check_ranks
+
+        check_ranks(config, world)
         return replace(data.prepared, config=config)
 
     def checksums(self, data: NodesData, config: NodesConfig) -> dict[str, str]:

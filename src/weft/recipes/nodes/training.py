@@ -32,7 +32,7 @@ from weft.training.saved_inputs import keep_inputs
 from weft.training.schedules import make_scheduler
 from weft.training.scores import Score, accuracy_score
 from weft.training.sparse_form import load_dense
-from weft.training.sparse_step import SparseStep, StepCosts
+from weft.training.sparse_step import SparseStep, StepCosts, check_form
 from weft.walks import skip_gram, sparse_embedding, temporal_walks, uniform_walks
 
 if TYPE_CHECKING:
@@ -194,6 +194,16 @@ def _labels(graph: Graph) -> Array:
     return y
 
 
+def check_ranks(config: NodesConfig, world: World | None) -> None:
+    """Raise ValueError where several ranks are to train a gcn, or sparse layers."""
+    if world is not None and world.ranks > 1 and config.model == "gcn":
+        raise ValueError(
+            f"model is gcn, which takes all nodes in every step, and there are {world.ranks} "
+            "ranks; share the graph among them with `weft train full-graph`"
+        )
+    check_form(config, world)
+
+
 def train_nodes(
     prepared: PreparedNodes,
     *,
@@ -214,13 +224,10 @@ def train_nodes(
         world: ranks that share every batch of an fnn; they give the same losses as one process.
 
     Raises:
-        ValueError: several ranks are to train a gcn, which takes all nodes in every step.
+        ValueError: several ranks are to train a gcn, which takes all nodes in every step, or
+            sparse layers.
     """
-    if world is not None and world.ranks > 1 and prepared.config.model == "gcn":
-        raise ValueError(
-            f"model is gcn, which takes all nodes in every step, and there are {world.ranks} "
-            "ranks; share the graph among them with `weft train full-graph`"
-        )
+    check_ranks(prepared.config, world)
     config, y, parts = prepared.config, prepared.y, prepared.parts
     epochs = config.epochs
     assert epochs is not None
