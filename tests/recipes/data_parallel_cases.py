@@ -12,14 +12,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from rich.console import Console
 from small_structures import config, molecules, table_of
 from temporal_graphs import circles, grouped
 from torch import nn
 
 from weft.batching import BatchingConfig
+from weft.errors import DataError
 from weft.parallel.world import World, joined_replicas
 from weft.recipes.links.training import LinksConfig, prepare_links, train_links
 from weft.recipes.nodes.training import NodesConfig, prepare_nodes, train_nodes
+from weft.recipes.planned_runs import PlanOption
+from weft.recipes.recipe import DataOptions, Start, recipe_named
 from weft.recipes.structures.training import train_structures
 from weft.training import Run
 from weft.training.ranks import shared_run
@@ -97,3 +101,29 @@ def train(folder: Path, cases: list[Case]) -> list[dict[str, Any]]:
                 }
             )
         return found
+
+
+def disagree(folder: Path) -> list[str]:
+    """What `weft train links` says where ranks have other options, then where they have other data.
+
+    Each rank reads the file edges.txt of a folder of its own.
+    """
+    said = []
+    with joined_replicas(timedelta(seconds=300)) as world:
+        os.chdir(folder / str(world.rank))
+        for options in ({"seed": world.rank}, {}):
+            asked = LinksConfig(data="edges.txt", **SMALL, **options)
+            start = Start(
+                folder=folder / "run",
+                resume=False,
+                init_from=None,
+                source=DataOptions(),
+                plan=PlanOption("links", None, None, folder=folder / "run", resume=False, ranks=2),
+                quiet=True,
+                console=Console(),
+            )
+            try:
+                recipe_named("links").run(asked, start)
+            except DataError as error:
+                said.append(str(error))
+    return said

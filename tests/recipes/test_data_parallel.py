@@ -79,3 +79,18 @@ def test_what_ranks_cannot_share():
     ):
         with pytest.raises(ValueError, match=words):
             nodes(None, world, **options)  # type: ignore[arg-type]
+
+
+def test_ranks_with_other_options_or_data(tmp_path):
+    for rank in range(2):
+        edges = [f"{n % 30} {7 * n % 29 + rank} {n}\n" for n in range(600)]
+        (tmp_path / str(rank)).mkdir()
+        (tmp_path / str(rank) / "edges.txt").write_text("".join(edges))
+    first, second = launch(
+        data_parallel_cases.disagree, (tmp_path,), ranks=2, logs=tmp_path / "logs"
+    )
+    assert first == second
+    options, data = first
+    assert options.startswith("ranks do not agree on the option seed: it is 1 on rank 1 and 0 on ")
+    assert data.startswith("ranks do not agree on the data's edges: it is ")
+    assert not (tmp_path / "run").exists()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -274,7 +274,7 @@ class StandardRecipe(Recipe):
     def run(self, asked: Any, start: Start) -> Finished:
         """Read, plan, prepare, train and summarise: the whole of `weft train`."""
         from weft.parallel.world import joined_replicas
-        from weft.training.ranks import shared_run
+        from weft.training.ranks import agree, shared_run
 
         if start.ranks != 1:
             return _launched(self.name, asked, start)
@@ -304,11 +304,17 @@ class StandardRecipe(Recipe):
                     data, settled, world=world, earlier=folder if start.resume else None
                 )
             config = prepared.config
+            checksums = self.checksums(data, config)
+            agree(
+                world,
+                {f"the option {name}": value for name, value in asdict(config).items()}
+                | {f"the data's {name}": value for name, value in checksums.items()},
+            )
             with shared_run(
                 folder,
                 config,
                 world,
-                data=self.checksums(data, config),
+                data=checksums,
                 resume=start.resume,
                 before=self.before,
                 recipe=self.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from weft.batching import GraphLoader, GraphSampler
+from weft.errors import DataError
 from weft.graphs import GraphBatch, GraphTable
 from weft.training.batches import Share
 from weft.training.run import Run
@@ -54,6 +56,28 @@ def shared_run(
                 run = Run.create(spare, config, tensorboard=False)
         with run:
             yield run
+
+
+def agree(world: World, own: Mapping[str, Any]) -> None:
+    """See that what this rank has, JSON values by what they are, all ranks have.
+
+    Raises:
+        DataError: on every rank, the same words: they name a rank that differs, and in what.
+    """
+    if world.ranks == 1:
+        return
+    everyone = [json.loads(text) for text in world.all_texts(json.dumps(own, default=str))]
+    for name in own:
+        values = [json.dumps(each.get(name)) for each in everyone]
+        usual = max(
+            sorted(set(values)), key=lambda value: (values.count(value), value == values[0])
+        )
+        odd = [rank for rank, value in enumerate(values) if value != usual]
+        if odd:
+            raise DataError(
+                f"ranks do not agree on {name}: it is {values[odd[0]]} on rank {odd[0]} and "
+                f"{usual} on rank {values.index(usual)}; give all ranks the same files and options"
+            )
 
 
 def load_on_all(model: nn.Module, load: Callable[[], None], world: World | None) -> None:

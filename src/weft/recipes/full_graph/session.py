@@ -35,7 +35,7 @@ from weft.training.config import FitResult
 from weft.training.hardware import peak_memory, process_memory
 from weft.training.loop import FitState, fit, save_fit_checkpoint
 from weft.training.randomness import seed_everything
-from weft.training.ranks import load_on_all
+from weft.training.ranks import agree, load_on_all
 from weft.training.run import Run, first_difference
 from weft.training.schedules import make_scheduler
 from weft.training.step import Outcome, Step
@@ -101,21 +101,7 @@ def check_alike(table: GraphTable, world: World, config: FullGraphConfig) -> Non
         "the device": world.device.type,
         "torch": str(torch.__version__),
     }
-    if world.grid.ranks == 1:
-        return
-    texts = world.all_texts(json.dumps(own, default=str))
-    everyone = [json.loads(text) for text in texts]
-    for name in own:
-        values = [json.dumps(each.get(name)) for each in everyone]
-        usual = max(
-            sorted(set(values)), key=lambda value: (values.count(value), value == values[0])
-        )
-        odd = [rank for rank, value in enumerate(values) if value != usual]
-        if odd:
-            raise DataError(
-                f"ranks do not agree on {name}: it is {values[odd[0]]} on rank {odd[0]} and "
-                f"{usual} on rank {values.index(usual)}; give all ranks the same files and options"
-            )
+    agree(world, own)
 
 
 def train_shared(
