@@ -57,6 +57,8 @@ def test_trains_with_several_ranks_and_predicts(weft, tmp_path, small_cora):
     alone = weft(*TRAIN, "--out", "alone")
     assert "grid: 1d, 1x1x1, 1 rank: the only one that fits" in alone.out
     np.testing.assert_allclose(losses(run), losses(Path("alone")), rtol=1e-5)
+    for folder in (run, Path("alone")):
+        assert json.loads((folder / "config.json").read_text())["recipe"] == "full-graph"
 
     again = weft(*TRAIN, "--resume", "--ranks", "2", "--epochs", "8", "--device", "cpu")
     assert again.code == 0

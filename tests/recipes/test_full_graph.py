@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,18 @@ def test_a_checkpoint_of_an_earlier_version_and_of_another_run(table, tmp_path):
     (run / "config.json").write_text(json.dumps(config))
     with pytest.raises(DataError, match=r"epoch-000002 is of another run: data is .* there and "):
         train(other, run, resume=True)
+
+
+def test_a_damaged_checkpoint_does_not_hide_why_ranks_start_again(table, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+
+    def launched(*_: Any, again: Callable[[], str], **__: Any) -> None:
+        (run / "last.pt").write_bytes(b"damaged")
+        raise RankError(f"rank 1 was killed; restarting from {again()}")
+
+    monkeypatch.setattr(module, "launch", launched)
+    with pytest.raises(RankError, match="killed; restarting from the last checkpoint"):
+        train(table, run, Grid(rows=2))
 
 
 @pytest.mark.parametrize("harm", ["cut", "flipped"])

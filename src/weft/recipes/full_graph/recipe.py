@@ -99,8 +99,7 @@ class FullGraphRecipe(Recipe):
         from weft.parallel.device import own_device
         from weft.parallel.grid import grid_of
         from weft.parallel.world import joined_replicas
-        from weft.recipes.full_graph.training import train_full_graph
-        from weft.training import Run
+        from weft.recipes.full_graph.training import open_run, train_full_graph
         from weft.training.launch import RankError, is_a_rank, lost_ranks_named
 
         source, folder, console, plan = start.source, start.folder, start.console, start.plan
@@ -129,10 +128,7 @@ class FullGraphRecipe(Recipe):
             if _is_first():
                 _describe(table, grid, config, console, on_gpus=device.type == "cuda")
             if plan.plan is not None and not is_a_rank():
-                data = table.metadata.get("contents")
-                with Run.create(
-                    folder, config.recipe(), data=data, resume=resume, recipe=self.name
-                ) as run:
+                with open_run(table, config, folder, resume=resume) as run:
                     plan.keep(run)
                 resume = True
             try:

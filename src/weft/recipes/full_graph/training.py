@@ -55,7 +55,9 @@ def train_full_graph(
 
     Raises:
         DataError: the folder holds another run; a checkpoint is of another model or data; ranks
-            have different data; a rank has failed for good (RankError). The same on all ranks.
+            have different data. The same on all ranks.
+            A rank has failed for good (RankError), such as rank 0 where it cannot write a
+            checkpoint: the others then wait for it until they are ended or their time is out.
             The table is damaged, has no node to train on, or a matrix of less than `config.dtype`.
     """
     if grid.ranks != config.num_ranks:
@@ -72,9 +74,7 @@ def train_full_graph(
     if table.path is None:
         raise ValueError("the table is in memory; several ranks open it from a folder")
     # Before any rank is started: what is wrong with the folder is said at once.
-    data = table.metadata.get("contents")
-    with Run.create(folder, config.recipe(), data=data, resume=resume):
-        pass
+    open_run(table, config, folder, resume=resume).close()
     try:
         answers = launch(
             _train_launched,
@@ -82,13 +82,33 @@ def train_full_graph(
             ranks=grid.ranks,
             logs=folder / LOGS,
             max_restarts=max_restarts,
-            again=lambda: f"epoch {last_epoch(folder)}",
+            again=lambda: _restart_point(folder),
             tell=tell,
         )
     except LaunchStopped as stop:
         return _stopped(table, job, stop.signal)
     found: TrainedFullGraph = answers[0]
     return found
+
+
+def open_run(table: GraphTable, config: FullGraphConfig, folder: Path, *, resume: bool) -> Run:
+    """The run in `folder`, see `Run.create`."""
+    return Run.create(
+        folder,
+        config.recipe(),
+        data=table.metadata.get("contents"),
+        resume=resume,
+        recipe="full-graph",
+    )
+
+
+def _restart_point(folder: Path) -> str:
+    """From where ranks that are started again go on, for people."""
+    try:
+        return f"epoch {last_epoch(folder)}"
+    except DataError:
+        # The ranks will say that it is damaged; here it would hide why one has failed.
+        return "the last checkpoint"
 
 
 def last_epoch(folder: Path) -> int:
@@ -163,13 +183,12 @@ def _train_here(table: GraphTable, job: _Job, *, resume: bool) -> TrainedFullGra
     """This process is a rank, or does everything alone."""
     opened: list[Run] = []
 
-    def open_run() -> None:
-        data = table.metadata.get("contents")
-        opened.append(Run.create(job.folder, job.config.recipe(), data=data, resume=resume))
+    def open_here() -> None:
+        opened.append(open_run(table, job.config, job.folder, resume=resume))
 
     with job.join() as world:
         try:
-            world.broadcast_from_rank0(open_run)
+            world.broadcast_from_rank0(open_here)
             run = opened[0] if opened else None
             return job.train(table, world, run)
         finally:
