@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from weft.training.launch import LaunchStopped
+
 SHORT = ("--epochs", 2, "--quiet")
 
 
@@ -116,6 +118,35 @@ def test_what_ranks_cannot_share_leaves_no_run(
     train = ("train", "nodes", "--data-dir", "data", "--out", "run", *SHORT)
     assert words in mistake(*train, *options, "--ranks", 2)
     assert [path.name for path in Path("run").iterdir()] == ["logs"]
+
+
+def test_ranks_write_into_no_folder_that_is_refused(
+    mistake: Callable[..., str], messages: Path, tmp_path: Path
+) -> None:
+    words = ("train", "links", "--data", messages, "--ranks", 2, *SHORT)
+    for name, why in (("notes.txt", "holds no run"), ("config.json", "holds a run already")):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        (folder / name).write_text("{}")
+        assert f"{folder.name} " in (said := mistake(*words, "--out", folder.name))
+        assert why in said
+        assert [path.name for path in folder.iterdir()] == [name]
+
+
+def test_a_signal_before_ranks_have_a_run(
+    weft: Callable[..., Any], messages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launch(*_: Any, **__: Any) -> None:
+        raise LaunchStopped("SIGTERM")
+
+    monkeypatch.setattr("weft.training.launch.launch", launch)
+    words = ("train", "links", "--data", "messages.txt", "--ranks", "2", "--out", "run")
+    said = weft(*words)
+    assert said.code == 143, said
+    assert said.out.endswith(
+        "interrupted by SIGTERM after epoch 0, step 0; everything is in run. Start again with:\n"
+        f"  weft {' '.join(words)}\n"
+    )
 
 
 def test_settings_as_json(weft: Callable[..., Any]) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
-import shlex
 import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,11 +135,13 @@ class Train(RecipeCommand, TrainOptions):
 
 def _interrupted(result: FitResult, folder: Path, console: Console, *, show: bool) -> int:
     """Say how to go on with a run that a signal has stopped; the exit code for that signal."""
-    words = [word for word in sys.argv[1:] if word != "--resume"]
+    from weft.recipes.output import way_on
+
     if show:
+        then = way_on(folder, before="\n  ")
         console.print(
             f"{result.stopped} after epoch {result.epochs}, step {result.steps}; everything is in "
-            f"{folder}. Go on with:\n  {shlex.join(['weft', *words, '--resume'])}",
+            f"{folder}. {then}",
             soft_wrap=True,
         )
     return 128 + int(signal.Signals[result.stopped.removeprefix("interrupted by ")])

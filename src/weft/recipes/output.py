@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import shlex
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +48,18 @@ def where(folder: Path, then: str = "") -> str:
     """Where a run is and, if there is a next command, how to go on."""
     following = f" Next:\n  {then}" if then else ""
     return f"Everything is in {folder} (tensorboard --logdir {folder}).{following}"
+
+
+def way_on(folder: Path, before: str = " ") -> str:
+    """How to go on with the run of this command, which has stopped: a command, after `before`."""
+    from weft.training.checkpoint import CHECKPOINT
+    from weft.training.run import CONFIG
+
+    words = ["weft", *(word for word in sys.argv[1:] if word != "--resume")]
+    if (folder / CONFIG).exists():
+        words.append("--resume")
+    how = "Go on" if (folder / CHECKPOINT).exists() else "Start again"
+    return f"{how} with:{before}{shlex.join(words)}"
 
 
 def prediction_file(out: Path | None, file: Path, suffixes: Sequence[str], what: str) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -336,13 +336,16 @@ class StandardRecipe(Recipe):
 
 def _launched(name: str, asked: Any, start: Start) -> Finished:
     """The training on ranks that are started here; rank 0 prints what came out."""
+    from weft.recipes.output import way_on
     from weft.training.launch import LaunchStopped, RankError, is_a_rank, launch
-    from weft.training.run import LOGS, summarised_result
+    from weft.training.run import LOGS, check_run_folder, summarised_result
 
     if start.ranks < 1:
         raise ValueError(f"ranks is {start.ranks}; it must be at least 1")
     if is_a_rank():
         raise ValueError(f"torchrun has started the ranks: leave out --ranks {start.ranks}")
+    # Before any rank writes its log there.
+    check_run_folder(start.folder, resume=start.resume)
     options = {each.name: getattr(start, each.name) for each in fields(start)}
     options |= {"console": None, "ranks": 1}
     arguments = (name, asked, options)
@@ -350,9 +353,9 @@ def _launched(name: str, asked: Any, start: Start) -> Finished:
         answers = launch(_run_rank, arguments, ranks=start.ranks, logs=start.folder / LOGS)
         result: FitResult = answers[0]
     except RankError as error:
-        raise RankError(f"{error}; go on with --resume") from None
+        raise RankError(f"{error}. {way_on(start.folder)}") from None
     except LaunchStopped as stop:
-        result = replace(summarised_result(start.folder), stopped=f"interrupted by {stop.signal}")
+        result = summarised_result(start.folder, stop.signal)
     return Finished(result=result, show=lambda: None)
 
 

@@ -84,18 +84,8 @@ class Run:
         """
         folder = Path(path)
         asked = _as_json(config)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            present = {entry.name for entry in folder.iterdir()} - {_LOCK, LOGS}
-        except OSError as error:
-            raise DataError(
-                f"cannot make the run folder {folder}: {error.strerror or error}; choose another"
-            ) from error
         # Before the lock, which would leave its file among somebody's others.
-        if CONFIG not in present and any(not name.endswith(".partial") for name in present):
-            raise DataError(
-                f"{folder} is not empty and holds no run (no {CONFIG}); choose another folder"
-            )
+        _check_is_for_runs(folder)
         run = cls(folder, tensorboard=tensorboard)
         try:
             run._enter_session(
@@ -123,11 +113,7 @@ class Run:
         path = self.folder / CONFIG
         sessions: list[Any] = []
         if path.exists():
-            if not resume:
-                raise DataError(
-                    f"{self.folder} holds a run already; go on with it (--resume) or choose "
-                    "another folder"
-                )
+            _check_may_run(self.folder, resume=resume)
             earlier = _read_config(path)
             recorded = earlier["config"]
             if isinstance(recorded, Mapping):
@@ -177,6 +163,38 @@ class Run:
 
 
 _LOCK = ".lock"
+
+
+def check_run_folder(folder: Path, *, resume: bool) -> None:
+    """Make the folder of a run, if it is not there, and see whether one can be in it.
+
+    Raises:
+        DataError: as of `Run.create`: a run is there already and `resume` is not given; the folder
+            holds other files, or cannot be made.
+    """
+    _check_is_for_runs(folder)
+    _check_may_run(folder, resume=resume)
+
+
+def _check_is_for_runs(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        present = {entry.name for entry in folder.iterdir()} - {_LOCK, LOGS}
+    except OSError as error:
+        raise DataError(
+            f"cannot make the run folder {folder}: {error.strerror or error}; choose another"
+        ) from error
+    if CONFIG not in present and any(not name.endswith(".partial") for name in present):
+        raise DataError(
+            f"{folder} is not empty and holds no run (no {CONFIG}); choose another folder"
+        )
+
+
+def _check_may_run(folder: Path, *, resume: bool) -> None:
+    if not resume and (folder / CONFIG).exists():
+        raise DataError(
+            f"{folder} holds a run already; go on with it (--resume) or choose another folder"
+        )
 
 
 def _lock(folder: Path) -> int | None:
@@ -305,12 +323,30 @@ def first_difference(before: Any, now: Any, field: str = "") -> tuple[str, str, 
     return None if texts[0] == texts[1] else (field or "the config", *texts)
 
 
-def summarised_result(folder: Path) -> FitResult:
-    """How the training of the run in `folder` went, by its summary.
+def interrupted_result(signal: str, *, epochs: int, steps: int) -> FitResult:
+    """Of a training that a signal has stopped, of which only its checkpoint is known."""
+    return FitResult(
+        epochs=epochs,
+        steps=steps,
+        stopped=f"interrupted by {signal}",
+        metrics={},
+        best_metrics={},
+        best_epoch=None,
+        seconds=0.0,
+        graphs_per_second=0.0,
+    )
+
+
+def summarised_result(folder: Path, signal: str) -> FitResult:
+    """How far the run in `folder` has come by its summary, if it has one, till a signal stopped it.
 
     Raises:
-        DataError: there is no summary, or it is damaged.
+        DataError: the summary is damaged.
     """
+    if not (folder / SUMMARY).exists():
+        return interrupted_result(signal, epochs=0, steps=0)
     names = [each.name for each in dataclasses.fields(FitResult)]
     found = read_object(folder / SUMMARY, dict.fromkeys(names, object))
-    return FitResult(**{name: found[name] for name in names})
+    return FitResult(
+        **{name: found[name] for name in names} | {"stopped": f"interrupted by {signal}"}
+    )

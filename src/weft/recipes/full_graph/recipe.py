@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -100,6 +98,7 @@ class FullGraphRecipe(Recipe):
         from weft.parallel.grid import grid_of
         from weft.parallel.world import joined_replicas
         from weft.recipes.full_graph.training import open_run, train_full_graph
+        from weft.recipes.output import way_on
         from weft.training.launch import RankError, is_a_rank, lost_ranks_named
 
         source, folder, console, plan = start.source, start.folder, start.console, start.plan
@@ -144,11 +143,7 @@ class FullGraphRecipe(Recipe):
                     tell=lambda text: console.print(text, soft_wrap=True, highlight=False),
                 )
             except RankError as error:
-                if (folder / "last.pt").exists():
-                    words = [word for word in sys.argv[1:] if word != "--resume"]
-                    again = shlex.join(["weft", *words, "--resume"])
-                    raise RankError(f"{error}; go on with: {again}") from None
-                raise
+                raise RankError(f"{error}. {way_on(folder)}") from None
         return Finished(
             result=trained.result,
             show=lambda: _show(trained, config, folder, console),

@@ -17,10 +17,9 @@ from weft.recipes.full_graph.config import FullGraphConfig
 from weft.recipes.full_graph.data import check_precision
 from weft.recipes.full_graph.session import OLD_CHECKPOINTS, TrainedFullGraph, train_shared
 from weft.training.checkpoint import CHECKPOINT, load_checkpoint
-from weft.training.config import FitResult
 from weft.training.launch import LaunchStopped, is_a_rank, launch
 from weft.training.numerics import prepare_process
-from weft.training.run import LOGS, Run
+from weft.training.run import LOGS, Run, interrupted_result
 
 
 def train_full_graph(
@@ -199,18 +198,8 @@ def _train_here(table: GraphTable, job: _Job, *, resume: bool) -> TrainedFullGra
 def _stopped(table: GraphTable, job: _Job, signal: str) -> TrainedFullGraph:
     """What can be said of a run whose launcher was stopped."""
     epochs, steps = _done(job.folder)
-    result = FitResult(
-        epochs=epochs,
-        steps=steps,
-        stopped=f"interrupted by {signal}",
-        metrics={},
-        best_metrics={},
-        best_epoch=None,
-        seconds=0.0,
-        graphs_per_second=0.0,
-    )
     return TrainedFullGraph(
-        result=result,
+        result=interrupted_result(signal, epochs=epochs, steps=steps),
         scores={},
         grid=job.grid,
         partition=table.metadata["partition"],
