@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from rich.console import Console
 
 from weft.errors import DataError
-from weft.recipes.recipe import RECIPES, PredictOptions, recipe_named, recipe_of_run
+from weft.recipes.planned_runs import PlanOption
+from weft.recipes.recipe import (
+    RECIPES,
+    DataOptions,
+    PredictOptions,
+    Start,
+    recipe_named,
+    recipe_of_run,
+)
 
 
 def folder(path: Path, about: dict[str, Any] | None, **config: Any) -> Path:
@@ -54,6 +65,42 @@ def test_a_run_says_its_recipe(tmp_path, name):
 )
 def test_runs_of_earlier_versions_are_known_by_what_they_hold(tmp_path, about, name):
     assert recipe_of_run(folder(tmp_path / "run", about)).name == name
+
+
+def test_ranks_compute_with_the_threads_that_are_asked_for(tmp_path, monkeypatch):
+    before, found = torch.get_num_threads(), []
+
+    def launch(function: Any, arguments: Any, **_: Any) -> Any:
+        # As a rank begins.
+        torch.set_num_threads(1)
+        return [function(*pickle.loads(pickle.dumps(arguments)))]
+
+    def read(*_: Any, **__: Any) -> None:
+        found.append(torch.get_num_threads())
+        raise DataError("enough")
+
+    recipe = recipe_named("links")
+    monkeypatch.setattr("weft.training.launch.launch", launch)
+    monkeypatch.setattr(type(recipe), "read", read)
+    try:
+        for number, threads in enumerate((None, 3)):
+            run = tmp_path / str(number)
+            plan = PlanOption("links", None, threads, folder=run, resume=False, ranks=2)
+            start = Start(
+                folder=run,
+                resume=False,
+                init_from=None,
+                source=DataOptions(),
+                plan=plan,
+                quiet=True,
+                console=Console(),
+                ranks=2,
+            )
+            with pytest.raises(DataError, match="enough"):
+                recipe.run(recipe.default(), start)
+    finally:
+        torch.set_num_threads(before)
+    assert found == [1, 3]
 
 
 def test_what_is_no_run(tmp_path):

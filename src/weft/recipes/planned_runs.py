@@ -62,7 +62,7 @@ class PlanOption:
             ValueError: there are several ranks and no plan yet, or threads below 1.
         """
         self._own_threads, self._ranks = threads, ranks
-        set_threads({THREADS: threads})
+        self.set_own_threads()
         self.plan: Plan | None = None
         path = None if given in (None, AUTO) else Path(str(given))
         if resume and (folder / PLAN).exists():
@@ -87,6 +87,10 @@ class PlanOption:
                 f"--plan auto measures in one process, and there are {ranks} ranks; make a plan "
                 f"with `weft plan {recipe}` and give it: --plan plan.json"
             )
+
+    def set_own_threads(self) -> None:
+        """Give this process the threads of --threads, if they were given."""
+        set_threads({THREADS: self._own_threads})
 
     def applied(self, config: Config) -> Config:
         """The configuration with the plan's settings, and this process with its threads."""

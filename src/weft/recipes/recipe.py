@@ -366,6 +366,7 @@ def _run_rank(name: str, asked: Any, options: Mapping[str, Any]) -> FitResult:
     from weft.training import prepare_process
 
     prepare_process()
+    options["plan"].set_own_threads()
     start = Start(**{**options, "console": Console(markup=False, emoji=False)})
     finished = recipe_named(name).run(asked, start)
     if finished.is_first and not finished.result.stopped.startswith("interrupted"):
