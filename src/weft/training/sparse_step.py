@@ -18,7 +18,6 @@ from weft.sparsify.densities import EmptyLayer
 from weft.sparsify.flop_counter import count_flops
 from weft.sparsify.mask_schedules import DropSchedule
 from weft.sparsify.sparse_layers import SparseLinear, to_dense
-from weft.training.batches import Share
 from weft.training.checkpoint import shared_checkpoint
 from weft.training.config import FitConfig, FitResult, SparsityConfig
 from weft.training.loop import fit
@@ -102,7 +101,7 @@ class SparseStep(LossStep):
         self._model, self._optimizer_for, self._batches = model, optimizer_for, batches
         self._loss, self._config, self._sample = loss, config, sample
         self._epochs, self._steps, self._ones = epochs, steps, ones
-        self._quiet, self._seed = quiet, seed
+        self._quiet, self._seed = quiet or (world is not None and world.rank > 0), seed
         check_form(config, world)
         saved = shared_checkpoint(None if run is None else run.checkpoint, world, "model")
         if config.form == "sparse" and saved is not None:
@@ -125,7 +124,7 @@ class SparseStep(LossStep):
             mode="max",
             checkpoint_every=checkpoint_every,
             log_every=50,
-            quiet=self._quiet or (self.world is not None and self.world.rank > 0),
+            quiet=self._quiet,
         )
 
     def selecting(
@@ -163,16 +162,19 @@ class SparseStep(LossStep):
         return {"weights": weights, "active": round((1 - sparsity) * weights)}
 
     def costs(self, result: FitResult, example: Any) -> StepCosts | None:
-        """FLOPs and time of a training step; None of a dense model, or where a signal came.
+        """FLOPs and time of a training step.
+
+        None of a dense model, where a signal came, and of ranks: each would time its share of a
+        batch while the others do the same on the same machine.
 
         Args:
             result: of the training.
             example: what the model is called with.
         """
-        if self._config.sparsify == "none" or result.stopped.startswith("interrupted"):
+        is_dense = self._config.sparsify == "none"
+        if is_dense or self.is_shared or result.stopped.startswith("interrupted"):
             return None
         batch = next(iter(self._batches))
-        batch = batch.batch if isinstance(batch, Share) else batch
         return step_costs(
             self._model,
             self.masks,

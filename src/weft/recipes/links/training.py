@@ -68,7 +68,7 @@ class TrainedLinks:
         scores: `auc` and `ap` of the test pairs with intervals.
         counts: edges in each part, nodes, weights and those that are active.
         repeated: see `LinkSplit`.
-        costs: of a training step, if they were asked for and the model is sparse.
+        costs: of a training step of a sparse model, if they were asked for; not of several ranks.
         masks: those after the last step, not of the best epoch; None where the model is dense, or
             has sparse layers alone.
     """
@@ -129,7 +129,7 @@ def train_links(
         run: folder to log to and to resume from; `weft predict` finds embeddings and names there.
         init_from: a run folder or file whose weights to start from.
         quiet: no progress.
-        measure_step: count and time a step of a sparse training afterwards.
+        measure_step: count and time a step of a sparse training afterwards, unless ranks share it.
         world: ranks that share every batch; they give the same losses as one process.
     """
     config, split = prepared.config, prepared.split

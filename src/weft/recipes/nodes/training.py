@@ -79,7 +79,7 @@ class TrainedNodes:
         scores: the accuracy on each part, with an interval.
         counts: nodes in each part, classes, weights and those that are active.
         guess: share of the test nodes that are of the commonest class in training.
-        costs: of a training step, if they were asked for and the model is sparse.
+        costs: of a training step of a sparse model, if they were asked for; not of several ranks.
         masks: those after the last step, not of the best epoch; None where the model is dense, or
             has sparse layers alone.
     """
@@ -220,7 +220,7 @@ def train_nodes(
         run: folder to log to and to resume from; `weft predict` finds the nodes there.
         init_from: a run folder or file whose weights to start from.
         quiet: no progress.
-        measure_step: count and time a step of a sparse training afterwards.
+        measure_step: count and time a step of a sparse training afterwards, unless ranks share it.
         world: ranks that share every batch of an fnn; they give the same losses as one process.
 
     Raises:
