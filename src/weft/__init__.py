@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from weft.sparsify import Masks as Masks
     from weft.training import FitConfig as FitConfig
     from weft.training import Run as Run
+    from weft.training import Step as Step
     from weft.training import seed_everything as seed_everything
 else:
     __all__ = [*lazy_names(__name__), "__version__"]

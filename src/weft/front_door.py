@@ -5,7 +5,6 @@ Each is a thin function over the rooms, which have all options.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -35,7 +34,7 @@ from weft.sources import data_folder, with_neighbours
 from weft.sources.atoms import files_of, read_structures
 from weft.training import FitConfig, FitResult, Run, Stateful
 from weft.training import fit as _fit
-from weft.training.step import Loss
+from weft.training.step import Loss, Step
 
 world = joined
 
@@ -198,7 +197,7 @@ def fit(
     model: nn.Module,
     optimizer: Optimizer,
     train: Any,
-    loss: Loss,
+    loss: Loss | Step,
     *,
     epochs: int | None = None,
     config: FitConfig | None = None,
@@ -216,7 +215,7 @@ def fit(
         model: any module.
         optimizer: any torch optimizer that steps without a closure.
         train: batches, iterated once an epoch.
-        loss: gives the loss of a batch: `loss(model, batch)`.
+        loss: gives the loss of a batch: `loss(model, batch)`; or a Step, where a step is more.
         epochs: passes over the batches; for anything more give `config`.
         config: how long, and what to watch.
         run: a folder for config, metrics, checkpoints and weights, or an open Run.
@@ -245,9 +244,7 @@ def fit(
     # What decides whether a run can go on; it may go on for longer, or be watched otherwise.
     asked = {"model": str(model), "optimizer": type(optimizer).__name__}
     with Run.create(run, asked, resume=resume) as opened:
-        result = _fit(model, optimizer, train, loss, config=config, run=opened, **parts)
-        opened.summarise(**dataclasses.asdict(result))
-        return result
+        return _fit(model, optimizer, train, loss, config=config, run=opened, **parts)
 
 
 def adjacency(

@@ -100,7 +100,7 @@ def test_classes_of_an_edge_list(
     words = ("train", "nodes", "--data", messages, "--labels", groups, "--model", "fnn")
     said = weft(*words, "--sparsify", "set", "--sparsity", 0.5, "--form", "sparse", *TRAIN)
     assert said.code == 0, said.err
-    assert "always names the commonest class" in said.out
+    assert "always naming the commonest class" in said.out
     said = weft("predict", "run")
     assert said.code == 0, said.err
     assert "... and 21 more. Written to run-predicted.csv." in said.out

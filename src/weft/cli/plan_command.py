@@ -25,7 +25,7 @@ class PlanOptions:
         run_steps: Plan for a run of so many optimizer steps: compiling has to pay within them. By
             default they are those that --epochs and --max-steps give.
         minimise: Find the least time, or the least memory.
-        budget: Take about so many seconds for planning; by default two minutes, or 5% of the run
+        budget: Seconds that planning may take, about; by default two minutes, or 5% of the run
             if that is more.
         out: Write the plan to this file, for `weft train RECIPE --plan`.
         quiet: Show no progress.

@@ -52,7 +52,7 @@ class TrainOptions:
         init_from: Start from the weights of this run folder or file, nothing else of it.
         plan: Follow a plan of `weft plan`, or auto: the one kept for this data, model and machine,
             or a new one, found by measuring first.
-        threads: Compute with so many threads; by default the plan's, or one for each core.
+        threads: Number of threads to compute with; by default the plan's, or one for each core.
         quiet: Show no progress.
         print_config: Print the settings as JSON and stop.
     """

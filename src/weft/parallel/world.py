@@ -409,6 +409,11 @@ def process_group(
         ranks: how many there are, where torchrun has not told it.
     """
     if dist.is_initialized():
+        if init_method is not None:
+            raise ValueError(
+                f"init_method is {init_method}, and this process has joined a group already; "
+                "leave that one first"
+            )
         yield
         return
     dist.init_process_group(

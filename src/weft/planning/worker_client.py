@@ -70,7 +70,7 @@ class TurnPace:
 
     The first two steps of all, and every step that compiles, are not timed but counted as start.
     What numba takes to compile a loop counts for nothing: it is kept on disk, for the others and
-    for the run, and whoever comes first would have to pay for all.
+    for the run, and the candidate that comes first would pay for all.
     The wait for the next turn is in `after_step`: what comes between two steps, an evaluation, is
     then part of a turn too and does not disturb another's.
     """

@@ -1,4 +1,4 @@
-"""The data of recipes as their options name it: read once, for whoever trains or plans."""
+"""The data of recipes as their options name it: read once, for training and planning."""
 
 from __future__ import annotations
 

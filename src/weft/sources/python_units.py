@@ -19,7 +19,6 @@ EXTRACTION = 2
 """Raise it with every change of the graphs of a file: tables in the cache are named after it."""
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
-Token = tokenize.TokenInfo
 
 # Before 3.12 an f-string is one token and what is inside it has no reliable position.
 WHOLE_F_STRINGS = sys.version_info < (3, 12)

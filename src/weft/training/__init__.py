@@ -27,5 +27,8 @@ if TYPE_CHECKING:
     from weft.training.randomness import seed_everything as seed_everything
     from weft.training.run import Run as Run
     from weft.training.schedules import make_scheduler as make_scheduler
+    from weft.training.step import LossStep as LossStep
+    from weft.training.step import Mean as Mean
+    from weft.training.step import Step as Step
 else:
     __all__ = lazy_names(__name__)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,6 +16,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from weft.errors import DataError
+from weft.sparsify.snapshots import in_evaluation
 from weft.training.batches import Batches, Stateful
 from weft.training.checkpoint import (
     copy_weights,
@@ -292,7 +292,7 @@ class _Fit:
         cut = self.is_over() and (count is None or at.position < count)
         evaluated = number % config.evaluate_every == 0 or number == config.epochs or self.is_over()
         if evaluated and self.evaluate is not None:
-            with _eval_mode(self.model):
+            with in_evaluation(self.model):
                 values = metrics_of(self.evaluate(self.model), at.metrics)
             progress.evaluated(values)
             at.metrics |= values
@@ -387,7 +387,7 @@ class _Fit:
             batches=self.batches.state(self.at.position, rewind=rewind),
             metrics_lines=run.metrics.lines,
         )
-        # After the checkpoint, which holds them too: whoever resumes it writes this file again.
+        # After the checkpoint, which holds them too: a resume writes this file again.
         if self.best_weights is not None and not self.best_is_saved:
             save_weights(run.weights, self.best_weights, self.about())
             self.best_is_saved = True
@@ -522,15 +522,3 @@ def _first_non_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             return name
     return None
-
-
-@contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode for a while; afterwards each part is as it was, frozen ones too."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -106,7 +106,8 @@ class Mean:
 
 
 Loss = Callable[
-    [Any, Any], "Tensor | Mean | Sequence[Mean] | tuple[Tensor, Mapping[str, Tensor | float]]"
+    [Any, Any],
+    "Tensor | Mean | list[Mean] | tuple[Tensor | Mean | list[Mean], Mapping[str, Tensor | float]]",
 ]
 
 
@@ -124,7 +125,7 @@ class LossStep(Step):
             loss: gives the loss of a batch, a tensor of one value, and, if wanted, more values by
                 name. It is a mean over the batch's graphs (`graphs_in`); a loss that has terms
                 which are means over something else gives each as a `Mean`.
-            world: the ranks that share every batch, see `SharedRows` and `SharedLoader`.
+            world: the ranks that share every batch, see `RowBatches` and `SharedLoader`.
         """
         self.loss, self.world = loss, world
 

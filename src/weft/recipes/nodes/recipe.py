@@ -155,7 +155,7 @@ class NodesRecipe(StandardRecipe):
         headings = ("part", "nodes", "accuracy")
         print_scores(f"{config.data}: {result.stopped}", headings, rows, console)
         console.print(
-            "Intervals are of 95%, over the choice of nodes; whoever always names the commonest "
+            "Intervals are of 95%, over the choice of nodes; always naming the commonest "
             f"class is right for {trained.guess:.1%} of the test.\n"
             f"{weights_sentence(counts, config.sparsify)}\n"
             f"{costs_sentences(trained.costs, config, linear=config.model == 'fnn')}"

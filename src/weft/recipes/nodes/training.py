@@ -165,7 +165,7 @@ def prepare_nodes(graph: Graph, config: NodesConfig) -> PreparedNodes:
 
 
 def _either_way(graph: Graph) -> Graph:
-    """The graph with each edge there and back, so that whoever has an edge has an embedding."""
+    """The graph with each edge there and back, so that every node with an edge has an embedding."""
     ends = np.stack([graph.senders, graph.receivers])
     time = {"time": np.tile(graph.edges["time"], 2)} if "time" in graph.edges else {}
     return Graph(

@@ -159,7 +159,7 @@ def predict_table(
         raise DataError(f"{name}: {error}") from None
     sampler = evaluation_sampler(data.num_nodes, data.num_edges, config.batching)
     values = np.empty(len(data))
-    slopes: dict[int, Array] = {}
+    predicted: dict[int, Array] = {}
     # A structure that is larger than a batch comes out of its turn, alone.
     for planned, batch in zip(sampler.plan(), GraphLoader(data, sampler), strict=True):
         real = len(planned.graphs)
@@ -167,7 +167,7 @@ def predict_table(
             energy, force = energy_and_forces(trained.model, batch)
             ends = batch.node_offsets[1 : real + 1].tolist()
             parts = np.split(force.double().numpy(), ends)[:real]
-            slopes |= zip(planned.graphs.tolist(), parts, strict=True)
+            predicted |= zip(planned.graphs.tolist(), parts, strict=True)
         else:
             with torch.no_grad():
                 energy = trained.model(batch)
@@ -177,7 +177,7 @@ def predict_table(
         unit=trained.unit,
         values=values,
         num_atoms=table.num_nodes,
-        forces=[slopes[graph] for graph in range(len(data))] if forces else None,
+        forces=[predicted[graph] for graph in range(len(data))] if forces else None,
     )
 
 

@@ -284,8 +284,8 @@ def _loss(
     def loss(_: Any, batch: GraphBatch) -> Tensor | list[Mean]:
         if config.forces is None:
             return energy_loss(network(batch), batch)
-        raw, slopes = energy_and_forces(network, batch, training=True)
-        wrong = (slopes - batch.nodes[FORCES] / std).masked_fill(~batch.node_mask[:, None], 0.0)
+        raw, predicted = energy_and_forces(network, batch, training=True)
+        wrong = (predicted - batch.nodes[FORCES] / std).masked_fill(~batch.node_mask[:, None], 0.0)
         components = 3 * batch.node_mask.sum()
         forces = wrong.square().sum() / components
         return [Mean(energy_loss(raw, batch)), Mean(config.force_weight * forces, components)]
@@ -306,8 +306,8 @@ def measure(
     graphs = components = 0
     for batch in loader:
         if forces:
-            values, slopes = energy_and_forces(model, batch)
-            wrong = (slopes.double() - batch.nodes[FORCES].double())[batch.node_mask]
+            values, predicted = energy_and_forces(model, batch)
+            wrong = (predicted.double() - batch.nodes[FORCES].double())[batch.node_mask]
             sums["force_mae"] += float(wrong.abs().sum())
             sums["force_rmse"] += float(wrong.square().sum())
             components += wrong.numel()
