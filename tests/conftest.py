@@ -87,6 +87,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         _signals.pop().close()
 
 
+# Before xdist looks at the groups.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     listed = _here / "slow_tests.txt"
     slow = set(listed.read_text(encoding="utf-8").splitlines() if listed.exists() else ())

@@ -25,8 +25,19 @@ def loader(table: GraphTable, policy: Any = "dynamic", **options: Any) -> GraphL
     return GraphLoader(table, GraphSampler(*graph_sizes(table), made), **options)
 
 
+OTHERS: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def _others() -> None:
+    """Another test's threads may still wait to be collected."""
+    OTHERS.clear()
+    OTHERS.update(threading.enumerate())
+
+
 def threads() -> int:
-    return sum(thread.name.startswith("weft-loader") for thread in threading.enumerate())
+    own = set(threading.enumerate()) - OTHERS
+    return sum(thread.name.startswith("weft-loader") for thread in own)
 
 
 def same(first: GraphBatch, second: GraphBatch) -> bool:
