@@ -19,7 +19,7 @@ LONGEST_LINE = 16 * 2**20
 """Bytes or characters that a line may have: a small compressed file can hold an endless one."""
 
 DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile)
-"""What unpacking a file raises that is cut or damaged."""
+"""Errors raised when a truncated or damaged file is unpacked."""
 
 # Far beyond what is ever written, and small enough for every function that walks or converts it.
 _DEEPEST = 100

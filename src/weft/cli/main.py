@@ -49,7 +49,7 @@ To begin:
 
 @cache
 def groups() -> dict[str, tuple[str, str]]:
-    """What each group of commands does, and its module; those of other packages come last."""
+    """Each group's description and module; groups of other packages come last."""
     found = dict(_OWN)
     for point in entry_points(group=_ENTRY_POINTS):
         found |= point.load()

@@ -155,7 +155,7 @@ def _optional_part(hint: Any) -> type[Any] | None:
 
 
 def _help(owner: type[Any], name: str) -> str:
-    """What the docstring of the class, or of one that it is derived from, says of an attribute."""
+    """The text on an attribute in the docstring of the class or of one of its bases."""
     for kind in owner.__mro__:
         for each in docstring_parser.parse(kind.__doc__ or "").params:
             if each.arg_name == name:
@@ -175,7 +175,7 @@ def _literals(hint: Any) -> tuple[Any, ...]:
 
 
 def _rebuilt(command: type[T], parsed: Any) -> T:
-    """What was parsed in the flat form, as the command itself."""
+    """The command, rebuilt from its flattened options."""
     values = {each.name: getattr(parsed, each.name) for each in dataclasses.fields(parsed)}
     if more := values.pop(MORE, None):
         values |= {each.name: getattr(more, each.name) for each in dataclasses.fields(more)}

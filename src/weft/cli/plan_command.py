@@ -39,7 +39,7 @@ class PlanOptions:
 
 
 class Plan(RecipeCommand, PlanOptions):
-    """What `weft plan RECIPE` does, whatever the recipe."""
+    """`weft plan RECIPE`, for any recipe."""
 
     def __call__(self, console: Console) -> int:
         """Measure, print the table and the reasons, and write the plan."""

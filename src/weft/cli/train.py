@@ -79,7 +79,7 @@ class RankOptions:
 
 
 class Train(RecipeCommand, TrainOptions):
-    """What `weft train RECIPE` does, whatever the recipe."""
+    """`weft train RECIPE`, for any recipe."""
 
     def __call__(self, console: Console) -> int:
         """Train, then print what came out and where it is."""

@@ -1,4 +1,4 @@
-"""How an adjacency is stored: the options, readable without torch."""
+"""Options for storing an adjacency; importable without torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Outside = Literal["raise", "drop", "spill"]
-"""What becomes of edges outside the blocks: an error, nothing, or a sparse product of their own."""
+"""How edges outside the blocks are handled: refused, dropped, or multiplied as a sparse part."""
 
 Form = Literal["auto", "csr", "banded", "dense"]
 

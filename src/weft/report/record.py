@@ -11,12 +11,10 @@ from typing import Any
 
 from weft.errors import DataError
 from weft.files import parse_json, read_object
+from weft.recipes.recipe import RECIPES
 from weft.report.figures import Points
 
 CONFIG = "config.json"
-_RECIPES = frozenset(
-    {"molecules", "crystals", "programs", "citations", "full-graph", "nodes", "links"}
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +115,7 @@ def read_run(folder: Path) -> RunRecord:
     sessions = [session for session in whole["sessions"] if isinstance(session, dict)]
     # Older runs say it in their command only.
     first = _command(sessions[0]) if sessions else []
-    recipe = whole.get("recipe") or next((word for word in first if word in _RECIPES), "")
+    recipe = whole.get("recipe") or next((word for word in first if word in RECIPES), "")
     return RunRecord(
         folder=folder,
         config=whole["config"],
