@@ -88,7 +88,7 @@ def test_dense_gradient_only_when_wanted(relu: bool) -> None:
         layer.dense_gradient()
 
 
-def test_replace_moves_weights_and_slots_in_place() -> None:
+def test_topology_moves_weights_and_slots_in_place() -> None:
     linear, mask = masked_linear()
     layer = SparseLinear.from_dense(linear, mask)
     addresses = [t.data_ptr() for t in (layer.values, layer.pattern)]
@@ -97,13 +97,13 @@ def test_replace_moves_weights_and_slots_in_place() -> None:
     dense_moments[layer.index] = moments
     drop = layer.index[[0, 3, 7]]
     grow = (~mask).flatten().nonzero()[:, 0][[1, 5, 20]]
-    layer.replace(drop, grow, [moments])
+    wanted = mask.flatten().clone()
+    wanted[drop], wanted[grow] = False, True
+    layer.topology(wanted.view(8, 12), [moments])
     expected, expected_moments = linear.weight.detach().clone().flatten(), dense_moments.clone()
     expected[drop] = 0
     expected_moments[drop] = 0
     assert torch.equal(layer.weight.flatten(), expected)
-    wanted = mask.flatten().clone()
-    wanted[drop], wanted[grow] = False, True
     assert torch.equal(layer.active_mask().flatten(), wanted)
     assert torch.equal(moments, expected_moments[layer.index])
     assert [t.data_ptr() for t in (layer.values, layer.pattern)] == addresses
@@ -111,18 +111,14 @@ def test_replace_moves_weights_and_slots_in_place() -> None:
     torch.testing.assert_close(layer(x), x @ expected.view(8, 12).T + linear.bias)
 
 
-def test_replace_refuses_what_changes_the_number() -> None:
+def test_topology_refuses_what_changes_the_number() -> None:
     linear, mask = masked_linear()
     layer = SparseLinear.from_dense(linear, mask)
-    active, free = layer.index, (~mask).flatten().nonzero()[:, 0]
-    for drop, grow in (
-        (active[:2], free[:1]),
-        (free[:1], free[1:2]),
-        (active[:1], active[1:2]),
-        (active[:2], free[[0, 0]]),
-    ):
-        with pytest.raises(ValueError, match="to drop"):
-            layer.replace(drop, grow)
+    for change, places in ((False, mask), (True, ~mask)):
+        wrong = mask.clone()
+        wrong.view(-1)[places.flatten().nonzero()[0]] = change
+        with pytest.raises(ValueError, match=r"has \d+ active weights, the layer \d+"):
+            layer.topology(wrong)
     assert torch.equal(layer.active_mask(), mask)
 
 

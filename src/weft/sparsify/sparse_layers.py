@@ -232,41 +232,20 @@ class SparseLinear(nn.Module):
         return gradient
 
     @torch.no_grad()
-    def replace(self, drop: Tensor, grow: Tensor, slots: Iterable[Tensor] = ()) -> None:
-        """Drop some weights and grow as many others, which start at 0; nothing is reallocated.
-
-        Args:
-            drop: int64, positions in the flattened [O, I] that have a weight.
-            grow: int64, as many that have none, or that are dropped.
-            slots: tensors [K] that go with the weights (momentum, Adam's moments, the gradient):
-                changed alike, 0 for the new ones.
-        """
-        index = self.index
-        drop, grow = (t.to(index.device).flatten() for t in (drop, grow))
-        kept = index[~torch.isin(index, drop)]
-        right = drop.numel() == grow.numel() and kept.numel() + drop.numel() == index.numel()
-        new = torch.cat([kept, grow]).sort().values
-        if not right or not bool((new.diff() > 0).all()):
-            raise ValueError(
-                f"{drop.numel()} places to drop and {grow.numel()} to grow: as many of both are "
-                "needed, each once, those to drop active and those to grow inactive"
-            )
-        self._move(new, kept, slots)
-
-    @torch.no_grad()
     def topology(self, mask: Tensor, slots: Iterable[Tensor] = ()) -> None:
-        """Have the weights where mask bool [O, I] is True, as many as now; see `replace`."""
-        index = self.index
-        new = self._index_of(mask).to(index.device)
-        if new.shape != index.shape:
+        """Have the weights where mask bool [O, I] is True, as many as now; new ones start at 0.
+
+        Nothing is reallocated. `slots` are tensors [K] that go with the weights (momentum, Adam's
+        moments, the gradient): they are changed alike, to 0 for new weights.
+        """
+        old = self.index
+        new = self._index_of(mask).to(old.device)
+        if new.shape != old.shape:
             raise ValueError(
-                f"the mask has {new.numel()} active weights, the layer {index.numel()}: as many "
+                f"the mask has {new.numel()} active weights, the layer {old.numel()}: as many "
                 "are needed, or make another layer"
             )
-        self._move(new, index[torch.isin(index, new)], slots)
-
-    def _move(self, new: Tensor, kept: Tensor, slots: Iterable[Tensor]) -> None:
-        old = self.index
+        kept = old[torch.isin(old, new)]
         source, target = torch.searchsorted(old, kept), torch.searchsorted(new, kept)
         for tensor in (self.values.data, *slots):
             saved = tensor[source]
@@ -290,21 +269,17 @@ class SparseLinear(nn.Module):
 
     def _require_pattern(self, pattern: Tensor, name: str) -> None:
         # The compiled loops trust the pattern, and a file may hold anything.
-        parts = parts_of(pattern.long(), self.out_features, self.in_features)
+        shape = (self.out_features, self.in_features)
+        parts = parts_of(pattern.long(), *shape)
         steps = parts.offsets.diff()
         right = bool((steps >= 0).all()) and int(steps.sum()) == parts.columns.numel()
-        if right:
-            index = parts.positions
-            right = bool((index.diff() > 0).all())
-            size = self.out_features * self.in_features
-            right = right and bool(((index >= 0) & (index < size)).all())
-            right = right and torch.equal(
-                pattern_of(index, self.out_features, self.in_features), pattern.int()
-            )
+        try:
+            right = right and torch.equal(pattern_of(parts.positions, *shape), pattern.int())
+        except ValueError:
+            right = False
         if not right:
             raise ValueError(
-                f"{name} is not that of a matrix {self.out_features} x {self.in_features}: the "
-                "file is damaged"
+                f"{name} is not that of a matrix {shape[0]} x {shape[1]}: the file is damaged"
             )
 
     def extra_repr(self) -> str:
