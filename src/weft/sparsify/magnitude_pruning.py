@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from typing_extensions import Unpack
 
-from weft.sparsify.densities import LayerChoice, choose_target, layer_nnz
+from weft.sparsify.densities import LayerChoice, choose_target
 from weft.sparsify.mask_schedules import CubicSchedule
-from weft.sparsify.masks import Masks, mask_of, top
+from weft.sparsify.masks import Masks
 from weft.sparsify.one_shot import keep_top
 from weft.sparsify.snapshots import restore, snapshot
 from weft.sparsify.sparse_layers import parameter_ids
@@ -92,7 +92,6 @@ class GradualPruning:
     def _after(self) -> None:
         self.step += 1
         self._prune_if_due()
-        self.masks.apply_()
 
     def _prune_if_due(self) -> None:
         if not self.schedule.prunes_at(self.step):
@@ -103,11 +102,13 @@ class GradualPruning:
             name: last + max(first - last, 0.0) * left
             for name, last in self._final.items()
         }
-        for name, count in layer_nnz(self.masks.shapes, densities, keep_one=True).items():
-            active, weight = self.masks[name], self.masks.weight(name)
-            scores = weight.detach().abs().masked_fill(~active, -1)
-            count = min(count, int(active.sum()))
-            self.masks.set(name, mask_of(top(scores.flatten(), count), active))
+        keep_largest(self.masks, densities)
+
+
+def keep_largest(masks: Masks, densities: Mapping[str, float]) -> None:
+    """Prune the smallest of each layer's active weights; at least one is kept."""
+    scores = {name: masks.weight(name).detach().abs() for name in masks}
+    keep_top(masks, scores, densities, keep_one=True, active_only=True)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -165,18 +166,10 @@ def lottery_ticket(
     start = snapshot(model) if rewind_steps == 0 else {}
     sparsities = []
     for number in range(1, rounds + 1):
-        if start:
+        with nullcontext() if start else _remembered(model, rewind_steps, start):
             _run(train, model, masks)
-        else:
-            with _remembered(model, rewind_steps, start):
-                _run(train, model, masks)
-        scores = {
-            # A pruned weight stays pruned, even beside an active weight that happens to be 0.
-            name: masks.weight(name).detach().abs().masked_fill(~masks[name], -1)
-            for name in masks
-        }
         now = {name: share ** (number / rounds) for name, share in target.shares.items()}
-        keep_top(masks, scores, now, keep_one=True)
+        keep_largest(masks, now)
         restore(model, start)
         masks.apply_()
         sparsities.append(masks.sparsity)

@@ -128,15 +128,9 @@ def synflow_masks(
             for name in masks:
                 masks.set(name, torch.ones_like(masks[name]))
             for number in range(1, rounds + 1):
-                flows = {
-                    # A pruned weight stays pruned, even if others have no flow either.
-                    name: flow.masked_fill(~masks[name], -1)
-                    for name, flow in _synaptic_flow(masks, forward).items()
-                }
-                share = number / rounds
-                now = {name: value**share for name, value in densities.items()}
-                _choose(masks, flows, now, keep_one=keep_one)
-                masks.apply_()
+                flows = _synaptic_flow(masks, forward)
+                now = {name: value ** (number / rounds) for name, value in densities.items()}
+                keep_top(masks, flows, now, keep_one=keep_one, active_only=True)
     except BaseException:
         masks.load_state_dict(before)
         raise
@@ -144,7 +138,12 @@ def synflow_masks(
 
 
 def keep_top(
-    masks: Masks, scores: Mapping[str, Tensor], density: Density, *, keep_one: bool = False
+    masks: Masks,
+    scores: Mapping[str, Tensor],
+    density: Density,
+    *,
+    keep_one: bool = False,
+    active_only: bool = False,
 ) -> None:
     """Keep the weights of the largest scores and zero the others.
 
@@ -153,37 +152,19 @@ def keep_top(
         scores: by name, in the weights' shapes; among equals the first index wins.
         density: share of the weights to keep, of all (ranked across layers) or by layer.
         keep_one: keep one weight of a layer that would have none, rather than refuse.
+        active_only: a weight that is pruned stays pruned, even beside others of the same score.
 
     Raises:
         ValueError: a density is not from 0 to 1, or a layer would be empty.
     """
-    _choose(masks, scores, _checked(masks, density), keep_one=keep_one)
-    masks.apply_()
-
-
-# The name under which `_checked` returns the density of all layers together.
-_ALL = ""
-
-
-def _checked(masks: Masks, density: Density) -> dict[str, float]:
-    densities = dict(density) if isinstance(density, Mapping) else {_ALL: float(density)}
-    for name, value in densities.items():
-        if not 0 <= value <= 1:
-            whose = f"the density of {name}" if name else "density"
-            raise ValueError(f"{whose} is {value}; it must be above 0 and at most 1")
-    if _ALL not in densities and set(densities) != set(masks):
-        raise ValueError(
-            f"densities are of {', '.join(densities)}; they must be of {', '.join(masks)}"
-        )
-    return densities
-
-
-def _choose(
-    masks: Masks, scores: Mapping[str, Tensor], densities: Mapping[str, float], *, keep_one: bool
-) -> None:
+    densities = _checked(masks, density)
+    if active_only:
+        scores = {name: scores[name].masked_fill(~masks[name], -math.inf) for name in masks}
     if _ALL not in densities:
         for name, count in layer_nnz(masks.shapes, densities, keep_one=keep_one).items():
+            count = min(count, masks.nnz(name)) if active_only else count
             masks.set(name, mask_of(top(scores[name].flatten(), count), masks[name]))
+        masks.apply_()
         return
     sizes = [masks.size(name) for name in masks]
     every = torch.cat([scores[name].flatten().double() for name in masks])
@@ -202,6 +183,24 @@ def _choose(
             )
     for name, part in zip(masks, kept, strict=True):
         masks.set(name, part.view(masks.shapes[name]))
+    masks.apply_()
+
+
+# The name under which `_checked` returns the density of all layers together.
+_ALL = ""
+
+
+def _checked(masks: Masks, density: Density) -> dict[str, float]:
+    densities = dict(density) if isinstance(density, Mapping) else {_ALL: float(density)}
+    for name, value in densities.items():
+        if not 0 <= value <= 1:
+            whose = f"the density of {name}" if name else "density"
+            raise ValueError(f"{whose} is {value}; it must be above 0 and at most 1")
+    if _ALL not in densities and set(densities) != set(masks):
+        raise ValueError(
+            f"densities are of {', '.join(densities)}; they must be of {', '.join(masks)}"
+        )
+    return densities
 
 
 def _gradients(masks: Masks, value: Tensor, *, create_graph: bool = False) -> dict[str, Tensor]:

@@ -143,13 +143,11 @@ class UGS(nn.Module):
         scores = self.edge_scale.abs().masked_fill(~(self._prunable & self.edge_mask), -1)
         kept = top(scores, left - round(self.edge_fraction * left))
         self.edge_mask.copy_(mask_of(kept, scores) | ~self._prunable)
-        weight_scores = {
-            name: scale.abs().masked_fill(~self.masks[name], -1)
-            for name, scale in zip(self.masks, self.weight_scales, strict=True)
-        }
+        scales = zip(self.masks, self.weight_scales, strict=True)
         active = self.masks.nnz()
-        keep = active - round(self.weight_fraction * active)
-        keep_top(self.masks, weight_scores, keep / self.masks.size(), keep_one=True)
+        share = (active - round(self.weight_fraction * active)) / self.masks.size()
+        weight_scores = {name: scale.abs() for name, scale in scales}
+        keep_top(self.masks, weight_scores, share, keep_one=True, active_only=True)
         restore(self.model, self._start)
         self.masks.apply_()
         for scale in (self.edge_scale, *self.weight_scales):
