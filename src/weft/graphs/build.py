@@ -9,10 +9,16 @@ import numpy as np
 
 from weft.errors import DataError
 from weft.graphs.edge_loops import counting_order, group_starts
-from weft.graphs.graph import Array, Column, Graph, Schema, check_schema, infer_schema
+from weft.graphs.graph import (
+    LEVEL_FIELDS,
+    Array,
+    Column,
+    Graph,
+    Schema,
+    check_schema,
+    infer_schema,
+)
 from weft.graphs.table import GraphTable, offsets_of
-
-_LEVELS = {"node": "nodes", "edge": "edges", "graph": "graph", "ragged": "ragged"}
 
 
 def table_from_graphs(
@@ -37,7 +43,7 @@ def table_from_graphs(
     for name, column in schema.items():
         parts = []
         for i, graph in enumerate(graphs):
-            part = getattr(graph, _LEVELS[column.level]).get(name)
+            part = getattr(graph, LEVEL_FIELDS[column.level]).get(name)
             if part is None:
                 raise DataError(f"graph {first + i}: no {column.level} column '{name}'")
             parts.append(part if column.level != "graph" else np.asarray(part)[None])
@@ -70,7 +76,7 @@ def table_from_graphs(
 
 
 def _check_no_more_columns(graph: Graph, schema: Schema, name: str) -> None:
-    for level, field in _LEVELS.items():
+    for level, field in LEVEL_FIELDS.items():
         for column in getattr(graph, field):
             if column not in schema or schema[column].level != level:
                 raise DataError(

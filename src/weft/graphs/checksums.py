@@ -27,7 +27,11 @@ def checksum(values: Array) -> str:
     if values.dtype == object:
         text = "\n".join(map(str, values)).encode()
         return f"names{list(values.shape)} {zlib.crc32(text):08x}"
-    return f"{values.dtype.name}{list(values.shape)} {_crc32(values):08x}"
+    return _described(values, _crc32(values))
+
+
+def _described(values: Array, crc: int) -> str:
+    return f"{values.dtype.name}{list(values.shape)} {crc:08x}"
 
 
 def _crc32(values: Array) -> int:
@@ -80,7 +84,7 @@ def column_sums(table: GraphTable, names: Iterable[str]) -> dict[str, int]:
     Raises:
         DataError: the manifest is gone or changed.
     """
-    arrays = {name: _arrays(table)[name] for name in names}
+    arrays = {name: table.arrays[name] for name in names}
     if table.path is None:
         return {name: _crc32(values) for name, values in arrays.items()}
     try:
@@ -95,16 +99,8 @@ def column_sums(table: GraphTable, names: Iterable[str]) -> dict[str, int]:
 
 def table_checksums(table: GraphTable, names: Iterable[str] | None = None) -> dict[str, str]:
     """Checksums of a table's columns, of those in `names` that it has, and of its graphs' sizes."""
-    arrays = _arrays(table)
+    arrays = table.arrays
     wanted = None if names is None else {*names, "node_offsets"}
     found = [name for name in arrays if wanted is None or name in wanted]
-    return {
-        name: f"{arrays[name].dtype.name}{list(arrays[name].shape)} {crc:08x}"
-        for name, crc in column_sums(table, found).items()
-    }
-
-
-def _arrays(table: GraphTable) -> dict[str, Array]:
-    ragged = {f"{name}_offsets": offsets for name, offsets in table.ragged_offsets.items()}
-    offsets = {"node_offsets": table.node_offsets, "edge_offsets": table.edge_offsets}
-    return {**table.columns, **ragged, **offsets}
+    sums = column_sums(table, found)
+    return {name: _described(arrays[name], crc) for name, crc in sums.items()}

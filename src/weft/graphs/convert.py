@@ -13,7 +13,7 @@ from torch import Tensor
 from weft.errors import DataError
 from weft.graphs.batch import GraphBatch, assemble
 from weft.graphs.build import table_from_columns
-from weft.graphs.graph import Array, Column, Graph, Level
+from weft.graphs.graph import LEVEL_FIELDS, Array, Column, Graph, Level
 from weft.graphs.table import offsets_of
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def graph_from_pyg(data: Any, *, levels: Mapping[str, Level] | None = None) -> G
     Raises:
         DataError: an attribute that no column can hold; the message names it.
     """
-    columns: dict[str, dict[str, Array]] = {"node": {}, "edge": {}, "graph": {}, "ragged": {}}
+    columns: dict[str, dict[str, Array]] = {name: {} for name in LEVEL_FIELDS.values()}
     for name, value in _pyg_attributes(data):
         if isinstance(value, str):
             columns["ragged"][name] = np.frombuffer(value.encode(), dtype=np.uint8)
@@ -59,16 +59,13 @@ def graph_from_pyg(data: Any, *, levels: Mapping[str, Level] | None = None) -> G
         level = (levels or {}).get(name) or _pyg_level(data, name, value, rows=1)
         if level == "graph" and values.ndim and values.shape[0] == 1:
             values = values[0, ...]
-        columns[level][name] = values
+        columns[LEVEL_FIELDS[level]][name] = values
     senders, receivers = _pyg_ends(data)
     return Graph(
         num_nodes=int(data.num_nodes or 0),
         senders=senders,
         receivers=receivers,
-        nodes=columns["node"],
-        edges=columns["edge"],
-        graph=columns["graph"],
-        ragged=columns["ragged"],
+        **columns,
     )
 
 

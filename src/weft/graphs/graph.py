@@ -14,6 +14,15 @@ import numpy.typing as npt
 from weft.errors import DataError
 
 Array = npt.NDArray[Any]
+Level = Literal["node", "edge", "graph", "ragged"]
+
+LEVEL_FIELDS: dict[Level, str] = {
+    "node": "nodes",
+    "edge": "edges",
+    "graph": "graph",
+    "ragged": "ragged",
+}
+"""The field of a Graph that has the columns of each level."""
 
 
 def _no_edges() -> Array:
@@ -46,7 +55,7 @@ class Graph:
         # Lists and CPU tensors are welcome; what is stored is numpy.
         for name in ("senders", "receivers"):
             object.__setattr__(self, name, np.asarray(getattr(self, name)))
-        for name in ("nodes", "edges", "graph", "ragged"):
+        for name in LEVEL_FIELDS.values():
             columns = {key: np.asarray(values) for key, values in getattr(self, name).items()}
             object.__setattr__(self, name, columns)
 
@@ -58,9 +67,9 @@ class Graph:
     @property
     def num_bytes(self) -> int:
         """Size of the edges and all columns in bytes."""
-        levels = (self.nodes, self.edges, self.graph, self.ragged)
-        columns = sum(np.asarray(values).nbytes for level in levels for values in level.values())
-        return int(self.senders.nbytes + self.receivers.nbytes + columns)
+        columns = [getattr(self, name) for name in LEVEL_FIELDS.values()]
+        sizes = [values.nbytes for level in columns for values in level.values()]
+        return int(self.senders.nbytes + self.receivers.nbytes + sum(sizes))
 
     def validate(self, name: str = "graph") -> None:
         """Check lengths and edge ends; raise DataError naming the field. `name` says which graph.
@@ -112,8 +121,6 @@ class Budget:
     edges: int
     graphs: int
 
-
-Level = Literal["node", "edge", "graph", "ragged"]
 
 TOPOLOGY: dict[str, Level] = {
     "senders": "edge",
@@ -191,21 +198,14 @@ def check_schema(schema: Schema) -> None:
 def infer_schema(graph: Graph) -> dict[str, Column]:
     """The schema of the tables that hold graphs like this one (no column may miss values)."""
     schema: dict[str, Column] = {}
-    levels: list[tuple[Level, Mapping[str, np.ndarray]]] = [
-        ("node", graph.nodes),
-        ("edge", graph.edges),
-        ("graph", graph.graph),
-        ("ragged", graph.ragged),
-    ]
-    for level, columns in levels:
-        for name, values in columns.items():
+    for level, field_name in LEVEL_FIELDS.items():
+        for name, values in getattr(graph, field_name).items():
             if name in schema:
                 raise DataError(
                     f"two columns are called '{name}' (level {schema[name].level} and {level}); "
                     "names are unique within a table"
                 )
-            array = np.asarray(values)
-            row = array.shape if level == "graph" else array.shape[1:]
-            schema[name] = Column(level=level, dtype=array.dtype.name, shape=row)
+            row = values.shape if level == "graph" else values.shape[1:]
+            schema[name] = Column(level=level, dtype=values.dtype.name, shape=row)
     check_schema(schema)
     return schema

@@ -66,6 +66,7 @@ def write_table(
 
 
 def _chunks(graphs: Iterable[Graph | GraphTable], schema: Schema | None) -> Iterator[GraphTable]:
+    """Tables of some graphs each; one without graphs if there are none but a schema."""
     waiting: list[Graph] = []
     size = first = 0
     for item in graphs:
@@ -82,7 +83,7 @@ def _chunks(graphs: Iterable[Graph | GraphTable], schema: Schema | None) -> Iter
             schema = infer_schema(item) if schema is None else schema
             waiting.append(item)
             size += item.num_bytes
-    if waiting:
+    if waiting or (first == 0 and schema is not None):
         yield table_from_graphs(waiting, schema, first=first)
 
 
@@ -167,19 +168,16 @@ def _write(
             append(name, offsets[1:] + totals.get(name, 0))
             totals[name] = totals.get(name, 0) + int(offsets[-1])
 
-        empty = schema is not None
         for chunk in chunks:
             schema = chunk.schema if schema is None else schema
             if dict(chunk.schema) != dict(schema):
                 raise DataError(
                     f"chunks have different columns: {sorted(chunk.schema)} after {sorted(schema)}"
                 )
-            empty = False
-            _append_chunk(chunk, append, append_offsets)
-            del chunk  # not held while the next one is built
-        if empty:
-            assert schema is not None
-            _append_chunk(table_from_graphs([], schema), append, append_offsets)
+            chunk.check_edges()
+            for name, values in chunk.arrays.items():
+                append_offsets(name, values) if name.endswith("_offsets") else append(name, values)
+            del chunk, values  # not held while the next one is built
         if schema is None:
             raise DataError("no graphs to write and no schema: the columns are unknown")
         for file in files.values():
@@ -190,16 +188,6 @@ def _write(
             "metadata": metadata,
         }
     _write_manifest(folder / MANIFEST, manifest)
-
-
-def _append_chunk(chunk: GraphTable, append: Any, append_offsets: Any) -> None:
-    chunk.check_edges()
-    for name, values in chunk.columns.items():
-        append(name, values)
-    append_offsets("node_offsets", chunk.node_offsets)
-    append_offsets("edge_offsets", chunk.edge_offsets)
-    for name, offsets in chunk.ragged_offsets.items():
-        append_offsets(f"{name}_offsets", offsets)
 
 
 def _write_manifest(path: Path, manifest: dict[str, Any]) -> None:

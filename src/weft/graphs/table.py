@@ -12,9 +12,8 @@ import numpy as np
 
 from weft.errors import DataError
 from weft.graphs.edge_loops import copy_ranges, edges_fault
-from weft.graphs.graph import TOPOLOGY, Array, Graph, Schema
+from weft.graphs.graph import LEVEL_FIELDS, TOPOLOGY, Array, Graph, Schema
 
-_EDGES = ("senders", "receivers", "out_order", "in_start", "out_start")
 # By the number of a fault, see `edges_fault`.
 _FAULTS = (
     ("senders",),
@@ -123,13 +122,20 @@ class GraphTable:
         return sum(int(array.nbytes) for array in self.columns.values())
 
     def offsets(self, name: str) -> Array:
-        """int64 [g + 1], where each graph's rows of the column `name` begin."""
-        level = self.schema[name].level
+        """int64 [g + 1], where each graph's rows of a column, or of the topology, begin."""
+        level = self.schema[name].level if name in self.schema else TOPOLOGY[name]
         if level == "ragged":
             return self.ragged_offsets[name]
         if level == "graph":
             return np.arange(len(self) + 1, dtype=np.int64)
         return self.node_offsets if level == "node" else self.edge_offsets
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """All that a table holds, by the names of its files: columns, topology and offsets."""
+        ragged = {f"{name}_offsets": offsets for name, offsets in self.ragged_offsets.items()}
+        offsets = {"node_offsets": self.node_offsets, "edge_offsets": self.edge_offsets}
+        return {**self.columns, **ragged, **offsets}
 
     def column(self, name: str) -> Array:
         """The whole column `name`; the error for an unknown one lists those that there are."""
@@ -147,27 +153,21 @@ class GraphTable:
             raise IndexError(f"graph {index} of a table of {count}")
         i = index % count
         self.check_edges(np.array([i]))
-        nodes = slice(int(self.node_offsets[i]), int(self.node_offsets[i + 1]))
-        edges = slice(int(self.edge_offsets[i]), int(self.edge_offsets[i + 1]))
-        levels: dict[str, dict[str, Array]] = {"node": {}, "edge": {}, "graph": {}, "ragged": {}}
+        nodes, edges = (
+            slice(*o[i : i + 2].tolist()) for o in (self.node_offsets, self.edge_offsets)
+        )
+        parts: dict[str, dict[str, Array]] = {name: {} for name in LEVEL_FIELDS.values()}
         for name, column in self.schema.items():
-            values = self.columns[name]
             if column.level == "ragged":
-                first, stop = self.ragged_offsets[name][i : i + 2]
-                part = values[int(first) : int(stop)]
-            elif column.level == "graph":
-                part = values[i, ...]
+                rows: Any = slice(*self.ragged_offsets[name][i : i + 2].tolist())
             else:
-                part = values[nodes if column.level == "node" else edges]
-            levels[column.level][name] = part
+                rows = {"node": nodes, "edge": edges, "graph": i}[column.level]
+            parts[LEVEL_FIELDS[column.level]][name] = self.columns[name][rows, ...]
         return Graph(
             num_nodes=nodes.stop - nodes.start,
             senders=self.columns["senders"][edges],
             receivers=self.columns["receivers"][edges],
-            nodes=levels["node"],
-            edges=levels["edge"],
-            graph=levels["graph"],
-            ragged=levels["ragged"],
+            **parts,
         )
 
     def __iter__(self) -> Iterator[Graph]:
@@ -179,7 +179,7 @@ class GraphTable:
         self.check_edges(ids)
         columns = {}
         for name, values in self.columns.items():
-            offsets = self.offsets(name) if name in self.schema else self._topology_offsets(name)
+            offsets = self.offsets(name)
             columns[name] = gather_rows(values, offsets[ids], offsets[ids + 1])
         return GraphTable(
             schema=self.schema,
@@ -207,7 +207,7 @@ class GraphTable:
             return
         _ = self._offsets_fit
         graphs = np.arange(len(self)) if graphs is None else graphs
-        given: Any = [self.columns[name] for name in _EDGES]
+        given: Any = [self.columns[name] for name in TOPOLOGY]
         given += [self.node_offsets, self.edge_offsets, graphs]
         code, graph = edges_fault(*given)
         if code == 0:
@@ -232,7 +232,7 @@ class GraphTable:
         count = len(self)
         levels = {name: self.schema[name].level for name in self.schema} | TOPOLOGY
         for name, level in levels.items():
-            offsets = self.offsets(name) if name in self.schema else self._topology_offsets(name)
+            offsets = self.offsets(name)
             rows = self.columns[name].shape[0]
             fits = offsets.shape == (count + 1,) and offsets[0] == 0 and offsets[-1] == rows
             if not (fits and (np.diff(offsets) >= 0).all()):
@@ -245,9 +245,6 @@ class GraphTable:
 
     def _file(self, name: str) -> str:
         return f"{self.path}/{name}.npy" if self.path else f"column '{name}'"
-
-    def _topology_offsets(self, name: str) -> Array:
-        return self.node_offsets if TOPOLOGY[name] == "node" else self.edge_offsets
 
 
 def check_ids(table: GraphTable, graphs: Sequence[int] | Array) -> Array:
