@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from typing import Any, overload
 
 import numpy as np
@@ -82,9 +82,6 @@ class EpochPlan(Sequence[PlannedBatch]):
             budget=Budget(nodes=nodes, edges=edges, graphs=graphs) if self.padded else None,
         )
 
-    def __iter__(self) -> Iterator[PlannedBatch]:
-        return (self[i] for i in range(len(self)))
-
     def _chosen(self, batches: Array) -> EpochPlan:
         graphs, starts = _take(self.graphs, self.starts, batches)
         return EpochPlan(graphs, starts, self.shapes[batches], padded=self.padded)
@@ -110,10 +107,7 @@ class Capacity:
     def shapes(self, sizes: Array) -> Array:
         """int64 [b, 3], the padded sizes of batches with these real sizes [b, 3]."""
         if self.budget is not None:
-            b = self.budget
-            shapes = np.tile(
-                np.array([b.nodes, b.edges, b.graphs], dtype=np.int64), (len(sizes), 1)
-            )
+            shapes = np.tile(np.array(astuple(self.budget), dtype=np.int64), (len(sizes), 1))
             # Only a graph larger than the budget makes such a batch, and has it alone.
             over = (sizes > self.limits()).any(axis=1)
             shapes[over] = single_graph_budget(sizes[over, 0], sizes[over, 1])

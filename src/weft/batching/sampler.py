@@ -30,6 +30,7 @@ class GraphSampler(Sampler[list[int]]):
         epoch: the epoch of the batches, which `set_epoch` changes.
         num_nodes: int64, the nodes of every graph.
         num_edges: int64, the edges of every graph.
+        room: what a batch can hold.
     """
 
     def __init__(
@@ -58,15 +59,23 @@ class GraphSampler(Sampler[list[int]]):
             DataError: a graph larger than the budget, with `oversize="raise"`.
         """
         self.config = config
-        self.num_nodes, self.num_edges = _sizes(num_nodes, num_edges)
+        self.num_nodes, self.num_edges = (
+            _sizes("num_nodes", num_nodes),
+            _sizes("num_edges", num_edges),
+        )
+        if len(self.num_nodes) != len(self.num_edges):
+            raise ValueError(
+                f"num_nodes has {len(self.num_nodes)} graphs and num_edges {len(self.num_edges)}; "
+                "pass both for every graph"
+            )
         chosen = _numbers(graphs, len(self.num_nodes))
         if not 0 <= rank < ranks:
             raise ValueError(f"rank is {rank} of {ranks}; ranks are counted from 0")
         self._rank, self._ranks = rank, ranks
         nodes, edges = self.num_nodes[chosen], self.num_edges[chosen]
         self.budget = _budget(nodes, edges, config)
-        self._room = Capacity(policy=config.rules, budget=self.budget, batch_size=config.batch_size)
-        limits = self._room.limits()
+        self.room = Capacity(policy=config.rules, budget=self.budget, batch_size=config.batch_size)
+        limits = self.room.limits()
         over = (nodes > limits[0]) | (edges > limits[1])
         self._skipped = self._alone = 0
         if over.any():
@@ -174,7 +183,7 @@ class GraphSampler(Sampler[list[int]]):
                 self.num_nodes,
                 self.num_edges,
                 self._graphs,
-                self._room,
+                self.room,
                 shuffle=self._draws(),
                 ranks=self._ranks,
             )
@@ -230,49 +239,32 @@ def _budget(nodes: Array, edges: Array, config: BatchingConfig) -> Budget | None
     return config.rules.budget(Averages.of(nodes, edges), config.batch_size)
 
 
-def _sizes(
-    num_nodes: Sequence[int] | Array, num_edges: Sequence[int] | Array
-) -> tuple[Array, Array]:
-    arrays = []
-    for name, given in (("num_nodes", num_nodes), ("num_edges", num_edges)):
-        array = np.asarray(given)
-        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            raise ValueError(
-                f"{name} must be a whole number for each graph, not {array.dtype} "
-                f"{list(array.shape)}"
-            )
-        array = np.ascontiguousarray(array, dtype=np.int64)
-        if array.size and array.min() < 0:
-            bad = int(np.flatnonzero(array < 0)[0])
-            raise ValueError(f"{name} of graph {bad} is {array[bad]}; it cannot be negative")
-        arrays.append(array)
-    if len(arrays[0]) != len(arrays[1]):
-        raise ValueError(
-            f"num_nodes has {len(arrays[0])} graphs and num_edges {len(arrays[1])}; pass both "
-            "for every graph"
-        )
-    return arrays[0], arrays[1]
+def _whole_numbers(given: Sequence[int] | Array, what: str) -> Array:
+    array = np.asarray(given)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ValueError(f"{what}, not {array.dtype} {list(array.shape)}")
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def _sizes(name: str, given: Sequence[int] | Array) -> Array:
+    sizes = _whole_numbers(given, f"{name} must be a whole number for each graph")
+    if sizes.size and sizes.min() < 0:
+        bad = int(np.flatnonzero(sizes < 0)[0])
+        raise ValueError(f"{name} of graph {bad} is {sizes[bad]}; it cannot be negative")
+    return sizes
 
 
 def _numbers(graphs: Sequence[int] | Array | None, count: int) -> Array:
-    if graphs is None:
-        chosen = np.arange(count, dtype=np.int64)
-    else:
-        given = np.asarray(graphs)
-        if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-            raise ValueError(
-                f"graphs are chosen by number, got {given.dtype} {list(given.shape)} "
-                "(np.flatnonzero a mask)"
-            )
-        chosen = np.ascontiguousarray(given, dtype=np.int64)
-        bad = chosen[(chosen < 0) | (chosen >= count)]
-        if len(bad):
-            raise ValueError(f"graph {bad[0]} asked for, but there are sizes of {count} graphs")
-        unique, times = np.unique(chosen, return_counts=True)
-        if len(unique) < len(chosen):
-            raise ValueError(
-                f"graph {unique[times > 1][0]} is among the graphs twice; an epoch has each once"
-            )
+    given = np.arange(count) if graphs is None else graphs
+    chosen = _whole_numbers(given, "graphs are chosen by number (np.flatnonzero a mask)")
+    bad = chosen[(chosen < 0) | (chosen >= count)]
+    if len(bad):
+        raise ValueError(f"graph {bad[0]} asked for, but there are sizes of {count} graphs")
+    unique, times = np.unique(chosen, return_counts=True)
+    if len(unique) < len(chosen):
+        raise ValueError(
+            f"graph {unique[times > 1][0]} is among the graphs twice; an epoch has each once"
+        )
     if not len(chosen):
         raise ValueError("no graphs to batch")
     return chosen

@@ -155,13 +155,9 @@ class PackedDataLoader(DataLoader):  # type: ignore[misc]
             **kwargs,
         )
         self.budget = sampler.budget
-        config = sampler.config
         rows, labels = _rows_of(dataset, sampler, levels or {}, exclude_keys or ())
         self.collate_fn = _Padding(
-            batches=self.collate_fn,
-            room=Capacity(policy=config.rules, budget=sampler.budget, batch_size=config.batch_size),
-            rows=rows,
-            labels=labels,
+            batches=self.collate_fn, room=sampler.room, rows=rows, labels=labels
         )
         self._last_epoch: int | None = None
 
