@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from weft.layout.layout_cost import timed_by_turns
+from weft.layout.layout_choice import timed_by_turns
 from weft.training.hardware import hardware
 
 

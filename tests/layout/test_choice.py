@@ -18,8 +18,7 @@ from weft.layout import (
     measured_choice,
 )
 from weft.layout.csr import edges_of
-from weft.layout.layout_choice import Figure, _as_config, estimates
-from weft.layout.layout_cost import _measured_rates
+from weft.layout.layout_choice import Figure, _as_config, _measured_rates, estimates
 
 FORMS = {"csr": TypedEdges, "banded": BandedAdjacency, "dense": DenseAdjacency}
 

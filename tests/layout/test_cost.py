@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from weft.layout import BandedAdjacency, choose_block, machine_rates
-from weft.layout.layout_cost import (
+from weft.layout.layout_choice import (
     Rates,
     banded_cells,
     banded_seconds,

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from weft.layout.layout_choice import Choice as Choice
     from weft.layout.layout_choice import Figure as Figure
     from weft.layout.layout_choice import adjacency_of as adjacency_of
+    from weft.layout.layout_choice import choose_block as choose_block
+    from weft.layout.layout_choice import machine_rates as machine_rates
     from weft.layout.layout_choice import measured_choice as measured_choice
-    from weft.layout.layout_cost import choose_block as choose_block
-    from weft.layout.layout_cost import machine_rates as machine_rates
     from weft.layout.orders import ORDERS as ORDERS
     from weft.layout.orders import BandStatistics as BandStatistics
     from weft.layout.orders import BlockFill as BlockFill

@@ -59,17 +59,11 @@ class BandedAdjacency(Blocks):
         outside: Outside = "raise",
         node_offsets: Array | None = None,
     ) -> BandedAdjacency:
-        """The form of these edges; duplicates count once.
+        """The form of the edges that `TypedEdges.of` takes too; duplicates count once.
 
-        Args:
-            senders: int [E].
-            receivers: int [E].
-            types: int [E], from 0.
-            num_nodes: N; the last block is padded where it is not a multiple of S.
-            num_types: P.
-            block: S.
-            outside: what to do with edges outside the blocks.
-            node_offsets: int [g + 1], where graphs begin, for the message about an edge outside.
+        The last block, of `block` = S nodes, is padded where N is not a multiple of S. `outside`
+        says what to do with edges outside the blocks; `node_offsets` int [g + 1], where graphs
+        begin, is for the message about such an edge.
 
         Raises:
             DataError: an edge to a node or of a type that is not there, or outside the blocks.

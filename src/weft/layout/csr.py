@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,12 @@ TYPE = "type"
 
 # Rows of a chunk: enough for a fast product; more chunks than threads, each with a matrix to sum.
 _CHUNK_ROWS = 2048
+# The fields of TypedEdges with indices, in the order in which they are made.
+_INDICES = (
+    *("into_offsets", "into_nodes", "into_t_offsets", "into_t_rows"),
+    *("out_offsets", "out_rows", "out_t_offsets", "out_t_nodes"),
+    *("chunk_types", "chunk_starts"),
+)
 
 
 def distinct_edges(
@@ -127,7 +133,7 @@ class TypedEdges:
         first = np.diff(keys, prepend=-1) != 0
         rows, sums = np.cumsum(first) - 1, summed[kinds[order]]
         counts = np.diff(np.append(np.flatnonzero(first), len(keys)))
-        num_rows, row_sums = len(counts), sums[first]
+        row_sums = sums[first]
         # The end that all edges of a row have in common is stored once.
         into, back = sums | first, ~sums | first
         plans = (
@@ -140,19 +146,10 @@ class TypedEdges:
         chunks = _chunks(kinds[order][first], num_types)
         indices = (*(part for plan in plans for part in plan), *chunks)
         tensors = [torch.from_numpy(np.asarray(part, dtype=np.int32)) for part in indices]
-        biases = np.where(row_sums, counts, np.ones(num_rows))
+        biases = np.where(row_sums, counts, 1).astype(np.float32)
         edges = cls(
-            into_offsets=tensors[0],
-            into_nodes=tensors[1],
-            into_t_offsets=tensors[2],
-            into_t_rows=tensors[3],
-            out_offsets=tensors[4],
-            out_rows=tensors[5],
-            out_t_offsets=tensors[6],
-            out_t_nodes=tensors[7],
-            counts=torch.from_numpy(biases.astype(np.float32)),
-            chunk_types=tensors[8],
-            chunk_starts=tensors[9],
+            **dict(zip(_INDICES, tensors, strict=True)),
+            counts=torch.from_numpy(biases),
             num_types=num_types,
         )
         for fact in edges._facts():
@@ -182,12 +179,8 @@ class TypedEdges:
 
     def to(self, device: torch.device | str) -> TypedEdges:
         """The same on another device."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved: dict[str, Any] = {
-            name: value.to(device) if isinstance(value, Tensor) else value
-            for name, value in values.items()
-        }
-        there = TypedEdges(**moved)
+        moved = {name: getattr(self, name).to(device) for name in (*_INDICES, "counts")}
+        there = replace(self, **moved)
         for own, fact in zip(self._facts(), there._facts(), strict=True):
             if is_known(*own):
                 trust(*fact)

@@ -15,8 +15,7 @@ from weft.files import read_object
 from weft.graphs import Array, GraphBatch, GraphTable, assemble
 from weft.layout import band_statistics
 from weft.layout.config import LayoutConfig
-from weft.layout.layout_choice import adjacency_of, measured_choice
-from weft.layout.layout_cost import timed_by_turns
+from weft.layout.layout_choice import adjacency_of, measured_choice, timed_by_turns
 from weft.models.ggnn import GatedGraph
 from weft.recipes.programs.config import ProgramsConfig
 from weft.recipes.programs.data import step_budget
