@@ -213,15 +213,9 @@ def evaluation_sampler(
     batch alone, right after the batch that it would have interrupted. `plan` lists the graphs of
     each batch.
 
-    Args:
-        num_nodes: of every graph.
-        num_edges: of every graph.
-        config: of the training.
-        graphs: the numbers of the graphs to evaluate; all by default.
-        budget: of the training's sampler, so that a compiled model sees the shape it knows; by
-            default, and where training has none, the policy's for these graphs.
-        rank: as in GraphSampler.
-        ranks: as in GraphSampler.
+    Arguments are those of GraphSampler; `config` is that of the training, and `budget` that of the
+    training's sampler, so that a compiled model sees the shape it knows. By default, and where
+    training has none, it is the policy's for these graphs.
     """
     if budget is not None:
         config = dataclasses.replace(config, policy="dynamic", budget=budget, paper=False)

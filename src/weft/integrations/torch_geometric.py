@@ -41,18 +41,9 @@ def weft_batches(
     """Batches of graph numbers, as the `batch_sampler` of any DataLoader.
 
     `DataLoader(dataset, batch_sampler=weft_batches(dataset))` has torch_geometric's own batches,
-    unpadded; `set_epoch` of the sampler draws the next shuffle.
-
-    Args:
-        dataset: of torch_geometric, or a list of `Data`, or a torch Subset of either.
-        policy: how graphs become batches, see `BatchingConfig`; so are the next five.
-        batch_size: graphs in a batch, one of which is padding where there is any.
-        oversize: what becomes of a graph larger than the budget.
-        shuffle: other batches in every epoch.
-        seed: of the shuffles.
-        budget: the padded size, in place of the one that the graphs' sizes suggest.
-        rank: the process that this is, from 0.
-        ranks: processes that share each epoch.
+    unpadded; `set_epoch` of the sampler draws the next shuffle. A data set is one of
+    torch_geometric, or a list of `Data`, or a torch Subset of either. `BatchingConfig` describes
+    the options up to `budget`, GraphSampler `rank` and `ranks`.
 
     Raises:
         ValueError: an impossible setting.
@@ -115,21 +106,11 @@ class PackedDataLoader(DataLoader):  # type: ignore[misc]
     ) -> None:
         """Plan batches from the sizes of the graphs.
 
-        Args:
-            dataset: as in `weft_batches`, as are the next eight.
-            batch_size: graphs in a batch, the dummy included.
-            policy: how graphs become batches, and batches shapes.
-            oversize: what becomes of a graph larger than the budget.
-            shuffle: other batches in every epoch.
-            seed: of the shuffles.
-            budget: the padded size, but for one node.
-            rank: the process that this is, from 0.
-            ranks: processes that share each epoch.
-            levels: attributes with a row for each `node`, for each `edge`, or for the `graph`,
-                where the sizes of the graphs do not tell.
-            follow_batch: as in torch_geometric's loader.
-            exclude_keys: attributes to leave out.
-            kwargs: of torch's DataLoader, such as num_workers.
+        The arguments up to `ranks` are those of `weft_batches`; `batch_size` includes the dummy,
+        `budget` does not include its extra node. `levels` names attributes with a row for each
+        `node`, for each `edge`, or for the `graph`, where the sizes of the graphs do not tell.
+        `exclude_keys` are attributes to leave out; they and `follow_batch` are those of
+        torch_geometric's loader, `kwargs` of torch's DataLoader, such as num_workers.
 
         Raises:
             ValueError: an impossible setting.
