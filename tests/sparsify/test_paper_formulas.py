@@ -2,9 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from weft.sparsify.masks import Masks
-from weft.sparsify.one_shot import random_masks
-from weft.sparsify.paper_formulas import (
+from weft.sparsify.flop_counter import (
     first_layer_share,
     inference_flops,
     input_share,
@@ -15,6 +13,8 @@ from weft.sparsify.paper_formulas import (
     table_ii,
     training_flops,
 )
+from weft.sparsify.masks import Masks
+from weft.sparsify.one_shot import random_masks
 
 LINKS, NODES = (16, 128, 1), (64, 256, 128, 10)
 

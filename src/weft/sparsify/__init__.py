@@ -21,8 +21,18 @@ if TYPE_CHECKING:
     from weft.sparsify.export import save_csr as save_csr
     from weft.sparsify.export import save_onnx as save_onnx
     from weft.sparsify.flop_counter import FlopCount as FlopCount
+    from weft.sparsify.flop_counter import TableIIRow as TableIIRow
     from weft.sparsify.flop_counter import WeightFlops as WeightFlops
     from weft.sparsify.flop_counter import count_flops as count_flops
+    from weft.sparsify.flop_counter import first_layer_share as first_layer_share
+    from weft.sparsify.flop_counter import inference_flops as inference_flops
+    from weft.sparsify.flop_counter import input_share as input_share
+    from weft.sparsify.flop_counter import propagated_share as propagated_share
+    from weft.sparsify.flop_counter import rigl_step_flops as rigl_step_flops
+    from weft.sparsify.flop_counter import slr_training_share as slr_training_share
+    from weft.sparsify.flop_counter import sparse_training_share as sparse_training_share
+    from weft.sparsify.flop_counter import table_ii as table_ii
+    from weft.sparsify.flop_counter import training_flops as training_flops
     from weft.sparsify.magnitude_pruning import GradualPruning as GradualPruning
     from weft.sparsify.magnitude_pruning import Ticket as Ticket
     from weft.sparsify.magnitude_pruning import lottery_ticket as lottery_ticket
@@ -35,16 +45,6 @@ if TYPE_CHECKING:
     from weft.sparsify.one_shot import random_masks as random_masks
     from weft.sparsify.one_shot import snip_masks as snip_masks
     from weft.sparsify.one_shot import synflow_masks as synflow_masks
-    from weft.sparsify.paper_formulas import TableIIRow as TableIIRow
-    from weft.sparsify.paper_formulas import first_layer_share as first_layer_share
-    from weft.sparsify.paper_formulas import inference_flops as inference_flops
-    from weft.sparsify.paper_formulas import input_share as input_share
-    from weft.sparsify.paper_formulas import propagated_share as propagated_share
-    from weft.sparsify.paper_formulas import rigl_step_flops as rigl_step_flops
-    from weft.sparsify.paper_formulas import slr_training_share as slr_training_share
-    from weft.sparsify.paper_formulas import sparse_training_share as sparse_training_share
-    from weft.sparsify.paper_formulas import table_ii as table_ii
-    from weft.sparsify.paper_formulas import training_flops as training_flops
     from weft.sparsify.sparse_layers import SparseLinear as SparseLinear
     from weft.sparsify.sparse_layers import to_dense as to_dense
     from weft.sparsify.train_and_prune import ADMM as ADMM

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -105,11 +106,8 @@ def accelerate(
         found = _masked_layers(trial, masks)
         timings = _time_layers(trial, found, arguments, training)
         faster = {name for name, (dense, sparse) in timings.items() if sparse < dense}
-        choices = [set[str]()]
         # All of them too: neighbouring sparse layers pass on data in the form that suits them.
-        choices += [choice for choice in (faster, set(found)) if choice]
-        if faster == set(found):
-            choices = choices[:2]
+        choices = list(dict.fromkeys(map(frozenset[str], ((), faster, found))))
         models = [_with_sparse(trial, found, choice) for choice in choices]
         seconds = fastest([_step(each, arguments, training) for each in models])
     best = min(range(len(choices)), key=seconds.__getitem__)
@@ -140,15 +138,12 @@ def _masked_layers(
     model: nn.Module, masks: Masks | Mapping[str, Tensor] | None
 ) -> dict[str, Tensor]:
     """Masks of the linear layers that have zeros and share their weight with no other."""
-    uses: dict[int, int] = {}
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    uses = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
     known = {} if masks is None else {name: masks[name] for name in masks}
     found = {}
     for name, module in model.named_modules():
         # A weight that is no parameter is computed from others at each call.
-        if _is_linear(module) and uses.get(id(module.weight)) == 1:
+        if _is_linear(module) and uses[id(module.weight)] == 1:
             weight = _linear(model, name).weight.detach()
             mask = known.get(f"{name}.weight" if name else "weight", weight != 0)
             if not bool(mask.all()):
@@ -170,7 +165,9 @@ def _linear(model: nn.Module, name: str) -> nn.Linear:
     return cast(nn.Linear, layer)
 
 
-def _with_sparse(model: nn.Module, masks: Mapping[str, Tensor], chosen: set[str]) -> nn.Module:
+def _with_sparse(
+    model: nn.Module, masks: Mapping[str, Tensor], chosen: frozenset[str]
+) -> nn.Module:
     """A copy of the model whose chosen layers are sparse."""
     if "" in chosen:
         return SparseLinear.from_dense(_linear(model, ""), masks[""])

@@ -7,6 +7,7 @@ a constant, which goes into the bias of the layer that reads it. Each removal ma
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -94,10 +95,7 @@ def _links(model: nn.Module) -> list[tuple[str, str, Callable[[Tensor], Tensor]]
             f"{type(model).__name__} cannot be traced ({error}): its units cannot be removed, "
             "compact the part of it that is a plain feed-forward network"
         ) from error
-    calls: dict[str, int] = {}
-    for node in graph.nodes:
-        if node.op == "call_module":
-            calls[str(node.target)] = calls.get(str(node.target), 0) + 1
+    calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
     read = {str(node.target).rpartition(".")[0] for node in graph.nodes if node.op == "get_attr"}
 
     def is_linear(node: fx.Node) -> bool:

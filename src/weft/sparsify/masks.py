@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -232,13 +233,10 @@ class Masks:
         """All parameters in one line."""
         return f"{self.nnz():,} of {self.size():,} weights active, sparsity {self.sparsity:.4f}"
 
-    def rows(self) -> list[tuple[str, str, str, str]]:
-        """Name, shape, active weights and sparsity of each parameter, as text."""
-        return [table_row(name, self[name]) for name in self.names]
-
     def __repr__(self) -> str:
         heads = ("weight", "shape", "active", "sparsity")
-        lines = [f"Masks: {self.summary()}", table(heads, self.rows())]
+        rows = [table_row(name, self[name]) for name in self.names]
+        lines = [f"Masks: {self.summary()}", table(heads, rows)]
         return "\n".join([*lines, *self.selection.left_lines()])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -258,15 +256,12 @@ class Masks:
         ]
         weights: dict[str, Any] = dict(self._weights)
         for name, weight in weights.items():
-            hook = self._gradient_hook(name)
+            hook = partial(self._after_backward, name)
             self._handles.append(weight.register_post_accumulate_grad_hook(hook))
 
-    def _gradient_hook(self, name: str) -> Callable[[Tensor], None]:
-        def hook(weight: Tensor) -> None:
-            if not self.keep_dense:
-                self._mask_gradient(name)
-
-        return hook
+    def _after_backward(self, name: str, _: Tensor) -> None:
+        if not self.keep_dense:
+            self._mask_gradient(name)
 
     @torch.no_grad()
     def _mask_gradient(self, name: str) -> None:

@@ -130,7 +130,15 @@ def select_weights(
             if name not in chosen
         },
     )
-    _refuse_computed({computed[name] for name in chosen if name in computed})
+    refused = {computed[name] for name in chosen if name in computed}
+    if refused:
+        raise ValueError(
+            f"{', '.join(sorted(refused))} is computed from other parameters at each call "
+            "(weight_norm, spectral_norm or another parametrization), and a mask on these is none "
+            "on it; take the parametrization off first (remove_parametrizations of "
+            "torch.nn.utils.parametrize, or remove_weight_norm and remove_spectral_norm for the "
+            "older ones), or leave the weight dense with exclude"
+        )
     if required and not chosen:
         raise ValueError(
             f"there is no weight to mask in {type(model).__name__}: weight matrices are "
@@ -217,17 +225,6 @@ def _computed(model: nn.Module) -> dict[str, str]:
     return found
 
 
-def _refuse_computed(names: set[str]) -> None:
-    if names:
-        raise ValueError(
-            f"{', '.join(sorted(names))} is computed from other parameters at each call "
-            "(weight_norm, spectral_norm or another parametrization), and a mask on these is none "
-            "on it; take the parametrization off first (remove_parametrizations of "
-            "torch.nn.utils.parametrize, or remove_weight_norm and remove_spectral_norm for the "
-            "older ones), or leave the weight dense with exclude"
-        )
-
-
 def _listed(names: Sequence[str]) -> str:
     more = len(names) - _LISTED
     return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "") or "nothing"
@@ -239,11 +236,12 @@ def matching(patterns: Sequence[str], names: Sequence[str], what: str) -> list[s
     Raises:
         ValueError: a pattern matches none of the names; `what` says whose pattern it is.
     """
+    found: set[str] = set()
     for pattern in patterns:
-        if not any(name == pattern or fnmatchcase(name, pattern) for name in names):
+        own = {name for name in names if name == pattern or fnmatchcase(name, pattern)}
+        if not own:
             raise ValueError(
                 f"{what} {pattern!r} matches no weight; there are {', '.join(names) or 'none'}"
             )
-    return [
-        name for name in names if any(name == each or fnmatchcase(name, each) for each in patterns)
-    ]
+        found |= own
+    return [name for name in names if name in found]

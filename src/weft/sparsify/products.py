@@ -83,15 +83,10 @@ _COPIES = {
     aten.where,
 }
 
-_SUMS_OVER_EDGES: dict[Any, int] = {
-    aten.index_add: 3,
-    aten.index_add_: 3,
-    aten.scatter_add: 3,
-    aten.scatter_add_: 3,
-    aten.scatter_reduce: 3,
-    aten.scatter_reduce_: 3,
+_SUMS_OVER_EDGES = {
+    *(aten.index_add, aten.index_add_, aten.scatter_add, aten.scatter_add_),
+    *(aten.scatter_reduce, aten.scatter_reduce_),
 }
-
 
 # Operators that take single matrices out of a stack of them.
 _GATHERS = {aten.index, aten.index_select}
@@ -165,7 +160,7 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif operator in ("weft::spmm", "weft::pair_spmm"):
             self.other += 2 * args[2].shape[0] * args[0].shape[1]
         elif packet in _SUMS_OVER_EDGES or operator == "weft::segment_sum":
-            self.other += 2 * args[_SUMS_OVER_EDGES.get(packet, 0)].numel()
+            self.other += 2 * args[3 if packet in _SUMS_OVER_EDGES else 0].numel()
         elif packet in _COPIES and out.numel() == sum(self.sizes[name] for name in factors):
             self._stand_for(out, factors)
         elif packet in _GATHERS and args[0].dim() >= 3:

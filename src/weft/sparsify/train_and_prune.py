@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any, Literal
 
 import torch
@@ -84,12 +85,8 @@ class TrainAndPrune:
     @property
     def phase(self) -> Phase:
         """The phase of the next epoch; `done` after the last."""
-        dense, reweight, retrain = self.phases
-        if self.epoch < dense:
-            return "dense"
-        if self.epoch < dense + reweight:
-            return "reweight"
-        return "retrain" if self.epoch < dense + reweight + retrain else "done"
+        names: tuple[Phase, ...] = ("dense", "reweight", "retrain", "done")
+        return names[sum(self.epoch >= end for end in accumulate(self.phases))]
 
     @property
     def total_epochs(self) -> int:
@@ -102,12 +99,10 @@ class TrainAndPrune:
         Gradients flow to W alone.
         """
         self._follow()
-        parts = self._penalties(
-            {name: self.masks.weight(name) for name in self.masks}, self.targets
-        )
-        if not parts:
-            return torch.zeros((), device=self.masks.weight(self.masks.names[0]).device)
-        return torch.stack([part.to(parts[0].device) for part in parts]).sum()
+        weights = {name: self.masks.weight(name) for name in self.masks}
+        device = weights[self.masks.names[0]].device
+        parts = [part.to(device) for part in self._penalties(weights, self.targets)]
+        return torch.stack(parts).sum() if parts else torch.zeros((), device=device)
 
     def end_epoch(self, objective: Objective | None = None) -> None:
         """Say that an epoch is over; after the last of a phase the next one begins.
@@ -285,18 +280,11 @@ class SLR(TrainAndPrune):
         step: s.
         conditions: whether the two inequalities held after the last epoch of re-weighting.
 
-    Args:
-        model: any module.
-        optimizer: of the model.
-        sparsity: share of the weights to prune.
-        phases: epochs of dense training, re-weighting and retraining.
+    Args are those of `TrainAndPrune`, whose errors these are too, and:
         rho: ρ; the paper has 0.01 for link prediction, 0.02 for node classification.
         step: s before the first iteration; the paper has the same as ρ.
         M: of αₖ, above 1.
         r: of αₖ, between 0 and 1.
-        densities: see `TrainAndPrune`, whose errors these are too.
-        **choice: `include`, `exclude`, `example`, `quiet`: which weights; `overrides`, `keep_one`:
-            how sparse single layers become; see `LayerChoice`.
     """
 
     def __init__(
@@ -339,7 +327,7 @@ class SLR(TrainAndPrune):
             "iteration": self.iteration,
             "step": self.step,
             "conditions": self.conditions,
-            "before": {name: value.clone() for name, value in self._before.items()},
+            "before": _copies(self._before),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -347,7 +335,7 @@ class SLR(TrainAndPrune):
         super().load_state_dict(state)
         self.iteration, self.step = int(state["iteration"]), float(state["step"])
         self.conditions = (bool(state["conditions"][0]), bool(state["conditions"][1]))
-        self._before = {name: value.clone() for name, value in state["before"].items()}
+        self._before = _copies(state["before"])
 
     def _start(self) -> None:
         super()._start()
