@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypedDict
 
@@ -50,21 +49,6 @@ class LayerChoice(Choice, total=False):
     keep_one: bool
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Target:
-    """Which weights a method makes sparse, and how sparse they shall be at the end.
-
-    Attributes:
-        masks: of the chosen weights, all active and not attached.
-        shares: of its weights that each layer keeps, by name.
-        counts: weights that each layer keeps, by name.
-    """
-
-    masks: Masks
-    shares: dict[str, float]
-    counts: dict[str, int]
-
-
 def choose_weights(
     model: nn.Module,
     *,
@@ -96,7 +80,7 @@ def choose_target(
     keep_one: bool = False,
     required: bool = True,
     **choice: Unpack[Choice],
-) -> Target:
+) -> tuple[Masks, dict[str, float], dict[str, int]]:
     """The weights of a `LayerChoice` and how many of them each layer keeps.
 
     Args:
@@ -108,6 +92,10 @@ def choose_target(
         required: refuse a model with nothing to mask.
         **choice: see `Choice`.
 
+    Returns:
+        Masks of the chosen weights, all active and not attached; of each layer, by name, the share
+        of its weights that it keeps; and their number.
+
     Raises:
         ValueError: a setting is out of its range, a layer would be empty, or a name or pattern
             matches nothing.
@@ -117,8 +105,7 @@ def choose_target(
     if densities not in known:
         raise ValueError(f"densities {densities!r} is not one of {', '.join(known)}")
     shares = known[densities](masks.shapes, *_kept_shares(sparsity, overrides))
-    counts = layer_nnz(masks.shapes, shares, keep_one=keep_one)
-    return Target(masks=masks, shares=shares, counts=counts)
+    return masks, shares, layer_nnz(masks.shapes, shares, keep_one=keep_one)
 
 
 def nnz_of(density: float, size: int) -> int:
@@ -172,16 +159,18 @@ def erk(
 def _kept_shares(
     sparsity: float, overrides: Mapping[str, float] | None
 ) -> tuple[float, dict[str, float]]:
-    """The densities that belong to sparsities.
+    """The densities that belong to sparsities."""
+    overrides = overrides or {}
+    check_shares("sparsity", {"": sparsity, **overrides}, "from 0 (dense) to below 1")
+    return 1 - sparsity, {name: 1 - value for name, value in overrides.items()}
 
-    Raises:
-        ValueError: one is not from 0 to 1.
-    """
-    for whose, value in {"sparsity": sparsity, **(overrides or {})}.items():
+
+def check_shares(what: str, shares: Mapping[str, float], allowed: str = "from 0 to 1") -> None:
+    """Raise ValueError for a share that is not from 0 to 1; the name of that of all is empty."""
+    for name, value in shares.items():
         if not 0 <= value <= 1:
-            what = "sparsity" if whose == "sparsity" else f"the sparsity of {whose}"
-            raise ValueError(f"{what} is {value}; it must be from 0 (dense) to below 1")
-    return 1 - sparsity, {name: 1 - value for name, value in (overrides or {}).items()}
+            whose = f"the {what} of {name}" if name else what
+            raise ValueError(f"{whose} is {value}; it must be {allowed}")
 
 
 class EmptyLayer(ValueError):
@@ -229,14 +218,10 @@ def _fixed(
     """Densities of the layers that have an override, by name."""
     overrides = overrides or {}
     matching(list(overrides), list(shapes), "override")
-    for whose, value in {"density": density, **overrides}.items():
-        if not 0 <= value <= 1:
-            raise ValueError(f"the density of {whose} is {value}; it must be from 0 to 1")
+    check_shares("density", {"": density, **overrides})
     fixed = {}
     for name in shapes:
-        patterns = [name, *overrides] if name in overrides else list(overrides)
-        for pattern in patterns:
-            if name == pattern or fnmatchcase(name, pattern):
-                fixed[name] = float(overrides[pattern])
-                break
+        patterns = [pattern for pattern in overrides if fnmatchcase(name, pattern)]
+        if name in overrides or patterns:
+            fixed[name] = float(overrides[name if name in overrides else patterns[0]])
     return fixed

@@ -87,10 +87,12 @@ class DropAndGrow:
         )
         self.growth, self.momentum, self.seed, self.step = growth, momentum, seed, 0
         self._layers = SparseLayers(model, optimizer, choice.get("exclude", ()))
-        target = choose_target(model, sparsity, densities, required=not self._layers, **choice)
-        self.masks = target.masks
+        required = not self._layers
+        self.masks, _, counts = choose_target(
+            model, sparsity, densities, required=required, **choice
+        )
         self.schedule.warn_if_idle()
-        for number, (name, count) in enumerate(target.counts.items()):
+        for number, (name, count) in enumerate(counts.items()):
             chosen = random_order(self.masks.size(name), seed, 0, number)[:count]
             self.masks.set(name, mask_of(chosen, self.masks[name]))
         self._explored = {name: part[name].clone() for part, name in self._weights()}

@@ -61,8 +61,7 @@ class GradualPruning:
         self.schedule = CubicSchedule(total_steps=total_steps, begin=begin, every=every, stop=stop)
         if not 0 <= initial < 1:
             raise ValueError(f"initial is {initial}; it must be from 0 to below 1")
-        target = choose_target(model, sparsity, **choice)
-        self.masks, self._final = target.masks, target.shares
+        self.masks, self._final, _ = choose_target(model, sparsity, **choice)
         self.step, self.initial = 0, initial
         self.schedule.warn_if_sudden()
         self._prune_if_due()
@@ -161,14 +160,13 @@ def lottery_ticket(
         raise ValueError(f"rounds is {rounds}; it must be at least 1")
     if rewind_steps < 0:
         raise ValueError(f"rewind_steps is {rewind_steps}; it must be 0 or more")
-    target = choose_target(model, sparsity, **choice)
-    masks = target.masks
+    masks, shares, _ = choose_target(model, sparsity, **choice)
     start = snapshot(model) if rewind_steps == 0 else {}
     sparsities = []
     for number in range(1, rounds + 1):
         with nullcontext() if start else _remembered(model, rewind_steps, start):
             _run(train, model, masks)
-        now = {name: share ** (number / rounds) for name, share in target.shares.items()}
+        now = {name: share ** (number / rounds) for name, share in shares.items()}
         keep_largest(masks, now)
         restore(model, start)
         masks.apply_()

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from weft.sparsify.densities import EmptyLayer, layer_nnz, nnz_of
+from weft.sparsify.densities import EmptyLayer, check_shares, layer_nnz, nnz_of
 from weft.sparsify.masks import Masks, check_same_model, mask_of, random_order, top
 from weft.sparsify.snapshots import in_evaluation
 
@@ -192,10 +192,7 @@ _ALL = ""
 
 def _checked(masks: Masks, density: Density) -> dict[str, float]:
     densities = dict(density) if isinstance(density, Mapping) else {_ALL: float(density)}
-    for name, value in densities.items():
-        if not 0 <= value <= 1:
-            whose = f"the density of {name}" if name else "density"
-            raise ValueError(f"{whose} is {value}; it must be above 0 and at most 1")
+    check_shares("density", densities, "above 0 and at most 1")
     if _ALL not in densities and set(densities) != set(masks):
         raise ValueError(
             f"densities are of {', '.join(densities)}; they must be of {', '.join(masks)}"

@@ -73,8 +73,7 @@ class TrainAndPrune:
         self.model, self.optimizer = model, optimizer
         self.phases = (int(phases[0]), int(phases[1]), int(phases[2]))
         self.rho, self.epoch = float(rho), 0
-        target = choose_target(model, sparsity, densities, **choice)
-        self.masks, self._kept = target.masks, target.counts
+        self.masks, _, self._kept = choose_target(model, sparsity, densities, **choice)
         # This refuses an optimizer without the weights now, not after the dense epochs.
         self.masks.attach(optimizer)
         self.masks.detach()
