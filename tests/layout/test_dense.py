@@ -83,9 +83,10 @@ def test_a_graph_larger_than_its_block():
 
 
 def test_an_edge_between_graphs():
-    edges = np.array([1]), np.array([2]), np.array([0])
+    graphs = [Graph(num_nodes=2), Graph(num_nodes=2, senders=[1], receivers=[0])]
+    batch = assemble(table_from_graphs(graphs), [0, 1]).replace(senders=torch.tensor([1]))
     with pytest.raises(DataError, match=r"from node 1 to node 2 is between graphs 0 and 1"):
-        DenseAdjacency.of(*edges, np.array([0, 2, 4]), 1)
+        DenseAdjacency.of_batch(batch, 1)
 
 
 def test_a_program_is_saved_and_takes_another_batch():

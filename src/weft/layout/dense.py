@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.errors import DataError
-from weft.graphs import Array, GraphBatch
+from weft.graphs import GraphBatch
 from weft.kernels.custom_op import require
 from weft.layout.csr import TypedEdges, distinct_edges, edges_of
 
@@ -103,38 +103,22 @@ class DenseAdjacency(Blocks):
     place: Tensor | None
 
     @classmethod
-    def of(
-        cls,
-        senders: Array,
-        receivers: Array,
-        types: Array,
-        node_offsets: Array,
-        num_types: int,
-        *,
-        block: int | None = None,
-        num_nodes: int | None = None,
-        num_graphs: int | None = None,
+    def of_batch(
+        cls, batch: GraphBatch, num_types: int, block: int | None = None
     ) -> DenseAdjacency:
-        """The form of these edges; duplicates count once.
+        """The form of a batch's real edges; those without a column `type` are all of type 0.
 
-        Args:
-            senders: int [E], numbers in the whole batch.
-            receivers: int [E].
-            types: int [E], from 0.
-            node_offsets: int [g + 1], where each graph's nodes begin.
-            num_types: P.
-            block: S; the largest graph by default.
-            num_nodes: N; the nodes after those of the graphs are padding.
-            num_graphs: G; the graphs after g are empty.
+        Duplicates count once. By default S is the size of the largest graph.
 
         Raises:
             DataError: an edge to a node or of a type that is not there, an edge between graphs, or
                 a graph larger than its block.
         """
-        offsets = np.asarray(node_offsets, dtype=np.int64)
+        offsets = batch.node_offsets[: batch.num_real_graphs + 1].long().cpu().numpy()
         sizes = np.diff(offsets)
-        real, graphs = int(offsets[-1]), len(sizes) if num_graphs is None else num_graphs
-        nodes = real if num_nodes is None else num_nodes
+        real, nodes = int(offsets[-1]), batch.num_nodes
+        # One graph of a padded batch is never real; its size need not fit a block.
+        graphs = batch.num_graphs - (len(sizes) < batch.num_graphs)
         largest = int(sizes.max(initial=1))
         size = largest if block is None else block
         if size < largest:
@@ -142,7 +126,7 @@ class DenseAdjacency(Blocks):
                 f"graph {int(sizes.argmax())} has {largest} nodes, the blocks have {size}; take "
                 f"block={largest}, form 'csr', or batches without it"
             )
-        of, to, kinds = distinct_edges(senders, receivers, types, real, num_types)
+        of, to, kinds = distinct_edges(*edges_of(batch), real, num_types)
         graph = np.repeat(np.arange(len(sizes)), sizes)
         local = np.arange(real) - np.repeat(offsets[:-1], sizes)
         between = graph[of] != graph[to]
@@ -163,23 +147,6 @@ class DenseAdjacency(Blocks):
             C=torch.from_numpy(C),
             deg=torch.from_numpy(deg.reshape(nodes, num_types).astype(np.int32)),
             place=None if filled else torch.from_numpy(place),
-        )
-
-    @classmethod
-    def of_batch(
-        cls, batch: GraphBatch, num_types: int, block: int | None = None
-    ) -> DenseAdjacency:
-        """The form of a batch's real edges; those without a column `type` are all of type 0."""
-        padded = batch.num_real_graphs < batch.num_graphs
-        offsets = batch.node_offsets[: batch.num_real_graphs + 1].cpu().numpy()
-        return cls.of(
-            *edges_of(batch),
-            offsets,
-            num_types,
-            block=block,
-            num_nodes=batch.num_nodes,
-            # One graph of a padded batch is never real; its size need not fit a block.
-            num_graphs=batch.num_graphs - padded,
         )
 
     def propagate(self, h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
