@@ -204,12 +204,10 @@ def evaluation_sampler(
     *,
     graphs: Sequence[int] | Array | None = None,
     budget: Budget | None = None,
-    rank: int = 0,
-    ranks: int = 1,
 ) -> GraphSampler:
     """A sampler that takes every graph once: nothing is shuffled, packed or skipped.
 
-    On one rank graphs come in their order, but for one that is larger than the budget: it has a
+    Graphs come in their order, but for one that is larger than the budget: it has a
     batch alone, right after the batch that it would have interrupted. `plan` lists the graphs of
     each batch.
 
@@ -222,7 +220,7 @@ def evaluation_sampler(
     elif config.rules.packed:
         config = dataclasses.replace(config, policy="dynamic")
     config = dataclasses.replace(config, shuffle=False, oversize="alone")
-    return GraphSampler(num_nodes, num_edges, config, graphs=graphs, rank=rank, ranks=ranks)
+    return GraphSampler(num_nodes, num_edges, config, graphs=graphs)
 
 
 def _budget(nodes: Array, edges: Array, config: BatchingConfig) -> Budget | None:

@@ -260,17 +260,15 @@ def check_ids(table: GraphTable, graphs: Sequence[int] | Array) -> Array:
     return ids
 
 
-def gather_rows(
-    values: Array, starts: Array, stops: Array, *, rows: int | None = None, fill: int = 0
-) -> Array:
-    """Rows starts[i]:stops[i] of `values` one range after another, padded with `fill` to `rows`."""
+def gather_rows(values: Array, starts: Array, stops: Array, *, rows: int | None = None) -> Array:
+    """Rows starts[i]:stops[i] of `values` one range after another, padded with 0 to `rows`."""
     real = int((stops - starts).sum())
     out = np.empty((real if rows is None else rows, *values.shape[1:]), dtype=values.dtype)
     # Bytes have one compiled loop for every dtype and row shape.
     width = values.dtype.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))
     if width:
         copy_ranges(_bytes(values), starts, stops, width, _bytes(out))
-    out[real:] = fill
+    out[real:] = 0
     return out
 
 

@@ -280,13 +280,9 @@ def _measured_rates(device: str, threads: int) -> Rates:
     def sparse() -> object:
         return torch.autograd.grad(edges.propagate(h, weight), (h, weight), gradient)
 
-    works: list[Callable[[], object]] = [
-        lambda: square @ square,
-        lambda: target.copy_(source),
-        sparse,
-    ]
-    works += [_batched_product(block, width, randn) for block in _BLOCKS]
-    products, copy, sparse_product, *batched = timed_by_turns(works, device)
+    works = [lambda: square @ square, lambda: target.copy_(source), sparse]
+    blocks = [_batched_product(block, width, randn) for block in _BLOCKS]
+    products, copy, sparse_product, *batched = timed_by_turns([*works, *blocks], device)
     rate = size**3 / products
     transform = 3 * edges.num_rows * width**2 / rate
     gathered = _gathered_bytes(edges.into_nodes.shape[0], edges.num_rows, width)
@@ -302,8 +298,9 @@ def _measured_rates(device: str, threads: int) -> Rates:
     )
 
 
-def _band_of_edges(nodes: int = 16384, degree: int = 12) -> TypedEdges:
+def _band_of_edges() -> TypedEdges:
     """Senders near their receivers, as in batches of graphs."""
+    nodes, degree = 16384, 12
     receivers = np.repeat(np.arange(nodes), degree)
     near = np.random.default_rng(0).integers(-64, 64, nodes * degree)
     kinds = np.zeros(nodes * degree, dtype=np.int64)
@@ -315,11 +312,8 @@ def _batched_product(
 ) -> Callable[[], tuple[Tensor, Tensor]]:
     """Blocks of `block` sources and 8 types, forward and backward."""
     count, targets = _CALIBRATED_ROWS // (8 * block), 8 * block
-    rows, own, back = (
-        randn(count, targets, block),
-        randn(count, block, width),
-        randn(count, targets, width),
-    )
+    sizes = ((targets, block), (block, width), (targets, width))
+    rows, own, back = (randn(count, *size) for size in sizes)
     return lambda: (rows @ own, rows.mT @ back)
 
 

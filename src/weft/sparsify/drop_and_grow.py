@@ -53,8 +53,7 @@ class DropAndGrow:
         stop: share of the training after which masks stay as they are.
         momentum: of SNFS's averages.
         seed: of the first masks and of random growth.
-        **choice: `include`, `exclude`, `example`, `quiet`: which weights; `overrides`, `keep_one`:
-            how sparse single layers become; see `LayerChoice`.
+        **choice: which weights, and how sparse single layers become; see `LayerChoice`.
 
     Raises:
         ValueError: a setting is out of its range, a layer would be empty, a name or pattern

@@ -37,8 +37,7 @@ class GradualPruning:
         begin: step at which pruning begins.
         every: steps between prunings.
         stop: share of the training at which the final sparsity is reached.
-        **choice: `include`, `exclude`, `example`, `quiet`: which weights; `overrides`, `keep_one`:
-            how sparse single layers become; see `LayerChoice`.
+        **choice: which weights, and how sparse single layers become; see `LayerChoice`.
 
     Raises:
         ValueError: a setting is out of its range, a layer would be empty, a name or pattern
@@ -149,8 +148,7 @@ def lottery_ticket(
         rounds: R.
         rewind_steps: optimizer steps of the first round after which weights are remembered; 0 is
             their initialisation.
-        **choice: `include`, `exclude`, `example`, `quiet`: which weights; `overrides`, `keep_one`:
-            how sparse single layers become; see `LayerChoice`.
+        **choice: which weights, and how sparse single layers become; see `LayerChoice`.
 
     Raises:
         ValueError: a setting is out of its range or would empty a layer; `train` made fewer steps

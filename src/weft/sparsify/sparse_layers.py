@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -312,18 +313,15 @@ def to_dense(model: nn.Module) -> nn.Module:
         return nn.Sequential(layer, nn.ReLU()) if model.relu else layer
     model = copy.deepcopy(model)
     for parent in list(model.modules()):
-        fused = False
-        for name, child in list(parent.named_children()):
+        children = [*parent._modules.items(), ("", None)]
+        for (name, child), (after, next_one) in pairwise(children):
             if isinstance(child, SparseLinear):
-                after = list(parent._modules.values())[list(parent._modules).index(name) + 1 :]
-                fused = child.relu and bool(after) and isinstance(after[0], FusedReLU)
                 dense: nn.Module = child.to_dense()
-                if child.relu and not fused:
+                if child.relu and isinstance(next_one, FusedReLU):
+                    setattr(parent, after, nn.ReLU())
+                elif child.relu:
                     dense = nn.Sequential(dense, nn.ReLU())
                 setattr(parent, name, dense)
-            elif isinstance(child, FusedReLU) and fused:
-                setattr(parent, name, nn.ReLU())
-                fused = False
     return model
 
 
@@ -382,10 +380,7 @@ class SparseLayers:
         are averaged here, over all ranks.
         """
         layer = self._layers[name]
-        try:
-            gradient = layer.dense_gradient()
-        except RuntimeError:
-            gradient = None
+        gradient, layer._dense_gradient = layer._dense_gradient, None
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             if gradient is None:
                 gradient = layer.values.new_zeros(layer.out_features, layer.in_features)

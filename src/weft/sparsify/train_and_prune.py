@@ -44,8 +44,7 @@ class TrainAndPrune:
         rho: ρ.
         densities: of the layers: the same for all, as in the papers, or Erdős-Rényi-kernel, which
             spares narrow ones.
-        **choice: `include`, `exclude`, `example`, `quiet`: which weights; `overrides`, `keep_one`:
-            how sparse single layers become; see `LayerChoice`.
+        **choice: which weights, and how sparse single layers become; see `LayerChoice`.
 
     Raises:
         ValueError: a setting is out of its range, a layer would be empty, a name or pattern
