@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
-from typed_graphs import assert_as_coo, coo, edge_lists, parameters, typed_graph, with_gradients
+from typed_graphs import (
+    assert_as_coo,
+    banded,
+    coo,
+    edge_lists,
+    parameters,
+    typed_graph,
+    with_gradients,
+)
 
 from weft.errors import DataError
 from weft.graphs import Budget, Graph, assemble, table_from_graphs
@@ -28,7 +36,7 @@ def path_edges(nodes: int, reach: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
 @given(edge_lists(), st.integers(1, 30), st.booleans())
 def test_the_product_and_its_gradients(drawn, block, bias):
     nodes, types, edges = drawn
-    adjacency = BandedAdjacency.of(*edges, nodes, types, block=block, outside="spill")
+    adjacency = banded(*edges, nodes, types, block=block, outside="spill")
     assert (adjacency.spill is None) == (adjacency.outside == 0)
     assert_as_coo(adjacency, edges, nodes, types, bias=bias)
 
@@ -38,12 +46,12 @@ def test_the_product_and_its_gradients(drawn, block, bias):
 def test_no_edge_is_lost_uncounted(drawn, block):
     nodes, types, edges = drawn
     distinct = len(np.unique(np.stack(edges), axis=1).T)
-    kept = BandedAdjacency.of(*edges, nodes, types, block=block, outside="spill")
+    kept = banded(*edges, nodes, types, block=block, outside="spill")
     inside = sum(int(part.sum()) for part in (kept.C, kept.U, kept.L))
     spilled = 0 if kept.spill is None else kept.spill.num_edges
     assert (kept.inside, kept.outside) == (inside, spilled)
     assert inside + spilled == distinct
-    dropped = BandedAdjacency.of(*edges, nodes, types, block=block, outside="drop")
+    dropped = banded(*edges, nodes, types, block=block, outside="drop")
     assert (dropped.inside, dropped.outside) == (kept.inside, kept.outside)
     assert int(dropped.deg.sum()) == dropped.inside
 
@@ -53,7 +61,7 @@ def test_no_edge_is_lost_uncounted(drawn, block):
 def test_dropped_edges_bring_nothing(drawn, block):
     nodes, types, edges = drawn
     near = np.abs(edges[0] // block - edges[1] // block) <= 1
-    adjacency = BandedAdjacency.of(*edges, nodes, types, block=block, outside="drop")
+    adjacency = banded(*edges, nodes, types, block=block, outside="drop")
     assert_as_coo(adjacency, tuple(part[near] for part in edges), nodes, types)
 
 
@@ -71,7 +79,7 @@ def test_dropped_edges_bring_nothing(drawn, block):
 )
 def test_bands_that_fit(nodes, reach, block):
     edges = path_edges(nodes, reach)
-    adjacency = BandedAdjacency.of(*edges, nodes, 3, block=block)
+    adjacency = banded(*edges, nodes, 3, block=block)
     blocks = -(-nodes // block)
     assert adjacency.C.shape == (blocks, block, 3, block)
     assert adjacency.U.shape == adjacency.L.shape == (blocks - 1, block, 3, block)
@@ -86,20 +94,20 @@ def test_a_band_one_wider_than_the_block():
     # From the end of a block over a whole one.
     edges = path_edges(12, 5)
     with pytest.raises(DataError, match=r"from node 3 to node 8 joins nodes 5 apart"):
-        BandedAdjacency.of(*edges, 12, 2, block=4)
-    assert BandedAdjacency.of(*edges, 12, 2, block=4, outside="drop").outside == 1
-    assert BandedAdjacency.of(*edges, 12, 2, block=5).outside == 0
+        banded(*edges, 12, 2, block=4)
+    assert banded(*edges, 12, 2, block=4, outside="drop").outside == 1
+    assert banded(*edges, 12, 2, block=5).outside == 0
 
 
 @pytest.mark.parametrize("nodes", [0, 7])
 def test_no_edges(nodes):
-    adjacency = BandedAdjacency.of(NONE, NONE, NONE, nodes, 2, block=4)
+    adjacency = banded(NONE, NONE, NONE, nodes, 2, block=4)
     assert_as_coo(adjacency, (NONE, NONE, NONE), nodes, 2)
 
 
 def test_duplicates_count_once():
     edges = np.array([0, 0, 1, 1]), np.array([1, 1, 1, 1]), np.array([0, 0, 1, 1])
-    adjacency = BandedAdjacency.of(*edges, 2, 2, block=2)
+    adjacency = banded(*edges, 2, 2, block=2)
     assert adjacency.inside == 2
     assert adjacency.deg.tolist() == [[0, 0], [1, 1]]
     assert_as_coo(adjacency, edges, 2, 2)
@@ -124,8 +132,8 @@ def test_a_hub_says_that_no_order_helps():
 def test_the_remedy_of_the_message_helps():
     edges = np.array([0, 2, 9]), np.array([11, 3, 1]), np.zeros(3, int)
     with pytest.raises(DataError, match=r"\(2 of 3 edges are\): .*'rcm'.* block=11"):
-        BandedAdjacency.of(*edges, 12, 1, block=2)
-    assert BandedAdjacency.of(*edges, 12, 1, block=11).outside == 0
+        banded(*edges, 12, 1, block=2)
+    assert banded(*edges, 12, 1, block=11).outside == 0
 
 
 def grid(side: int) -> Graph:
@@ -165,11 +173,11 @@ def test_an_order_is_recommended_only_where_it_helps():
 )
 def test_options_that_cannot_be(options, message):
     with pytest.raises(ValueError, match=message):
-        BandedAdjacency.of(NONE, NONE, NONE, 4, 1, **options)
+        banded(NONE, NONE, NONE, 4, 1, **options)
 
 
 def test_wrong_shapes_are_refused():
-    adjacency = BandedAdjacency.of(*path_edges(12, 3), 12, 2, block=4)
+    adjacency = banded(*path_edges(12, 3), 12, 2, block=4)
     h, weight = torch.zeros(12, 4), torch.zeros(2, 4, 4)
     for wrong in ((h[:11], weight), (h, weight[:1]), (h[:, :3], weight)):
         with pytest.raises(ValueError, match=r"h \[12, H\] and weight \[2, H, O\] needed"):
@@ -205,7 +213,7 @@ def test_a_graph_does_not_see_its_neighbours(block):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_narrower_numbers(dtype):
     edges = path_edges(50, 4)
-    adjacency = BandedAdjacency.of(*edges, 50, 2, block=8)
+    adjacency = banded(*edges, 50, 2, block=8)
     given_ = [x.detach().to(dtype).requires_grad_() for x in parameters(50, 2)]
     found = with_gradients(adjacency.propagate(*given_), given_)
     wide = [x.detach().double().requires_grad_() for x in given_]
@@ -217,7 +225,7 @@ def test_narrower_numbers(dtype):
 
 
 def test_blocks_are_cast_once():
-    adjacency = BandedAdjacency.of(*path_edges(12, 3), 12, 2, block=4)
+    adjacency = banded(*path_edges(12, 3), 12, 2, block=4)
     given_ = [x.detach() for x in parameters(12, 2)]
     first = adjacency._cast(*given_[:2])
     adjacency.propagate(*given_)
@@ -233,7 +241,7 @@ def test_blocks_are_cast_once():
 
 def test_another_device_holds_every_tensor():
     edges = np.array([0, 5]), np.array([1, 0]), np.zeros(2, int)
-    adjacency = BandedAdjacency.of(*edges, 6, 1, block=2, outside="spill")
+    adjacency = banded(*edges, 6, 1, block=2, outside="spill")
     moved = adjacency.to("meta")
     assert all(part.is_meta for part in (moved.C, moved.U, moved.L, moved.deg))
     assert moved.spill.out_rows.is_meta
@@ -271,7 +279,7 @@ def indexing(name: str) -> bool:
 @pytest.mark.parametrize(("nodes", "block"), [(64, 16), (60, 16), (16, 16)])
 def test_an_exported_model_has_static_shapes_and_no_index(nodes, block):
     edges = path_edges(nodes, 7)
-    adjacency = BandedAdjacency.of(*edges, nodes, 2, block=block)
+    adjacency = banded(*edges, nodes, 2, block=block)
     model, h = Gated(8, 2, 3), torch.randn(nodes, 8)
     exported = torch.export.export(model, (h, adjacency)).run_decompositions()
     calls = [node for node in exported.graph.nodes if node.op == "call_function"]
@@ -290,7 +298,7 @@ def test_an_exported_model_has_static_shapes_and_no_index(nodes, block):
 
 def test_the_search_for_indices_finds_them():
     edges = np.array([0, 7]), np.array([1, 0]), np.zeros(2, int)
-    adjacency = BandedAdjacency.of(*edges, 8, 1, block=2, outside="spill")
+    adjacency = banded(*edges, 8, 1, block=2, outside="spill")
     spill = adjacency.spill
 
     class Spilling(nn.Module):
@@ -304,7 +312,7 @@ def test_the_search_for_indices_finds_them():
 @pytest.mark.parametrize("outside", ["drop", "spill"])
 def test_the_counts_go_with_the_parts(outside):
     edges = np.array([0, 7]), np.array([1, 0]), np.zeros(2, int)
-    adjacency = BandedAdjacency.of(*edges, 8, 1, block=2, outside=outside)
+    adjacency = banded(*edges, 8, 1, block=2, outside=outside)
     parts, spec = tree_flatten(adjacency)
     again = tree_unflatten(parts, spec)
     assert (again.inside, again.outside, again.spill) == (1, 1, adjacency.spill)
@@ -312,7 +320,7 @@ def test_the_counts_go_with_the_parts(outside):
         torch.equal(getattr(again, n), getattr(adjacency, n)) for n in ("C", "U", "L", "deg")
     )
     # Another with other counts has the same shape to an exported program; one without spill not.
-    other = BandedAdjacency.of(*(end[:1] for end in edges), 8, 1, block=2)
+    other = banded(*(end[:1] for end in edges), 8, 1, block=2)
     assert (tree_flatten(other)[1] == spec) == (outside == "drop")
 
 
@@ -323,6 +331,6 @@ def test_batches_of_one_size_are_compiled_once():
     for reach in (3, 5, 7):
         edges = path_edges(64, reach)
         with torch._dynamo.config.patch(error_on_recompile=reach > 3):
-            found = compiled(h, BandedAdjacency.of(*edges, 64, 2, block=16))
+            found = compiled(h, banded(*edges, 64, 2, block=16))
         expected = model(h, TypedEdges.of(*edges, 64, 2))
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from typed_graphs import banded
 
-from weft.layout import BandedAdjacency, choose_block, machine_rates
+from weft.layout import choose_block, machine_rates
 from weft.layout.layout_choice import (
     Rates,
     banded_cells,
@@ -36,7 +37,7 @@ def test_rates_between_blocks():
 @pytest.mark.parametrize(("nodes", "block"), [(64, 16), (60, 16), (16, 16), (0, 4)])
 def test_cells_are_those_that_are_multiplied(nodes, block):
     none = np.zeros(0, int)
-    form = BandedAdjacency.of(none, none, none, nodes, 3, block=block)
+    form = banded(none, none, none, nodes, 3, block=block)
     assert form._rows().numel() == banded_cells(nodes, 3, block)
 
 

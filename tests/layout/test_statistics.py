@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typed_graphs import edge_lists
+from typed_graphs import banded, edge_lists
 
 from weft.errors import DataError
 from weft.graphs import Graph, table_from_graphs
-from weft.layout import BandedAdjacency, band_statistics, block_fill
+from weft.layout import band_statistics, block_fill
 
 
 @settings(deadline=None, max_examples=60)
@@ -35,7 +35,7 @@ def test_the_definitions(drawn, block):
         assert found.fill[i] == matrix.sum() / (distance <= bandwidth).sum()
         assert found.least[i] <= bandwidth
         # Padded to whole blocks, as it would be stored.
-        form = BandedAdjacency.of(
+        form = banded(
             senders, receivers, np.zeros(len(senders), int), nodes, 1, block=block, outside="drop"
         )
         assert (blocks.inside[i], blocks.outside[i]) == (form.inside, form.outside)

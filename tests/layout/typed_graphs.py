@@ -7,7 +7,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from weft.graphs import Array, Graph
+from weft.graphs import Array, Graph, assemble, table_from_graphs
+from weft.layout import BandedAdjacency, Outside
 
 Edges = tuple[Array, Array, Array]
 
@@ -38,6 +39,22 @@ def typed_graph(nodes: int, edges: int, *, types: int = 3, reach: int = 5, seed:
         edges={"type": rng.integers(0, types, edges).astype(np.int8)},
         graph={"y": np.float32(seed)},
     )
+
+
+def banded(
+    senders: Array,
+    receivers: Array,
+    types: Array,
+    nodes: int,
+    num_types: int,
+    *,
+    block: int,
+    outside: Outside = "raise",
+) -> BandedAdjacency:
+    """The banded form of these edges, as those of a batch of one graph."""
+    graph = Graph(num_nodes=nodes, senders=senders, receivers=receivers, edges={"type": types})
+    batch = assemble(table_from_graphs([graph]), [0])
+    return BandedAdjacency.of_batch(batch, num_types, block, outside)
 
 
 def parameters(

@@ -47,23 +47,18 @@ class BandedAdjacency(Blocks):
     outside: int
 
     @classmethod
-    def of(
-        cls,
-        senders: Array,
-        receivers: Array,
-        types: Array,
-        num_nodes: int,
-        num_types: int,
-        *,
-        block: int,
-        outside: Outside = "raise",
-        node_offsets: Array | None = None,
+    def of_batch(
+        cls, batch: GraphBatch, num_types: int, block: int, outside: Outside = "raise"
     ) -> BandedAdjacency:
-        """The form of the edges that `TypedEdges.of` takes too; duplicates count once.
+        """The form of a batch's real edges; those without a column `type` are all of type 0.
 
-        The last block, of `block` = S nodes, is padded where N is not a multiple of S. `outside`
-        says what to do with edges outside the blocks; `node_offsets` int [g + 1], where graphs
-        begin, is for the message about such an edge.
+        Duplicates count once. The last block is padded where N is not a multiple of S.
+
+        Args:
+            batch: N nodes.
+            num_types: P.
+            block: S.
+            outside: what to do with edges outside the blocks.
 
         Raises:
             DataError: an edge to a node or of a type that is not there, or outside the blocks.
@@ -72,11 +67,12 @@ class BandedAdjacency(Blocks):
             raise ValueError(f"block is {block}; it must be at least 1")
         if outside not in get_args(Outside):
             raise ValueError(f"outside is {outside!r}; choose from {', '.join(get_args(Outside))}")
-        of, to, kinds = distinct_edges(senders, receivers, types, num_nodes, num_types)
+        num_nodes = batch.num_nodes
+        of, to, kinds = distinct_edges(*edges_of(batch), num_nodes, num_types)
         apart = block_distance(of, to, block)
         far = np.abs(apart) > 1
         if outside == "raise" and far.any():
-            raise DataError(_too_far(of, to, far, block, node_offsets))
+            raise DataError(_too_far(of, to, far, block, batch.node_offsets.cpu().numpy()))
         blocks = max(-(-num_nodes // block), 1)
         parts = {}
         for name, offset, count in (("C", 0, blocks), ("U", 1, blocks - 1), ("L", -1, blocks - 1)):
@@ -96,20 +92,6 @@ class BandedAdjacency(Blocks):
             spill=spill,
             inside=int(near.sum()),
             outside=int(far.sum()),
-        )
-
-    @classmethod
-    def of_batch(
-        cls, batch: GraphBatch, num_types: int, block: int, outside: Outside = "raise"
-    ) -> BandedAdjacency:
-        """The form of a batch's real edges; those without a column `type` are all of type 0."""
-        return cls.of(
-            *edges_of(batch),
-            batch.num_nodes,
-            num_types,
-            block=block,
-            outside=outside,
-            node_offsets=batch.node_offsets.cpu().numpy(),
         )
 
     def propagate(self, h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -198,14 +180,12 @@ def block_distance(senders: Array, receivers: Array, block: int) -> Array:
     return apart
 
 
-def _too_far(of: Array, to: Array, far: Array, block: int, offsets: Array | None) -> str:
+def _too_far(of: Array, to: Array, far: Array, block: int, offsets: Array) -> str:
     """The message about edges that are too far apart, with a remedy."""
     distance = np.abs(of - to)
     worst = int(np.argmax(np.where(far, distance, -1)))
-    where, first, stop = "", 0, int(max(of.max(), to.max())) + 1
-    if offsets is not None:
-        graph = int(np.searchsorted(offsets, to[worst], side="right")) - 1
-        where, (first, stop) = f"graph {graph} of the batch: ", offsets[graph : graph + 2].tolist()
+    graph = int(np.searchsorted(offsets, to[worst], side="right")) - 1
+    first, stop = offsets[graph : graph + 2].tolist()
     both = np.unique(np.stack([np.append(of, to), np.append(to, of)]), axis=1)
     degree = np.bincount(both[0][both[0] != both[1]], minlength=stop)[first:stop]
     hub = int(np.argmax(degree))
@@ -221,9 +201,9 @@ def _too_far(of: Array, to: Array, far: Array, block: int, offsets: Array | None
             else f"in reverse Cuthill-McKee order, too, nodes with an edge are {within} apart"
         )
     return (
-        f"{where}the edge from node {int(of[worst]) - first} to node {int(to[worst]) - first} "
-        f"joins nodes {int(distance[worst])} apart, which is outside the blocks of {block} "
-        f"({int(far.sum())} of {len(far)} edges are): {remedy}; or take "
+        f"graph {graph} of the batch: the edge from node {int(of[worst]) - first} to node "
+        f"{int(to[worst]) - first} joins nodes {int(distance[worst])} apart, which is outside the "
+        f"blocks of {block} ({int(far.sum())} of {len(far)} edges are): {remedy}; or take "
         f"block={int(distance.max())}, or form 'csr', or multiply such edges as sparse ones with "
         "outside='spill', or leave them out with outside='drop'"
     )
