@@ -226,13 +226,11 @@ def assemble(
 def _facts(batch: GraphBatch) -> list[tuple[Any, ...]]:
     """The checks that operators make of a batch's indices, each with its arguments."""
     nodes, edges = batch.num_nodes, batch.num_edges
-    of_edges = (batch.in_offsets, None, batch.receivers)
-    of_nodes = (batch.node_offsets, None, batch.node_graph)
     facts: list[tuple[Any, ...]] = [
-        (right_segments, of_edges, edges),
+        (right_segments, (batch.in_offsets, None, batch.receivers), edges),
         (right_segments, (batch.in_offsets, None, None), edges),
         (right_segments, (batch.out_offsets, batch.out_order, batch.senders), edges),
-        (right_segments, of_nodes, nodes),
+        (right_segments, (batch.node_offsets, None, batch.node_graph), nodes),
         (right_segments, (batch.node_offsets, None, None), nodes),
         (right_range, (batch.senders,), nodes),
         (right_range, (batch.receivers,), nodes),

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -194,13 +195,12 @@ def _time_layers(
     """Seconds of each layer, dense and sparse, on the input it has in the model."""
     inputs: dict[str, Tensor] = {}
 
-    def keep(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, given: tuple[Any, ...]) -> None:
-            inputs[name] = given[0].detach().requires_grad_(given[0].requires_grad)
+    def keep(name: str, module: nn.Module, given: tuple[Any, ...]) -> None:
+        inputs[name] = given[0].detach().requires_grad_(given[0].requires_grad)
 
-        return hook
-
-    handles = [model.get_submodule(name).register_forward_pre_hook(keep(name)) for name in masks]
+    handles = [
+        model.get_submodule(name).register_forward_pre_hook(partial(keep, name)) for name in masks
+    ]
     with torch.set_grad_enabled(training):
         model(*arguments)
     for handle in handles:

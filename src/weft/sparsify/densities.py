@@ -20,13 +20,9 @@ Densities = Literal["uniform", "erk"]
 
 
 class Choice(TypedDict, total=False):
-    """Which weights a method masks; see `Masks` for what is a weight matrix.
+    """Which weights a method masks: `include`, `exclude` and `example` are those of `Masks`.
 
     Attributes:
-        include: names or patterns of weights to make sparse; None: all weight matrices.
-        exclude: names or patterns of weights to leave dense.
-        example: a batch as the model takes it, which shows what multiplies features in layers
-            that are not known.
         quiet: do not print which weights were chosen and which are left dense.
     """
 
