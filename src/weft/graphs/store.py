@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
@@ -153,21 +154,8 @@ def _write(
     folder: Path, chunks: Iterable[GraphTable], schema: Schema | None, metadata: dict[str, Any]
 ) -> None:
     files: dict[str, _ColumnFile] = {}
-    totals: dict[str, int] = {}
+    totals: Counter[str] = Counter()
     with ExitStack() as stack:
-
-        def append(name: str, values: Array) -> None:
-            if name not in files:
-                files[name] = _ColumnFile(folder / f"{name}.npy", values.dtype, values.shape[1:])
-                stack.callback(files[name].discard)
-            files[name].append(values)
-
-        def append_offsets(name: str, offsets: Array) -> None:
-            if name not in files:
-                append(name, np.zeros(1, dtype=np.int64))
-            append(name, offsets[1:] + totals.get(name, 0))
-            totals[name] = totals.get(name, 0) + int(offsets[-1])
-
         for chunk in chunks:
             schema = chunk.schema if schema is None else schema
             if dict(chunk.schema) != dict(schema):
@@ -176,7 +164,15 @@ def _write(
                 )
             chunk.check_edges()
             for name, values in chunk.arrays.items():
-                append_offsets(name, values) if name.endswith("_offsets") else append(name, values)
+                if name.endswith("_offsets"):
+                    # A chunk's first offset is 0, the last one of the chunks before.
+                    rows, values = int(values[-1]), values[name in files :] + totals[name]
+                    totals[name] += rows
+                if name not in files:
+                    path = folder / f"{name}.npy"
+                    files[name] = _ColumnFile(path, values.dtype, values.shape[1:])
+                    stack.callback(files[name].discard)
+                files[name].append(values)
             del chunk, values  # not held while the next one is built
         if schema is None:
             raise DataError("no graphs to write and no schema: the columns are unknown")
