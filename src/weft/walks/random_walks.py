@@ -36,10 +36,7 @@ def uniform_walks(edges: Edges, *, walks: int = 10, length: int = 80, seed: int 
         int32 [n * walks, length], nodes; row u * walks + w is walk w from node u. A walk that
         reaches a node without outgoing edges ends there and is filled up with -1.
     """
-    offsets, receivers, out = _prepared(edges, walks, length, seed)
-    arguments = (offsets, receivers, walks, np.uint64(seed), out)
-    walk_loops.uniform_walks.share(arguments, len(offsets) - 1, out.size * _STEP)
-    return out
+    return _static_walks(edges, None, walks, length, seed)
 
 
 def node2vec_walks(
@@ -65,10 +62,7 @@ def node2vec_walks(
     for name, value in (("p", p), ("q", q)):
         if not (value > 0 and math.isfinite(value)):
             raise ValueError(f"{name} is {value}; it must be above 0 and finite")
-    offsets, receivers, out = _prepared(edges, walks, length, seed)
-    arguments = (offsets, receivers, float(p), float(q), walks, np.uint64(seed), out)
-    walk_loops.node2vec_walks.share(arguments, len(offsets) - 1, out.size * _STEP)
-    return out
+    return _static_walks(edges, (float(p), float(q)), walks, length, seed)
 
 
 def temporal_walks(edges: Edges, *, walks: int = 10, length: int = 5, seed: int = 0) -> Array:
@@ -111,15 +105,21 @@ def temporal_walks(edges: Edges, *, walks: int = 10, length: int = 5, seed: int 
     return out
 
 
-def _prepared(edges: Edges, walks: int, length: int, seed: int) -> tuple[Array, Array, Array]:
-    """CSR offsets int64 [n + 1], receivers int32 [e] by (sender, receiver), and room for walks."""
+def _static_walks(
+    edges: Edges, pull: tuple[float, float] | None, walks: int, length: int, seed: int
+) -> Array:
+    """Walks as `node2vec_walks` makes them for pull = (p, q), or uniform ones for None."""
     _check_settings(walks, length, seed)
     graph = _as_graph(edges)
     nodes = graph.num_nodes
+    # By sender, and by receiver within each.
     by_receiver = counting_order(graph.receivers, nodes)
     order = by_receiver[counting_order(graph.senders[by_receiver], nodes)]
+    offsets, receivers = group_starts(graph.senders, nodes), graph.receivers[order].astype(np.int32)
     out = np.empty((nodes * walks, length), dtype=np.int32)
-    return group_starts(graph.senders, nodes), graph.receivers[order].astype(np.int32), out
+    arguments = (offsets, receivers, pull, walks, np.uint64(seed), out)
+    walk_loops.static_walks.share(arguments, nodes, out.size * _STEP)
+    return out
 
 
 def _check_settings(walks: int, length: int, seed: int) -> None:

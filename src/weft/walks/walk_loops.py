@@ -118,38 +118,6 @@ def temporal_walks(
             row[step:] = -1
 
 
-@shared_rows
-@compiled()
-def uniform_walks(
-    offsets: Any,
-    receivers: Any,
-    walks: int,
-    seed: Any,
-    out: Any,
-    first_node: int,
-    stop_node: int,
-) -> None:
-    """Uniform walks from nodes first_node:stop_node."""
-    length = out.shape[1]
-    for start in range(first_node, stop_node):
-        of_node = _word(seed, start)
-        for walk in range(walks):
-            key = _word(of_node, walk)
-            row = out[start * walks + walk]
-            row[0] = start
-            node = start
-            step = 1
-            while step < length:
-                first = np.int64(offsets[node])
-                degree = np.int64(offsets[node + 1]) - first
-                if degree == 0:
-                    break
-                node = np.int64(receivers[first + _below(_word(key, step), degree)])
-                row[step] = node
-                step += 1
-            row[step:] = -1
-
-
 @compiled()
 def _first_at_least(receivers: Any, low: int, high: int, node: int) -> int:
     """The first place of low..high whose receiver, ascending there, is not below `node`."""
@@ -215,18 +183,17 @@ def _weight(offsets: Any, receivers: Any, before: int, node: int, p: float, q: f
 
 @shared_rows
 @compiled()
-def node2vec_walks(
+def static_walks(
     offsets: Any,
     receivers: Any,
-    p: float,
-    q: float,
+    pull: tuple[float, float] | None,
     walks: int,
     seed: Any,
     out: Any,
     first_node: int,
     stop_node: int,
 ) -> None:
-    """Biased walks from nodes first_node:stop_node."""
+    """Walks from nodes first_node:stop_node, biased by pull = (p, q), or uniform for None."""
     length = out.shape[1]
     for start in range(first_node, stop_node):
         of_node = _word(seed, start)
@@ -242,10 +209,10 @@ def node2vec_walks(
                 if first == stop:
                     break
                 word = _word(key, step)
-                if before < 0:
-                    edge = first + _below(word, stop - first)
-                else:
-                    edge = _next_of_pair(offsets, receivers, before, node, p, q, word)
+                edge = first + _below(word, stop - first)
+                if pull is not None:  # noqa: SIM102 - alone, so that uniform walks leave it out
+                    if before >= 0:
+                        edge = _next_of_pair(offsets, receivers, before, node, *pull, word)
                 before = node
                 node = np.int64(receivers[edge])
                 row[step] = node
