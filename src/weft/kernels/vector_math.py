@@ -6,13 +6,14 @@ Functions of a number are inlined: the compiler then works on whole vectors.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numba import types
 from numba.extending import overload
 
-from weft.runtime import compiled, float_of_bits, kernel
+from weft.runtime import Loop, compiled, float_of_bits, kernel
 
 _HALF, _ONE, _TWO = np.float32(0.5), np.float32(1), np.float32(2)
 _LOG2_E = np.float32(1 / math.log(2))
@@ -25,32 +26,35 @@ _C2, _C3, _C4, _C5, _C6 = (np.float32(1 / math.factorial(k)) for k in range(2, 7
 _LOWEST = np.float32(-126)
 
 
-def exp_negative(a: Any) -> Any:
-    """exp(-a) for a ≥ -80; 0 where that would be a denormal float32."""
-    return math.exp(-a)
+def _in_float32(exact: Callable[[Any], Any]) -> Callable[[Loop], Loop]:
+    """Decorator: what compiled loops compute for exact(x) where x is a float32, in vectors."""
+
+    def decorate(fast: Loop) -> Loop:
+        @overload(exact, inline="always")
+        def choose(x: Any) -> Any:
+            return fast if x == types.float32 else exact
+
+        return fast
+
+    return decorate
 
 
-@overload(exp_negative, inline="always")
-def _exp_negative(a: Any) -> Any:
-    if a != types.float32:
+def exp_negative(x: Any) -> Any:
+    """exp(-x) for x ≥ -80; 0 where that would be a denormal float32."""
+    return math.exp(-x)
 
-        def exact(a: Any) -> Any:
-            return math.exp(-a)
 
-        return exact
-
-    def vector_friendly(a: Any) -> Any:
-        power = -a * _LOG2_E
-        whole = np.floor(max(power, _LOWEST) + _HALF)
-        r = (-a - whole * _LN2_HIGH) - whole * _LN2_LOW
-        # By powers of two, not from the inside out: the sums do not wait for each other.
-        r2 = r * r
-        rest = ((_ONE + r) + (_C2 + _C3 * r) * r2) + ((_C4 + _C5 * r) + _C6 * r2) * (r2 * r2)
-        scale = float_of_bits(np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)))
-        # In this order, so that nan stays nan.
-        return np.float32(0) if power <= _LOWEST else rest * scale
-
-    return vector_friendly
+@_in_float32(exp_negative)
+def _exp_negative(x: Any) -> Any:
+    power = -x * _LOG2_E
+    whole = np.floor(max(power, _LOWEST) + _HALF)
+    r = (-x - whole * _LN2_HIGH) - whole * _LN2_LOW
+    # By powers of two, not from the inside out: the sums do not wait for each other.
+    r2 = r * r
+    rest = ((_ONE + r) + (_C2 + _C3 * r) * r2) + ((_C4 + _C5 * r) + _C6 * r2) * (r2 * r2)
+    scale = float_of_bits(np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)))
+    # In this order, so that nan stays nan.
+    return np.float32(0) if power <= _LOWEST else rest * scale
 
 
 _LN2 = np.float32(math.log(2))
@@ -76,44 +80,24 @@ def softplus_of(x: Any) -> Any:
     return max(x, 0.0) + math.log1p(math.exp(-abs(x))) - math.log(2)
 
 
-@overload(softplus_of, inline="always")
+@_in_float32(softplus_of)
 def _softplus_of(x: Any) -> Any:
-    if x != types.float32:
-
-        def exact(x: Any) -> Any:
-            return max(x, 0.0) + math.log1p(math.exp(-abs(x))) - math.log(2)
-
-        return exact
-
-    def vector_friendly(x: Any) -> Any:
-        t = exp_negative(abs(x))
-        t2 = t * t
-        t4 = t2 * t2
-        low = (_L0 + _L1 * t) + (_L2 + _L3 * t) * t2
-        high = ((_L4 + _L5 * t) + (_L6 + _L7 * t) * t2) + _L8 * t4
-        return max(x, np.float32(0)) + (t * (low + high * t4) - _LN2)
-
-    return vector_friendly
+    t = exp_negative(abs(x))
+    t2 = t * t
+    t4 = t2 * t2
+    low = (_L0 + _L1 * t) + (_L2 + _L3 * t) * t2
+    high = ((_L4 + _L5 * t) + (_L6 + _L7 * t) * t2) + _L8 * t4
+    return max(x, np.float32(0)) + (t * (low + high * t4) - _LN2)
 
 
-def softplus_derivative_of(y: Any) -> Any:
-    """dy/dx of y = ln(1 + e^x) - ln 2, from y: 1 - e^-y / 2."""
-    return 1.0 - 0.5 * math.exp(-y)
+def softplus_derivative_of(x: Any) -> Any:
+    """The derivative of x = ln(1 + e^u) - ln 2 in u, from x: 1 - e^-x / 2."""
+    return 1.0 - 0.5 * math.exp(-x)
 
 
-@overload(softplus_derivative_of, inline="always")
-def _softplus_derivative_of(y: Any) -> Any:
-    if y != types.float32:
-
-        def exact(y: Any) -> Any:
-            return 1.0 - 0.5 * math.exp(-y)
-
-        return exact
-
-    def vector_friendly(y: Any) -> Any:
-        return _ONE - _HALF * exp_negative(y)
-
-    return vector_friendly
+@_in_float32(softplus_derivative_of)
+def _softplus_derivative_of(x: Any) -> Any:
+    return _ONE - _HALF * exp_negative(x)
 
 
 # What exp_negative still takes; the constant is second, so that nan stays nan.
@@ -122,23 +106,13 @@ _FAR = np.float32(-80)
 
 def sigmoid_of(x: Any) -> Any:
     """1 / (1 + e^-x)."""
-    return 1.0 / (1.0 + math.exp(-x))
+    # Beyond -700 it is 0 to the last bit, and the exponential infinite.
+    return 1.0 / (1.0 + math.exp(-max(x, -700.0)))
 
 
-@overload(sigmoid_of, inline="always")
+@_in_float32(sigmoid_of)
 def _sigmoid_of(x: Any) -> Any:
-    if x != types.float32:
-
-        def exact(x: Any) -> Any:
-            # Beyond that it is 0 to the last bit, and the exponential infinite.
-            return 1.0 / (1.0 + math.exp(-max(x, -700.0)))
-
-        return exact
-
-    def vector_friendly(x: Any) -> Any:
-        return _ONE / (_ONE + exp_negative(max(x, _FAR)))
-
-    return vector_friendly
+    return _ONE / (_ONE + exp_negative(max(x, _FAR)))
 
 
 def tanh_of(x: Any) -> Any:
@@ -146,21 +120,11 @@ def tanh_of(x: Any) -> Any:
     return math.tanh(x)
 
 
-@overload(tanh_of, inline="always")
+@_in_float32(tanh_of)
 def _tanh_of(x: Any) -> Any:
-    if x != types.float32:
-
-        def exact(x: Any) -> Any:
-            return math.tanh(x)
-
-        return exact
-
-    def vector_friendly(x: Any) -> Any:
-        # Where x is small bits are lost, but no more than a unit in the last place of 1.
-        t = exp_negative(max(_TWO * x, _FAR))
-        return (_ONE - t) / (_ONE + t)
-
-    return vector_friendly
+    # Where x is small bits are lost, but no more than a unit in the last place of 1.
+    t = exp_negative(max(_TWO * x, _FAR))
+    return (_ONE - t) / (_ONE + t)
 
 
 @kernel
