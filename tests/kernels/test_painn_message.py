@@ -13,6 +13,7 @@ from torch import Tensor
 
 from weft.graphs import Budget, Graph, GraphBatch, assemble, table_from_graphs
 from weft.kernels import painn_message as module
+from weft.kernels.edge_pairs import BatchEdges, Pairs
 from weft.kernels.painn_message import painn_message
 from weft.kernels.painn_mixing import invariants, update
 
@@ -139,20 +140,17 @@ def test_compiled_loops_equal_plain_torch(
     batch = batch_of(120, 0.4, pairs=pairs, padding=5)
     width = 300 if pairs else 33
     x, mu, filters, direction = (t.detach() for t in inputs_of(batch, width, dtype=dtype))
-    paired = {name: t.to(index) for name, t in batch.pairs.items()}
-    ends = [paired.get(name) for name in ("forward", "backward", "of_edge")]
-    names = ("receivers", "senders", "in_offsets", "out_offsets", "out_order")
-    topology = [getattr(batch, name).to(index) for name in names] + ends
-    mask = batch.edge_mask
-    out = module._message(x, mu, filters, direction, mask, *topology)
-    plain = module._plain_message(
-        x, mu, filters, direction, mask, topology[1], topology[2], ends[2]
-    )
+    edges = BatchEdges(*(t.to(index) for t in BatchEdges.of(batch)))
+    paired = Pairs(*(t.to(index) for t in batch.pairs.values())) if pairs else None
+    flat = (*edges, *(paired or (None,) * 3))
+    given = module._Given(x, mu, filters, direction, batch.edge_mask)
+    out = module._message(*given, *flat)
+    plain = module._plain_message(given, edges, paired)
     torch.testing.assert_close(out, plain, rtol=1e-4, atol=1e-4)
     grads = [torch.randn_like(part) for part in out]
-    every = (*grads, x, mu, filters, direction, mask, *topology, True)
-    got = module._message_backward(*every)
-    torch.testing.assert_close(got, module._plain_backward(*every), rtol=1e-4, atol=1e-4)
+    got = module._message_backward(*grads, *given, *flat, True)
+    expected = module._plain_backward(*grads, given, edges, paired, True)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_threads_do_not_change_a_bit() -> None:
@@ -177,18 +175,7 @@ def test_threads_do_not_change_a_bit() -> None:
 def test_torch_checks_the_operators() -> None:
     batch = batch_of(5, 0.5, padding=1)
     inputs = inputs_of(batch, 4)
-    pairs = batch.pairs
-    topology = (
-        batch.edge_mask,
-        batch.receivers,
-        batch.senders,
-        batch.in_offsets,
-        batch.out_offsets,
-        batch.out_order,
-        pairs["forward"],
-        pairs["backward"],
-        pairs["of_edge"],
-    )
+    topology = (batch.edge_mask, *BatchEdges.of(batch), *batch.pairs.values())
     torch.library.opcheck(module._message.op, (*inputs, *topology))
     torch.library.opcheck(invariants.op, (*mixing_inputs()[:2], 1e-8))
     torch.library.opcheck(update.op, tuple(mixing_inputs()[1:]))

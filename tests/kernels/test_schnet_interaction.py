@@ -10,8 +10,9 @@ from torch.nn import functional
 
 from weft.graphs import Budget, Graph, assemble, table_from_graphs
 from weft.kernels.custom_op import is_fusable
-from weft.kernels.edge_pairs import EdgePairs
+from weft.kernels.edge_pairs import EdgePairs, Pairs
 from weft.kernels.schnet_interaction import interaction
+from weft.kernels.segment_ops import Matrix
 
 
 @pytest.fixture(autouse=True)
@@ -34,11 +35,15 @@ def batch_of(*, symmetric=True, edges=True, padded=False, graphs=3, size=7):
     return assemble(table, range(graphs), budget=budget if padded else None)
 
 
+def edge_pairs(*tensors):
+    return EdgePairs(Matrix(*tensors[:6]), Pairs(*tensors[6:]))
+
+
 def pairs_of(batch):
     alone = torch.arange(batch.num_edges, dtype=batch.senders.dtype)
     halves = tuple(batch.pairs.values()) if batch.pairs else (alone, alone, alone)
     edges = (batch.receivers, batch.senders, batch.in_offsets, None)
-    return EdgePairs(*edges, batch.out_offsets, batch.out_order, *halves)
+    return edge_pairs(*edges, batch.out_offsets, batch.out_order, *halves)
 
 
 def arguments(pairs, *, bias=True, hidden=6, filters=5, dtype=torch.float64):
@@ -99,7 +104,7 @@ def test_no_edges_and_no_nodes(graphs):
     if not graphs:
         none = torch.zeros(0, dtype=torch.int32)
         start = torch.zeros(1, dtype=torch.int32)
-        pairs = EdgePairs(none, none, start, None, start, none, none, none, none)
+        pairs = edge_pairs(none, none, start, None, start, none, none, none, none)
     assert pairs.count == 0
     assert_is_plain(arguments(pairs), pairs)
 
@@ -107,7 +112,7 @@ def test_no_edges_and_no_nodes(graphs):
 def test_a_single_node():
     start = torch.zeros(2, dtype=torch.int32)
     none = torch.zeros(0, dtype=torch.int32)
-    pairs = EdgePairs(none, none, start, None, start, none, none, none, none)
+    pairs = edge_pairs(none, none, start, None, start, none, none, none, none)
     assert_is_plain(arguments(pairs), pairs)
 
 
@@ -192,7 +197,7 @@ def test_edges_that_do_not_fit_are_refused():
         wrong = list(tensors)
         wrong[place] = tensors[place][:-1]
         with pytest.raises(ValueError, match=message):
-            EdgePairs(*wrong)
+            edge_pairs(*wrong)
 
 
 def test_what_the_operator_takes():

@@ -105,7 +105,11 @@ def _plain_keep(x: Tensor, seed: Tensor, p: float, ids: Tensor | None, first_col
     return (h ^ (h >> 15)) >= _limit(p)
 
 
-@operator("weft::dropout")
+def _empty_like(x: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@operator("weft::dropout", _empty_like)
 def _dropout(
     x: Tensor, seed: Tensor, p: float, relu: bool, ids: Tensor | None, first_column: int
 ) -> Tensor:
@@ -119,7 +123,7 @@ def _dropout(
     if not has_loop(x):
         kept = _plain_keep(x, seed, p, ids, first_column)
         return (x.relu() if relu else x) * (1 / (1 - p)) * kept
-    out = torch.empty(x.shape, dtype=x.dtype)
+    out = _empty_like(x)
     array = x.detach().contiguous().numpy()
     number, limit = seed.numpy().view(np.uint64)[0], np.uint32(_limit(p))
     scale = array.dtype.type(1 / (1 - p))
@@ -128,56 +132,32 @@ def _dropout(
     return out
 
 
-@_dropout.register_fake
-def _(x: Tensor, *_: Any) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@operator("weft::pass_positive")
+@operator("weft::pass_positive", _empty_like)
 def _positive_grad(grad: Tensor, out: Tensor, scale: float) -> Tensor:
     """grad · scale [N, F] where `out` is positive (or NaN), else 0."""
     require(grad.ndim == 2 and grad.shape == out.shape, "one shape [N, F] needed", grad, out)
     if not has_loop(grad):
         return (grad * scale).masked_fill(out <= 0, 0.0)
-    result = torch.empty(grad.shape, dtype=grad.dtype)
+    result = _empty_like(grad)
     array = array_of(grad)
     arguments = (array, array_of(out), array.dtype.type(scale), result.numpy())
     _pass_positive.share(arguments, grad.shape[0], grad.numel())
     return result
 
 
-@_positive_grad.register_fake
-def _(grad: Tensor, *_: Any) -> Tensor:
-    return grad.new_empty(grad.shape)
+@_positive_grad.derivative(lambda ctx, inputs, output: inputs[1:2])
+def _positive_backward(ctx: Any, grad: Tensor) -> tuple[Tensor]:
+    return (_positive_grad(grad, *ctx.saved_tensors, *ctx.others),)
 
 
-def _positive_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
-    ctx.scale = inputs[2]
-
-
-def _positive_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return _positive_grad(grad, ctx.saved_tensors[0], ctx.scale), None, None
-
-
-_positive_grad.register_autograd(_positive_backward, setup_context=_positive_setup)
-
-
-def _dropout_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, seed, ctx.p, ctx.relu, ids, ctx.first_column = inputs
-    ctx.save_for_backward(seed, output if ctx.relu else None, ids)
-
-
-def _dropout_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+@_dropout.derivative(lambda ctx, inputs, out: (inputs[1], out if inputs[3] else None, inputs[4]))
+def _dropout_backward(ctx: Any, grad: Tensor) -> tuple[Tensor]:
     seed, out, ids = ctx.saved_tensors
-    none = (None,) * 5
-    if ctx.relu:
+    p, relu, first_column = ctx.others
+    if relu:
         # A positive output was kept and its input was positive: the output is its own mask.
-        return _positive_grad(grad, out, 1 / (1 - ctx.p)), *none
-    return _dropout(grad, seed, ctx.p, False, ids, ctx.first_column), *none
-
-
-_dropout.register_autograd(_dropout_backward, setup_context=_dropout_setup)
+        return (_positive_grad(grad, out, 1 / (1 - p)),)
+    return (_dropout(grad, seed, p, False, ids, first_column),)
 
 
 def _seed() -> Tensor:

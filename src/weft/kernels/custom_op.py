@@ -7,8 +7,9 @@ straight to the implementation through an autograd Function made of the same par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,11 @@ from torch import Tensor, nn
 from weft.runtime import gemm_address
 
 _PLAIN = (Tensor, nn.Parameter)
+Formula = TypeVar("Formula", bound=Callable[..., Any])
+
+
+def _tensors(ctx: Any, inputs: tuple[Any, ...], output: Any) -> list[Tensor | None]:
+    return [t for t in inputs if t is None or isinstance(t, Tensor)]
 
 
 class Operator:
@@ -23,21 +29,48 @@ class Operator:
 
     Attributes:
         op: the torch operator.
+        empty: makes the outputs for some arguments, not filled yet; the tracer calls it too.
     """
 
-    def __init__(self, name: str, implementation: Callable[..., Any]) -> None:
-        self.op = torch.library.custom_op(name, implementation, mutates_args=())
-        self.register_fake = self.op.register_fake
-        self.__doc__ = implementation.__doc__
-        self._implementation = implementation
-        self._eager = _function(implementation, None, None)
-
-    def register_autograd(
-        self, backward: Callable[..., Any], *, setup_context: Callable[..., Any]
+    def __init__(
+        self, name: str, empty: Callable[..., Any], implementation: Callable[..., Any]
     ) -> None:
-        """As torch's; `backward` is made of Operators and torch functions."""
-        self.op.register_autograd(backward, setup_context=setup_context)
-        self._eager = _function(self._implementation, backward, setup_context)
+        flat = _by_fields(implementation, like=implementation)
+        self.op = torch.library.custom_op(name, flat, mutates_args=())
+        self.op.register_fake(_by_fields(empty, like=implementation))
+        self.empty = empty
+        self.__doc__ = implementation.__doc__
+        self._implementation = flat
+        self._eager = _function(flat, None, None)
+
+    def derivative(
+        self, saved: Callable[[Any, tuple[Any, ...], Any], Iterable[Tensor | None]] = _tensors
+    ) -> Callable[[Formula], Formula]:
+        """Decorator: the function gives the gradients in the inputs; None for the last may go.
+
+        It is called as backward(ctx, *gradients of the outputs), and made of Operators and torch
+        functions.
+
+        Args:
+            saved: the tensors that ctx.saved_tensors has then, of (ctx, inputs, output); by default
+                all that are among the inputs. Inputs that are no tensors are in ctx.others.
+        """
+        count = len(inspect.signature(self._implementation).parameters)
+
+        def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            ctx.save_for_backward(*saved(ctx, inputs, output))
+            ctx.others = [t for t in inputs if not (t is None or isinstance(t, Tensor))]
+
+        def register(formula: Formula) -> Formula:
+            def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+                found = formula(ctx, *grads)
+                return *found, *(None,) * (count - len(found))
+
+            self.op.register_autograd(backward, setup_context=setup)
+            self._eager = _function(self._implementation, backward, setup)
+            return formula
+
+        return register
 
     def __call__(self, *arguments: Any) -> Any:
         """Compute it; the first argument is a tensor."""
@@ -49,18 +82,47 @@ class Operator:
         return self._eager(*arguments)
 
 
-def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
-    """Decorator that makes a torch operator of a function; its annotations are the schema."""
-    return lambda implementation: Operator(name, implementation)
+def operator(name: str, empty: Callable[..., Any]) -> Callable[[Callable[..., Any]], Operator]:
+    """Decorator that makes a torch operator of a function; its annotations are the schema.
 
+    A parameter that is a NamedTuple, or None, stands for its fields: callers give them one by one.
 
-def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """A setup_context that saves all tensors among the inputs, and keeps the others in ctx.others.
-
-    The backward pass then has ctx.saved_tensors in the order of the inputs.
+    Args:
+        name: of the operator.
+        empty: makes the outputs, not filled, for the same arguments.
     """
-    ctx.save_for_backward(*(t for t in inputs if t is None or isinstance(t, Tensor)))
-    ctx.others = [t for t in inputs if not (t is None or isinstance(t, Tensor))]
+    return lambda implementation: Operator(name, empty, implementation)
+
+
+def _by_fields(function: Callable[..., Any], like: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with each NamedTuple among its parameters replaced by that tuple's fields.
+
+    `like` has the annotations. The fields of one that may be None are all None then.
+    """
+    annotations: dict[str, Any] = {}
+    passed, namespace = [], {"function": function}
+    for name, parameter in inspect.signature(like).parameters.items():
+        optional = get_args(parameter.annotation)
+        kind = optional[0] if optional else parameter.annotation
+        if not hasattr(kind, "_fields"):
+            annotations[name] = parameter.annotation
+            passed.append(name)
+            continue
+        namespace[kind.__name__] = kind
+        fields = kind.__annotations__
+        packed = f"{kind.__name__}({', '.join(fields)})"
+        passed.append(
+            f"None if {' is '.join(fields)} is None else {packed}" if optional else packed
+        )
+        annotations |= {key: t | None for key, t in fields.items()} if optional else fields
+    if len(namespace) == 1:
+        return function
+    # Made from text: a loop over the arguments would take microseconds at each call.
+    text = f"lambda {', '.join(annotations)}: function({', '.join(passed)})"
+    flat: Any = eval(text, namespace)  # noqa: S307
+    flat.__name__ = like.__name__
+    flat.__annotations__ = {**annotations, "return": like.__annotations__["return"]}
+    return cast(Callable[..., Any], flat)
 
 
 def _function(

@@ -6,7 +6,7 @@ one where an edge is alone) and `of_edge` [E] the pair of each edge, as GraphBat
 
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,9 @@ from torch import Tensor
 
 from weft.checked_indices import check_pairs, check_range, check_segments, right_pairs, trust
 from weft.kernels import plain_torch as plain
-from weft.kernels.custom_op import array_of, has_loop, operator, require, save_inputs
+from weft.kernels.custom_op import array_of, has_loop, operator, require
+from weft.kernels.message_passing import SortedEdges
+from weft.kernels.segment_ops import Matrix
 from weft.runtime import kernel, prefetch, shared_rows
 
 _AHEAD, _LINE = 8, 16
@@ -83,47 +85,61 @@ def product_rows(
                 out[pair, f] = a[row, f] * b[column, f] + a[other_row, f] * b[other_column, f]
 
 
-def _require_pairs(
-    rows: Tensor,
-    columns: Tensor,
-    offsets: Tensor,
-    order: Tensor | None,
-    offsets_t: Tensor,
-    order_t: Tensor | None,
-    forward: Tensor,
-    backward: Tensor,
-    of_edge: Tensor,
-) -> None:
-    right = rows.shape == columns.shape == of_edge.shape and forward.shape == backward.shape
-    require(right, "every edge has a pair, and every pair two edges", rows, of_edge, forward)
-    edges = rows.numel()
-    check_segments(edges, offsets, order, rows)
-    check_segments(edges, offsets_t, order_t, columns)
-    check_pairs(edges, forward, backward, of_edge)
+class Pairs(NamedTuple):
+    """The P pairs of E edges, see GraphBatch.pairs.
+
+    Attributes:
+        forward: int [P].
+        backward: int [P].
+        of_edge: int [E].
+    """
+
+    forward: Tensor
+    backward: Tensor
+    of_edge: Tensor
+
+    def check(self, edges: Tensor) -> None:
+        """Refuse pairs that are not those of `edges` [E]."""
+        whole = all(t is not None for t in self)
+        require(whole, "pairs are given whole or not at all", *self)
+        forward, backward, of_edge = self
+        right = of_edge.shape == edges.shape and forward.shape == backward.shape
+        require(right, "every edge has a pair, and every pair two edges", edges, of_edge, forward)
+        check_pairs(edges.numel(), forward, backward, of_edge)
 
 
-def require_edges(
-    receivers: Tensor,
-    senders: Tensor,
-    in_offsets: Tensor,
-    out_offsets: Tensor,
-    out_order: Tensor,
-    forward: Tensor | None,
-    backward: Tensor | None,
-    of_edge: Tensor | None,
-) -> None:
-    """Refuse the edges of a batch unless ends, offsets and pairs, if there are any, agree."""
-    require(receivers.shape == senders.shape, "edges must have two ends", senders, receivers)
-    edges = senders.numel()
-    check_segments(edges, in_offsets, None, receivers)
-    check_segments(edges, out_offsets, out_order, senders)
-    require(in_offsets.shape == out_offsets.shape, "offsets must agree", in_offsets, out_offsets)
-    whole = (forward is None) == (backward is None) == (of_edge is None)
-    require(whole, "pairs are given whole or not at all", forward, backward, of_edge)
-    if forward is not None and backward is not None and of_edge is not None:
-        fits = forward.shape == backward.shape and of_edge.shape == senders.shape
-        require(fits, "pairs must agree with the edges", forward, backward, of_edge)
-        check_pairs(edges, forward, backward, of_edge)
+class BatchEdges(NamedTuple):
+    """The E edges between the N nodes of a batch: fields of GraphBatch.
+
+    Attributes:
+        senders: int [E].
+        receivers: int [E], ascending.
+        in_offsets: int [N + 1].
+        out_offsets: int [N + 1].
+        out_order: int [E].
+    """
+
+    senders: Tensor
+    receivers: Tensor
+    in_offsets: Tensor
+    out_offsets: Tensor
+    out_order: Tensor
+
+    @classmethod
+    def of(cls, batch: SortedEdges) -> "BatchEdges":
+        """Those of a batch."""
+        return cls(*(getattr(batch, name) for name in cls._fields))
+
+    def check(self, pairs: Pairs | None) -> None:
+        """Refuse edges unless ends, offsets and pairs, if there are any, agree."""
+        senders, receivers, in_offsets, out_offsets, out_order = self
+        require(receivers.shape == senders.shape, "edges must have two ends", senders, receivers)
+        check_segments(senders.numel(), in_offsets, None, receivers)
+        check_segments(senders.numel(), out_offsets, out_order, senders)
+        same = in_offsets.shape == out_offsets.shape
+        require(same, "offsets must agree", in_offsets, out_offsets)
+        if pairs is not None:
+            pairs.check(senders)
 
 
 class EdgePairs:
@@ -135,25 +151,14 @@ class EdgePairs:
         count: P.
     """
 
-    def __init__(
-        self,
-        rows: Tensor,
-        columns: Tensor,
-        offsets: Tensor,
-        order: Tensor | None,
-        offsets_t: Tensor,
-        order_t: Tensor | None,
-        forward: Tensor,
-        backward: Tensor,
-        of_edge: Tensor,
-    ) -> None:
-        edges = (rows, columns, offsets, order, offsets_t, order_t)
-        _require_pairs(*edges, forward, backward, of_edge)
-        square = offsets.shape == offsets_t.shape
-        require(square, "senders and receivers must be the same nodes", offsets, offsets_t)
-        self.tensors = (*edges, forward, backward, of_edge)
-        self.nodes = offsets.shape[0] - 1
-        self.count = forward.shape[0]
+    def __init__(self, matrix: Matrix, pairs: Pairs) -> None:
+        pairs.check(matrix.rows)
+        matrix.check()
+        ends = (matrix.offsets, matrix.offsets_t)
+        same = ends[0].shape == ends[1].shape
+        require(same, "senders and receivers must be the same nodes", *ends)
+        self.tensors = (*matrix, *pairs)
+        self.nodes, self.count = ends[0].shape[0] - 1, pairs.forward.shape[0]
 
     @functools.cached_property
     def arrays(self) -> tuple[Any, ...]:
@@ -161,104 +166,81 @@ class EdgePairs:
         return tuple(map(array_of, self.tensors))
 
 
-@operator("weft::pair_spmm")
-def pair_spmm(
-    x: Tensor,
-    weight: Tensor,
-    rows: Tensor,
-    columns: Tensor,
-    offsets: Tensor,
-    order: Tensor | None,
-    offsets_t: Tensor,
-    order_t: Tensor | None,
-    forward: Tensor,
-    backward: Tensor,
-    of_edge: Tensor,
-) -> Tensor:
+@operator(
+    "weft::pair_spmm",
+    lambda x, _, matrix, *__: x.new_empty(matrix.offsets.shape[0] - 1, x.shape[1]),
+)
+def pair_spmm(x: Tensor, weight: Tensor, matrix: Matrix, pairs: Pairs) -> Tensor:
     """out[r] = Σ weight[of_edge[e]] · x[columns[e]] over the edges e with rows[e] = r, [N, F].
 
-    Arguments as those of `segment_ops.spmm`; weight [P, F], one row per pair.
+    Args:
+        x: [M, F].
+        weight: [P, F], one row per pair.
+        matrix: the edges; given by its fields, as are the pairs.
+        pairs: of the edges.
     """
-    right = x.ndim == weight.ndim == 2 and weight.shape == (forward.numel(), x.shape[1])
-    require(right, "a pair needs a weight for each feature", weight, forward, x)
+    _, columns, offsets, order, offsets_t, _ = matrix
+    right = x.ndim == weight.ndim == 2 and weight.shape == (pairs.forward.numel(), x.shape[1])
+    require(right, "a pair needs a weight for each feature", weight, pairs.forward, x)
     require(x.shape[0] == offsets_t.numel() - 1, "x must have one row per node", x, offsets_t)
-    topology = (rows, columns, offsets, order, offsets_t, order_t)
-    _require_pairs(*topology, forward, backward, of_edge)
+    pairs.check(matrix.rows)
+    matrix.check()
     if not has_loop(x, weight):
-        return plain.spmm(x, weight.index_select(0, of_edge), columns, offsets, order)
-    out = torch.empty(offsets.shape[0] - 1, x.shape[1], dtype=x.dtype)
+        return plain.spmm(x, weight.index_select(0, pairs.of_edge), columns, offsets, order)
+    out: Tensor = pair_spmm.empty(x, weight, matrix)
     starts = array_of(offsets)
-    given = map(array_of, (x, weight, of_edge, columns))
+    given = map(array_of, (x, weight, pairs.of_edge, columns))
     arguments = (*given, starts, array_of(order), out.numpy())
     spmm_rows.share(arguments, out.shape[0], columns.shape[0] * x.shape[1], starts)
     return out
 
 
-@pair_spmm.register_fake
-def _(x: Tensor, weight: Tensor, rows: Tensor, columns: Tensor, offsets: Tensor, *_: Any) -> Tensor:
-    return x.new_empty(offsets.shape[0] - 1, x.shape[1])
-
-
+@pair_spmm.derivative()
 def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight, rows, columns, offsets, order, offsets_t, order_t, *pairs = ctx.saved_tensors
+    x, weight, *topology = ctx.saved_tensors
+    matrix, pairs = Matrix(*topology[:6]), topology[6:]
     grad_x = grad_weight = None
     if ctx.needs_input_grad[0]:
-        grad_x = pair_spmm(grad, weight, columns, rows, offsets_t, order_t, offsets, order, *pairs)
+        grad_x = pair_spmm(grad, weight, *matrix.transposed(), *pairs)
     if ctx.needs_input_grad[1]:
-        topology = (rows, columns, offsets, order, offsets_t, order_t)
-        grad_weight = pair_products(grad, x, *topology, *pairs)
-    return grad_x, grad_weight, *(None,) * 9
+        grad_weight = pair_products(grad, x, *matrix, *pairs)
+    return grad_x, grad_weight
 
 
-pair_spmm.register_autograd(_spmm_backward, setup_context=save_inputs)
-
-
-@operator("weft::pair_products")
-def pair_products(
-    a: Tensor,
-    b: Tensor,
-    rows: Tensor,
-    columns: Tensor,
-    offsets: Tensor,
-    order: Tensor | None,
-    offsets_t: Tensor,
-    order_t: Tensor | None,
-    forward: Tensor,
-    backward: Tensor,
-    of_edge: Tensor,
-) -> Tensor:
+@operator(
+    "weft::pair_products",
+    lambda a, b, matrix, pairs: a.new_empty(pairs.forward.shape[0], a.shape[1]),
+)
+def pair_products(a: Tensor, b: Tensor, matrix: Matrix, pairs: Pairs) -> Tensor:
     """Σ a[rows[e]] · b[columns[e]] over the one or two edges e of each pair, by feature, [P, F]."""
+    ends = (matrix.offsets, matrix.offsets_t)
     right = a.ndim == b.ndim == 2 and a.shape[1] == b.shape[1]
-    right = right and (len(a), len(b)) == (offsets.numel() - 1, offsets_t.numel() - 1)
-    require(right, "a and b must have one row per node, of one width", a, b, offsets, offsets_t)
-    topology = (rows, columns, offsets, order, offsets_t, order_t)
-    _require_pairs(*topology, forward, backward, of_edge)
+    right = right and (len(a), len(b)) == (ends[0].numel() - 1, ends[1].numel() - 1)
+    require(right, "a and b must have one row per node, of one width", a, b, *ends)
+    pairs.check(matrix.rows)
+    matrix.check()
+    rows, columns = matrix[:2]
     if not has_loop(a, b):
         products = plain.edge_products(a, b, rows, columns, by_feature=True)
-        return plain.pair_sums(products, forward, backward)
-    out = torch.empty(forward.shape[0], a.shape[1], dtype=a.dtype)
-    arguments = (*map(array_of, (a, b, rows, columns, forward, backward)), out.numpy())
+        return plain.pair_sums(products, *pairs[:2])
+    out: Tensor = pair_products.empty(a, b, matrix, pairs)
+    arguments = (*map(array_of, (a, b, rows, columns, *pairs[:2])), out.numpy())
     product_rows.share(arguments, out.shape[0], 2 * out.numel())
     return out
 
 
-@pair_products.register_fake
-def _(a: Tensor, *others: Any) -> Tensor:
-    forward = others[7]
-    return a.new_empty(forward.shape[0], a.shape[1])
+@pair_products.derivative()
+def _products_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    a, b, *topology = ctx.saved_tensors
+    matrix, pairs = Matrix(*topology[:6]), topology[6:]
+    grad_a = pair_spmm(b, grad, *matrix, *pairs)
+    return grad_a, pair_spmm(a, grad, *matrix.transposed(), *pairs)
 
 
-def _products_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    a, b, rows, columns, offsets, order, offsets_t, order_t, *pairs = ctx.saved_tensors
-    grad_a = pair_spmm(b, grad, rows, columns, offsets, order, offsets_t, order_t, *pairs)
-    grad_b = pair_spmm(a, grad, columns, rows, offsets_t, order_t, offsets, order, *pairs)
-    return grad_a, grad_b, *(None,) * 9
-
-
-pair_products.register_autograd(_products_backward, setup_context=save_inputs)
-
-
-@operator("weft::pair_sums")
+@operator(
+    "weft::pair_sums",
+    lambda values, forward, *_: values.new_empty(forward.shape[0], values.shape[1]),
+)
 def pair_sums(values: Tensor, forward: Tensor, backward: Tensor, of_edge: Tensor) -> Tensor:
     """Sums [P, F] of edge values [E, F] over the one or two edges of each pair."""
     right = values.ndim == 2 and values.shape[0] == of_edge.numel()
@@ -267,12 +249,10 @@ def pair_sums(values: Tensor, forward: Tensor, backward: Tensor, of_edge: Tensor
     return plain.pair_sums(values, forward, backward)
 
 
-@pair_sums.register_fake
-def _(values: Tensor, forward: Tensor, backward: Tensor, of_edge: Tensor) -> Tensor:
-    return values.new_empty(forward.shape[0], values.shape[1])
-
-
-@operator("weft::pair_rows")
+@operator(
+    "weft::pair_rows",
+    lambda values, forward, backward, of_edge: values.new_empty(of_edge.shape[0], values.shape[1]),
+)
 def _pair_rows(values: Tensor, forward: Tensor, backward: Tensor, of_edge: Tensor) -> Tensor:
     """The row of each edge's pair, [E, F] of [P, F]: adjoint to `pair_sums`."""
     right = values.ndim == 2 and values.shape[0] == forward.numel()
@@ -281,25 +261,14 @@ def _pair_rows(values: Tensor, forward: Tensor, backward: Tensor, of_edge: Tenso
     return values.index_select(0, of_edge)
 
 
-@_pair_rows.register_fake
-def _(values: Tensor, forward: Tensor, backward: Tensor, of_edge: Tensor) -> Tensor:
-    return values.new_empty(of_edge.shape[0], values.shape[1])
+@pair_sums.derivative(lambda ctx, inputs, output: inputs[1:])
+def _sums_backward(ctx: Any, grad: Tensor) -> tuple[Tensor]:
+    return (_pair_rows(grad, *ctx.saved_tensors),)
 
 
-def _pairs_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[1:])
-
-
-def _sums_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return _pair_rows(grad, *ctx.saved_tensors), None, None, None
-
-
-def _rows_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return pair_sums(grad, *ctx.saved_tensors), None, None, None
-
-
-pair_sums.register_autograd(_sums_backward, setup_context=_pairs_setup)
-_pair_rows.register_autograd(_rows_backward, setup_context=_pairs_setup)
+@_pair_rows.derivative(lambda ctx, inputs, output: inputs[1:])
+def _rows_backward(ctx: Any, grad: Tensor) -> tuple[Tensor]:
+    return (pair_sums(grad, *ctx.saved_tensors),)
 
 
 @kernel
@@ -352,15 +321,20 @@ def _sort(
         new_of_edge[edge] = ranks[of_edge[edge]]
 
 
-@operator("weft::sorted_pairs")
+def _empty_pairs(
+    pos: Tensor, shift: Any, senders: Any, receivers: Any, pairs: Pairs, width: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    forward, backward, of_edge = map(torch.empty_like, pairs)
+    return pos.new_empty(forward.shape[0]), forward, backward, of_edge
+
+
+@operator("weft::sorted_pairs", _empty_pairs)
 def sorted_pairs(
     pos: Tensor,
     shift: Tensor | None,
     senders: Tensor,
     receivers: Tensor,
-    forward: Tensor,
-    backward: Tensor,
-    of_edge: Tensor,
+    pairs: Pairs,
     width: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Distances [P] of the pairs, nearest first in steps of `width`, and the pairs in that order.
@@ -373,9 +347,7 @@ def sorted_pairs(
         shift: [E, 3] or None; an edge's vector is pos[sender] + shift - pos[receiver].
         senders: int [E].
         receivers: int [E].
-        forward: int [P], see GraphBatch.pairs.
-        backward: int [P].
-        of_edge: int [E].
+        pairs: of the edges, given by its fields.
         width: of a step, in the unit of `pos`.
     """
     require(pos.ndim == 2 and pos.shape[1] == 3, "positions must be [N, 3]", pos)
@@ -385,7 +357,8 @@ def sorted_pairs(
     require(receivers.shape == senders.shape, "edges must have two ends", senders, receivers)
     check_range(senders, pos.shape[0])
     check_range(receivers, pos.shape[0])
-    check_pairs(edges, forward, backward, of_edge)
+    forward, backward, of_edge = pairs
+    check_pairs(edges, *pairs)
     if not has_loop(pos, shift):
         vectors = pos[senders.long()] - pos[receivers.long()]
         vectors = vectors if shift is None else vectors + shift
@@ -398,25 +371,9 @@ def sorted_pairs(
         return distance, *sorted_ones
     # torch counts no changes of tensors made in inference mode: each layer would check them again.
     with torch.inference_mode(False):
-        found = (
-            pos.new_empty(forward.shape[0]),
-            torch.empty_like(forward),
-            torch.empty_like(backward),
-            torch.empty_like(of_edge),
-        )
-    given = (pos, shift, senders, receivers, forward, backward, of_edge)
-    arguments: Any = (*map(array_of, given), width, *(t.numpy() for t in found))
+        found = _empty_pairs(pos, shift, senders, receivers, pairs, width)
+    given = map(array_of, (pos, shift, senders, receivers, *pairs))
+    arguments: Any = (*given, width, *(t.numpy() for t in found))
     _sort(*arguments)
     trust(right_pairs, found[1:], edges)
     return found
-
-
-@sorted_pairs.register_fake
-def _(pos: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    _, _, _, forward, backward, of_edge, _ = others
-    return (
-        pos.new_empty(forward.shape[0]),
-        torch.empty_like(forward),
-        torch.empty_like(backward),
-        torch.empty_like(of_edge),
-    )

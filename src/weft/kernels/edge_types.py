@@ -8,7 +8,7 @@ changes no bit.
 """
 
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from weft.checked_indices import check_range, check_segments, check_transposes
 from weft.kernels import plain_torch as plain
-from weft.kernels.custom_op import array_of, has_loop, have_one_loop, operator, require, save_inputs
+from weft.kernels.custom_op import array_of, has_loop, have_one_loop, operator, require
 from weft.runtime import gemm, gemm_address, kernel, shared_rows
 
 # Rows of a block: what is gathered and what it becomes fit into a second-level cache.
@@ -161,93 +161,82 @@ def typed_messages(
         chunk_types: int [C], the type of each chunk of rows.
         chunk_starts: int [C + 1], where chunks begin; each has rows of one type.
     """
-    chunks = (counts, chunk_types, chunk_starts)
-    arguments = (h, weight, bias, *into, *into_t, *out_of, *out_of_t, *chunks)
-    both = ((*into, *into_t), (*out_of, *out_of_t))
-    _check_shapes(h, weight, bias, *both, chunks)
+    rows = _Rows(*into, *into_t, *out_of, *out_of_t, counts, chunk_types, chunk_starts)
+    rows.check_shapes(h, weight, bias)
     same = weight.dtype == h.dtype and (bias is None or bias.dtype == h.dtype)
     if not (has_loop(h, weight) and gemm_address(h.dtype) and same):
         if not torch.compiler.is_compiling():
-            _check_chunks(weight, *chunks)
-        return _plain(h, weight, bias, *both, *chunks)
-    out: Tensor = _typed(*arguments)
+            rows.check_chunks(weight)
+        return _plain(h, weight, bias, rows)
+    out: Tensor = _typed(h, weight, bias, *rows)
     return out
 
 
-def _check_shapes(
-    h: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    into: tuple[Tensor, ...],
-    out_of: tuple[Tensor, ...],
-    chunks: tuple[Tensor, Tensor, Tensor],
-) -> None:
-    right = h.ndim == 2 and weight.ndim == 3 and h.shape[1] == weight.shape[1]
-    require(right, "h [N, H] and weight [P, H, O] needed", h, weight)
-    shape = (weight.shape[0], weight.shape[2])
-    require(bias is None or bias.shape == shape, "bias must be [P, O]", bias, weight)
-    counts, chunk_types, chunk_starts = chunks
-    right = into[2].shape == out_of[0].shape == (h.shape[0] + 1,)
-    right = right and into[0].shape == out_of[2].shape == (counts.numel() + 1,)
-    needed = "h must have one row per node, counts one number per row"
-    require(right and counts.ndim == 1, needed, h, counts)
-    starts = (chunk_types.numel() + 1,)
-    require(chunk_starts.shape == starts, "C types, C + 1 starts", chunk_types, chunk_starts)
+class _Rows(NamedTuple):
+    """What `typed_messages` takes after its bias, offsets and columns one by one."""
+
+    into_offsets: Tensor
+    into_columns: Tensor
+    into_t_offsets: Tensor
+    into_t_columns: Tensor
+    out_offsets: Tensor
+    out_columns: Tensor
+    out_t_offsets: Tensor
+    out_t_columns: Tensor
+    counts: Tensor
+    chunk_types: Tensor
+    chunk_starts: Tensor
+
+    def check_shapes(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        """Refuse what does not fit together."""
+        right = h.ndim == 2 and weight.ndim == 3 and h.shape[1] == weight.shape[1]
+        require(right, "h [N, H] and weight [P, H, O] needed", h, weight)
+        shape = (weight.shape[0], weight.shape[2])
+        require(bias is None or bias.shape == shape, "bias must be [P, O]", bias, weight)
+        counts, chunk_types, chunk_starts = self[8:]
+        right = self.into_t_offsets.shape == self.out_offsets.shape == (h.shape[0] + 1,)
+        ends = (counts.numel() + 1,)
+        right = right and self.into_offsets.shape == self.out_t_offsets.shape == ends
+        needed = "h must have one row per node, counts one number per row"
+        require(right and counts.ndim == 1, needed, h, counts)
+        starts = (chunk_types.numel() + 1,)
+        require(chunk_starts.shape == starts, "C types, C + 1 starts", chunk_types, chunk_starts)
+
+    def check_chunks(self, weight: Tensor) -> None:
+        """Refuse chunks that are not of all rows, or of a type without a matrix."""
+        check_segments(self.counts.shape[0], self.chunk_starts, None, None)
+        try:
+            check_range(self.chunk_types, weight.shape[0])
+        except ValueError:
+            last = int(self.chunk_types.max()) if self.chunk_types.numel() else -1
+            needed = f"there is an edge of type {last}, so weight [P, H, O] needs P > {last}"
+            require(last < weight.shape[0], needed, weight)
+            raise
+
+    def check(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        """Refuse what a loop could not follow; the loops multiply matrices of one dtype."""
+        self.check_shapes(h, weight, bias)
+        learned = (h, weight, bias)
+        require(have_one_loop(*learned), "h, weight and bias must have one dtype", *learned)
+        check_transposes(*self[:4])
+        check_transposes(*self[6:8], *self[4:6])
+        self.check_chunks(weight)
 
 
-def _check_chunks(
-    weight: Tensor, counts: Tensor, chunk_types: Tensor, chunk_starts: Tensor
-) -> None:
-    check_segments(counts.shape[0], chunk_starts, None, None)
-    try:
-        check_range(chunk_types, weight.shape[0])
-    except ValueError:
-        last = int(chunk_types.max()) if chunk_types.numel() else -1
-        needed = f"there is an edge of type {last}, so weight [P, H, O] needs P > {last}"
-        require(last < weight.shape[0], needed, weight)
-        raise
-
-
-def _check(
-    h: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    into: tuple[Tensor, ...],
-    out_of: tuple[Tensor, ...],
-    chunks: tuple[Tensor, Tensor, Tensor],
-) -> None:
-    """Refuse what a loop could not follow; the loops multiply matrices of one dtype."""
-    _check_shapes(h, weight, bias, into, out_of, chunks)
-    learned = (h, weight, bias)
-    require(have_one_loop(*learned), "h, weight and bias must have one dtype", *learned)
-    check_transposes(*into)
-    check_transposes(*out_of[2:], *out_of[:2])
-    _check_chunks(weight, *chunks)
-
-
-def _plain(
-    h: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    into: tuple[Tensor, ...],
-    out_of: tuple[Tensor, ...],
-    counts: Tensor,
-    chunk_types: Tensor,
-    chunk_starts: Tensor,
-) -> Tensor:
+def _plain(h: Tensor, weight: Tensor, bias: Tensor | None, rows: _Rows) -> Tensor:
     """The same with torch's own operators, for any device and dtype."""
-    gathered, often = _row_sums(h, *into), counts.to(h.dtype)[:, None]
+    gathered, often = _row_sums(h, *rows[:4]), rows.counts.to(h.dtype)[:, None]
     parts = []
-    starts = chunk_starts.tolist()
-    for kind, start, stop in zip(chunk_types.tolist(), starts[:-1], starts[1:], strict=True):
+    starts = rows.chunk_starts.tolist()
+    for kind, start, stop in zip(rows.chunk_types.tolist(), starts[:-1], starts[1:], strict=True):
         part = gathered[start:stop] @ weight[kind]
         parts.append(part if bias is None else part + often[start:stop] * bias[kind])
-    rows = torch.cat(parts) if parts else gathered.new_zeros(0, weight.shape[2])
-    out: Tensor = _row_sums(rows, *out_of)
+    made = torch.cat(parts) if parts else gathered.new_zeros(0, weight.shape[2])
+    out: Tensor = _row_sums(made, *rows[4:8])
     return out
 
 
-@operator("weft::row_sums")
+@operator("weft::row_sums", lambda x, offsets, *_: x.new_empty(offsets.shape[0] - 1, x.shape[1]))
 def _row_sums(
     x: Tensor, offsets: Tensor, columns: Tensor, offsets_t: Tensor, columns_t: Tensor
 ) -> Tensor:
@@ -258,50 +247,22 @@ def _row_sums(
     return plain.spmm(x, None, columns, offsets, None)
 
 
-@_row_sums.register_fake
-def _(x: Tensor, offsets: Tensor, *_: Any) -> Tensor:
-    return x.new_empty(offsets.shape[0] - 1, x.shape[1])
-
-
-def _row_sums_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[1:])
-
-
-def _row_sums_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+@_row_sums.derivative(lambda ctx, inputs, output: inputs[1:])
+def _row_sums_backward(ctx: Any, grad: Tensor) -> tuple[Tensor]:
     offsets, columns, offsets_t, columns_t = ctx.saved_tensors
-    return _row_sums(grad, offsets_t, columns_t, offsets, columns), *(None,) * 4
+    return (_row_sums(grad, offsets_t, columns_t, offsets, columns),)
 
 
-_row_sums.register_autograd(_row_sums_backward, setup_context=_row_sums_setup)
-
-
-@operator("weft::typed_messages")
-def _typed(
-    h: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    into_offsets: Tensor,
-    into_columns: Tensor,
-    into_t_offsets: Tensor,
-    into_t_columns: Tensor,
-    out_offsets: Tensor,
-    out_columns: Tensor,
-    out_t_offsets: Tensor,
-    out_t_columns: Tensor,
-    counts: Tensor,
-    chunk_types: Tensor,
-    chunk_starts: Tensor,
-) -> Tensor:
-    into = (into_offsets, into_columns, into_t_offsets, into_t_columns)
-    out_of = (out_offsets, out_columns, out_t_offsets, out_t_columns)
-    _check(h, weight, bias, into, out_of, (counts, chunk_types, chunk_starts))
-    rows, outputs = into_offsets.shape[0] - 1, weight.shape[2]
-    made = h.new_empty(rows, outputs)
-    given = (h, weight, bias, into_columns, into_offsets, counts, chunk_types, chunk_starts)
+@operator("weft::typed_messages", lambda h, weight, *_: h.new_empty(h.shape[0], weight.shape[2]))
+def _typed(h: Tensor, weight: Tensor, bias: Tensor | None, rows: _Rows) -> Tensor:
+    rows.check(h, weight, bias)
+    count, outputs = rows.counts.shape[0], weight.shape[2]
+    made = h.new_empty(count, outputs)
+    given = (h, weight, bias, rows.into_columns, rows.into_offsets, *rows[8:])
     arguments = (gemm_address(h.dtype), *map(array_of, given), made.numpy())
-    operations, starts = rows * weight.shape[1] * outputs, array_of(chunk_starts)
-    _forward_chunks.share(arguments, chunk_types.shape[0], operations, starts)
-    return _sums(made, out_offsets, out_columns)
+    operations, starts = count * weight.shape[1] * outputs, array_of(rows.chunk_starts)
+    _forward_chunks.share(arguments, rows.chunk_types.shape[0], operations, starts)
+    return _sums(made, rows.out_offsets, rows.out_columns)
 
 
 def _sums(x: Tensor, offsets: Tensor, columns: Tensor) -> Tensor:
@@ -312,60 +273,36 @@ def _sums(x: Tensor, offsets: Tensor, columns: Tensor) -> Tensor:
     return out
 
 
-@_typed.register_fake
-def _(h: Tensor, weight: Tensor, *_: Any) -> Tensor:
-    return h.new_empty(h.shape[0], weight.shape[2])
-
-
+@_typed.derivative()
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     # Read once: a step that is computed again for its gradient gives them once.
     saved = ctx.saved_tensors
     wanted = ctx.needs_input_grad[0]
     grad_h, grad_weight, grad_bias = _typed_backward(grad, *saved, wanted)
-    return (
-        grad_h if wanted else None,
-        grad_weight,
-        None if saved[2] is None else grad_bias,
-        *(None,) * 11,
-    )
+    return grad_h if wanted else None, grad_weight, None if saved[2] is None else grad_bias
 
 
-_typed.register_autograd(_backward, setup_context=save_inputs)
+def _empty_gradients(
+    grad: Tensor, h: Tensor, weight: Tensor, bias: Any, rows: Any, wanted: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    biases = weight.new_empty(weight.shape[0], weight.shape[2])
+    return h.new_empty(h.shape[0] if wanted else 0, h.shape[1]), torch.empty_like(weight), biases
 
 
-@operator("weft::typed_messages_backward")
+@operator("weft::typed_messages_backward", _empty_gradients)
 def _typed_backward(
-    grad: Tensor,
-    h: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    into_offsets: Tensor,
-    into_columns: Tensor,
-    into_t_offsets: Tensor,
-    into_t_columns: Tensor,
-    out_offsets: Tensor,
-    out_columns: Tensor,
-    out_t_offsets: Tensor,
-    out_t_columns: Tensor,
-    counts: Tensor,
-    chunk_types: Tensor,
-    chunk_starts: Tensor,
-    wanted: bool,
+    grad: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, rows: _Rows, wanted: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients in h (empty unless `wanted`: the first step of many has none), weight and bias."""
-    into = (into_offsets, into_columns, into_t_offsets, into_t_columns)
-    out_of = (out_offsets, out_columns, out_t_offsets, out_t_columns)
-    _check(h, weight, bias, into, out_of, (counts, chunk_types, chunk_starts))
+    rows.check(h, weight, bias)
     right = grad.shape == (h.shape[0], weight.shape[2]) and grad.dtype == h.dtype
     require(right, "the gradient must have the shape and dtype of the output", grad, h, weight)
-    rows, chunks = into_offsets.shape[0] - 1, chunk_types.shape[0]
-    grad_rows = h.new_empty(rows if wanted else 0, weight.shape[1])
+    count, chunks = rows.counts.shape[0], rows.chunk_types.shape[0]
+    grad_rows = h.new_empty(count if wanted else 0, weight.shape[1])
     weight_grad = h.new_empty(chunks, *weight.shape[1:])
     bias_grad = h.new_zeros(chunks, weight.shape[2])
-    given = (
-        h, weight, grad, into_columns, into_offsets, out_t_columns, out_t_offsets, counts,
-        chunk_types, chunk_starts,
-    )  # fmt: skip
+    edges = (rows.into_columns, rows.into_offsets, rows.out_t_columns, rows.out_t_offsets)
+    given = (h, weight, grad, *edges, *rows[8:])
     arguments = (
         gemm_address(h.dtype),
         *map(array_of, given),
@@ -374,17 +311,10 @@ def _typed_backward(
         weight_grad.numpy(),
         None if bias is None else bias_grad.numpy(),
     )
-    operations = 2 * rows * weight.shape[1] * weight.shape[2]
-    _backward_chunks.share(arguments, chunks, operations, array_of(chunk_starts))
-    kinds = chunk_types.long()
+    operations = 2 * count * weight.shape[1] * weight.shape[2]
+    _backward_chunks.share(arguments, chunks, operations, array_of(rows.chunk_starts))
+    kinds = rows.chunk_types.long()
     grad_weight = torch.zeros_like(weight).index_add_(0, kinds, weight_grad)
     grad_bias = h.new_zeros(weight.shape[0], weight.shape[2]).index_add_(0, kinds, bias_grad)
-    grad_h = _sums(grad_rows, into_t_offsets, into_t_columns) if wanted else grad_rows
+    grad_h = _sums(grad_rows, rows.into_t_offsets, rows.into_t_columns) if wanted else grad_rows
     return grad_h, grad_weight, grad_bias
-
-
-@_typed_backward.register_fake
-def _(grad: Tensor, h: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    bias = weight.new_empty(weight.shape[0], weight.shape[2])
-    rows = h.shape[0] if others[-1] else 0
-    return h.new_empty(rows, h.shape[1]), torch.empty_like(weight), bias

@@ -21,12 +21,11 @@ from weft.kernels.chebyshev import TERMS, bin_width, in_bins, nodes_of, series_a
 from weft.kernels.custom_op import array_of, has_loop, operator, require
 from weft.kernels.gaussians import (
     BLOCK_ROWS,
-    band_of,
+    band_basis,
     chunks_of,
-    fill_gaussians,
+    form_of,
     gaussian_basis,
     reach,
-    require_basis,
 )
 from weft.kernels.softplus import shifted_softplus
 from weft.kernels.vector_math import (
@@ -51,9 +50,7 @@ def _filter_chunks(
     first_bias: Any,
     second: Any,
     second_bias: Any,
-    spacing: float,
-    sharpness: float,
-    reach: float,
+    form: Any,
     activate: bool,
     chunk: int,
     inner: Any,
@@ -70,17 +67,16 @@ def _filter_chunks(
     for number_of_chunk in range(first, stop):
         end = min((number_of_chunk + 1) * chunk, d.shape[0])
         for start in range(number_of_chunk * chunk, end, BLOCK_ROWS):
-            rows = min(BLOCK_ROWS, end - start)
-            low, high = band_of(d[start : start + rows], spacing, reach, centres)
-            basis = space[: rows * (high - low)].reshape(rows, high - low)
-            fill_gaussians(d[start : start + rows], low, spacing, sharpness, basis)
-            part = inner[start : start + rows]
-            band, near = high - low, table[low:]
+            last = min(start + BLOCK_ROWS, end)
+            rows = last - start
+            basis, low = band_basis(d[start:last], form, centres, space)
+            part = inner[start:last]
+            band, near = basis.shape[1], table[low:]
             gemm(address, False, False, rows, part.shape[1], band, basis, near, part, False)
             add_and_activate(part, first_bias, True)
             for number in range(len(outs)):
                 own = part[:, number * width :]
-                out = outs[number][start : start + rows]
+                out = outs[number][start:last]
                 gemm(address, False, True, rows, width, width, own, second[number], out, False)
                 bias = None if second_bias is None else second_bias[number]
                 add_and_activate(out, bias, activate)
@@ -95,9 +91,7 @@ def _gradient_chunks(
     inner: Any,
     outs: Any,
     grads: Any,
-    spacing: float,
-    sharpness: float,
-    reach: float,
+    form: Any,
     activate: bool,
     bias: bool,
     chunk: int,
@@ -117,14 +111,15 @@ def _gradient_chunks(
     for number_of_chunk in range(first, stop):
         end = min((number_of_chunk + 1) * chunk, d.shape[0])
         for start in range(number_of_chunk * chunk, end, BLOCK_ROWS):
-            rows = min(BLOCK_ROWS, end - start)
-            part = inner[start : start + rows]
+            last = min(start + BLOCK_ROWS, end)
+            rows = last - start
+            part = inner[start:last]
             for number in range(len(grads)):
                 columns = number * width
                 own_grad = outer[:rows]
-                grad = grads[number][start : start + rows]
+                grad = grads[number][start:last]
                 if activate:
-                    times_derivative(outs[number][start : start + rows], grad, own_grad)
+                    times_derivative(outs[number][start:last], grad, own_grad)
                 else:
                     own_grad[:] = grad
                 if bias:
@@ -137,11 +132,15 @@ def _gradient_chunks(
             multiply_by_derivative(part, inputs)
             if bias:
                 add_rows(inputs, first_bias[number_of_chunk])
-            low, high = band_of(d[start : start + rows], spacing, reach, centres)
-            basis = space[: rows * (high - low)].reshape(rows, high - low)
-            fill_gaussians(d[start : start + rows], low, spacing, sharpness, basis)
+            basis, low = band_basis(d[start:last], form, centres, space)
             target = first_grad[number_of_chunk, low:]
-            gemm(address, True, False, high - low, total, rows, basis, inputs, target, True)
+            gemm(address, True, False, basis.shape[1], total, rows, basis, inputs, target, True)
+
+
+class _Settings(NamedTuple):
+    spacing: float
+    sharpness: float
+    activate: bool
 
 
 def radial_filters(
@@ -187,7 +186,7 @@ def radial_filters(
     right = right and len(layers.first_bias) == len(layers.second_bias)
     right = right and len(biases) in (0, 2 * networks) and all(t.shape == (width,) for t in biases)
     require(right, needed, d, *every)
-    require_basis(centres, spacing, sharpness)
+    form_of(centres, spacing, sharpness)
     right = all(t.dtype == every[0].dtype for t in (d, *every))
     require(right or not has_loop(d), "all must have one dtype", d, *every)
     settings = _Settings(spacing, sharpness, activate)
@@ -207,12 +206,6 @@ def radial_filters(
                 return list(_BySeries.apply(series, *every))  # type: ignore[no-untyped-call]
     outs: Sequence[Tensor] = _filters(d, *_together(layers), *settings)
     return list(outs[:-1])
-
-
-class _Settings(NamedTuple):
-    spacing: float
-    sharpness: float
-    activate: bool
 
 
 class _Layers(NamedTuple):
@@ -341,16 +334,21 @@ class _BySeries(torch.autograd.Function):
         return None, *(t for of_layer in ctx.series.gradients(grads) for t in of_layer)
 
 
-@operator("weft::radial_filters")
+def _empty_filters(
+    d: Tensor, first: Tensor, first_bias: Any, second: Tensor, *_: Any
+) -> list[Tensor]:
+    widths = [*(second.shape[1] for _ in range(second.shape[0])), first.shape[0]]
+    return [first.new_empty(d.shape[0], width) for width in widths]
+
+
+@operator("weft::radial_filters", _empty_filters)
 def _filters(
     d: Tensor,
     first: Tensor,
     first_bias: Tensor | None,
     second: Tensor,
     second_bias: Tensor | None,
-    spacing: float,
-    sharpness: float,
-    activate: bool,
+    settings: _Settings,
 ) -> list[Tensor]:
     """The filters, and last the activations [P, L · F] between their layers."""
     right = d.ndim == 1 and first.ndim == 2 and second.ndim == 3
@@ -361,13 +359,9 @@ def _filters(
     given = (d, first, first_bias, second, second_bias)
     right = right and all(t is None or t.dtype == d.dtype for t in given)
     require(right, "d [P], first [L · F, K] and second [L, F, F] of one dtype needed", *given)
-    require_basis(first.shape[1], spacing, sharpness)
-    pairs, width = d.shape[0], second.shape[1]
-    inner = first.new_empty(pairs, first.shape[0])
-    outs = [first.new_empty(pairs, width) for _ in second]
+    *outs, inner = _empty_filters(d, first, first_bias, second)
     # The weights of a band of centres are then rows.
     weights = tuple(map(array_of, (first.t(), first_bias, second, second_bias)))
-    settings = _Settings(spacing, sharpness, activate)
     made = (inner.numpy(), tuple(out.numpy() for out in outs))
     arguments: Any = (array_of(d), *weights, settings, *made)
     _run(*arguments)
@@ -387,46 +381,46 @@ def _run(
     """Fill the activations inner [P, L · F] and the filters; arrays, as `_filter_chunks` takes."""
     chunk, chunks = chunks_of(len(d))
     dtype = torch.float32 if inner.dtype == np.float32 else torch.float64
-    spacing, sharpness, activate = settings
-    basis = (spacing, sharpness, reach(sharpness), activate, chunk)
+    form = form_of(table.shape[0], settings.spacing, settings.sharpness)
     weights = (table, first_bias, second, second_bias)
-    arguments = (gemm_address(dtype), d, *weights, *basis, inner, outs)
+    arguments = (gemm_address(dtype), d, *weights, form, settings.activate, chunk, inner, outs)
     _filter_chunks.share(arguments, chunks, inner.size * second.shape[1])
 
 
-@_filters.register_fake
-def _(d: Tensor, first: Tensor, first_bias: Tensor | None, second: Tensor, *_: Any) -> list[Tensor]:
-    widths = [*(second.shape[1] for _ in range(second.shape[0])), first.shape[0]]
-    return [first.new_empty(d.shape[0], width) for width in widths]
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    d, _, first_bias, second, _, ctx.spacing, ctx.sharpness, ctx.activate = inputs
+def _saved(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> tuple[Tensor, ...]:
+    d, first, first_bias, second, *_ = inputs
     *outs, inner = output
     ctx.mark_non_differentiable(inner)
     # Or `inner` would be given a gradient of zeros, as large as itself.
     ctx.set_materialize_grads(False)
-    ctx.bias = first_bias is not None
-    ctx.centres = inputs[1].shape[1]
+    ctx.centres, ctx.bias = first.shape[1], first_bias is not None
     # Without an activation the filters themselves are not needed, but the loops want arrays.
-    ctx.save_for_backward(d, second, inner, *outs)
+    return d, second, inner, *outs
 
 
+@_filters.derivative(_saved)
 def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Tensor | None, ...]:
     d, second, inner, *outs = ctx.saved_tensors
     like = inner.new_zeros(()).expand(inner.shape[0], second.shape[1])
     given = [like.contiguous() if grad is None else grad for grad in grads[:-1]]
-    settings = (ctx.centres, ctx.spacing, ctx.sharpness, ctx.activate, ctx.bias)
+    settings = (ctx.centres, *ctx.others, ctx.bias)
     first, first_bias, weight, bias = _filters_backward(d, second, inner, outs, given, *settings)
-    if not ctx.bias:
-        first_bias = bias = None
-    return None, first, first_bias, weight, bias, None, None, None
+    return None, first, first_bias if ctx.bias else None, weight, bias if ctx.bias else None
 
 
-_filters.register_autograd(_backward, setup_context=_setup)
+def _empty_gradients(
+    d: Tensor, second: Tensor, inner: Tensor, outs: Any, grads: Any, centres: int, *_: Any
+) -> tuple[Tensor, ...]:
+    width = inner.shape[1]
+    return (
+        inner.new_empty(width, centres),
+        inner.new_empty(width),
+        torch.empty_like(second),
+        inner.new_empty(second.shape[:2]),
+    )
 
 
-@operator("weft::radial_filters_backward")
+@operator("weft::radial_filters_backward", _empty_gradients)
 def _filters_backward(
     d: Tensor,
     second: Tensor,
@@ -434,9 +428,7 @@ def _filters_backward(
     outs: list[Tensor],
     grads: list[Tensor],
     centres: int,
-    spacing: float,
-    sharpness: float,
-    activate: bool,
+    settings: _Settings,
     bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients in the weights and biases of both layers."""
@@ -448,8 +440,6 @@ def _filters_backward(
     right = right and all(t.shape == shape for t in every[2:])
     right = right and all(t.dtype == d.dtype for t in every)
     require(right, "second [L, F, F] and rows of one dtype for each of d needed", d, *every)
-    require_basis(centres, spacing, sharpness)
-    settings = _Settings(spacing, sharpness, activate)
     arrays = (tuple(map(array_of, outs)), tuple(map(array_of, grads)))
     given = (array_of(d), array_of(second), array_of(inner), *arrays, centres)
     made = (torch.from_numpy(array) for array in _run_back(*given, settings, bias))
@@ -476,21 +466,8 @@ def _run_back(
         np.zeros((chunks, *second.shape), dtype=inner.dtype),
         np.zeros((chunks, *second.shape[:2]), dtype=inner.dtype),
     )
-    spacing, sharpness, activate = settings
-    basis = (spacing, sharpness, reach(sharpness), activate, bias, chunk)
-    arguments = (gemm_address(dtype), d, second, inner, outs, grads, *basis, *made)
+    form = form_of(centres, settings.spacing, settings.sharpness)
+    given = (d, second, inner, outs, grads, form, settings.activate, bias, chunk)
+    arguments = (gemm_address(dtype), *given, *made)
     _gradient_chunks.share(arguments, chunks, inner.size * second.shape[1])
     return made
-
-
-@_filters_backward.register_fake
-def _(
-    d: Tensor, second: Tensor, inner: Tensor, outs: Any, grads: Any, centres: int, *_: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    width = inner.shape[1]
-    return (
-        inner.new_empty(width, centres),
-        inner.new_empty(width),
-        torch.empty_like(second),
-        inner.new_empty(second.shape[:2]),
-    )

@@ -40,13 +40,18 @@ def chunks_of(rows: int) -> tuple[int, int]:
     return size, -(-rows // size)
 
 
-def require_basis(centres: int, spacing: float, sharpness: float) -> None:
-    """Refuse Gaussians that are not there."""
+def form_of(centres: int, spacing: float, sharpness: float) -> tuple[float, float, float]:
+    """Spacing, sharpness and reach of Gaussians, as the loops take them.
+
+    Raises:
+        ValueError: there are none.
+    """
     if not (spacing > 0 and sharpness > 0 and centres > 0):
         raise ValueError(
             f"spacing {spacing}, sharpness {sharpness} and {centres} centres make no basis; each "
             "must be above 0"
         )
+    return spacing, sharpness, reach(sharpness)
 
 
 @kernel
@@ -78,62 +83,52 @@ def fill_gaussians(d: Any, first: int, spacing: float, sharpness: float, out: An
             out[i, k] = exp_negative(scale * apart * apart)
 
 
+@kernel
+def band_basis(d: Any, form: Any, centres: int, space: Any) -> Any:
+    """The Gaussians of these distances that count, [rows, band] in `space`, and the first's number.
+
+    `form` is what `form_of` gives; space [BLOCK_ROWS · K] is filled as far as it is needed.
+    """
+    spacing, sharpness, reach = form
+    low, high = band_of(d, spacing, reach, centres)
+    basis = space[: d.shape[0] * (high - low)].reshape(d.shape[0], high - low)
+    fill_gaussians(d, low, spacing, sharpness, basis)
+    return basis, low
+
+
 @shared_rows
 @kernel
 def _product_chunks(
     address: int,
     d: Any,
-    weight: Any,
-    spacing: float,
-    sharpness: float,
-    reach: float,
+    given: Any,
+    form: Any,
     chunk: int,
     out: Any,
     first: int,
     stop: int,
 ) -> None:
-    """Chunks first:stop of `chunk` rows of out [P, F] = basis @ weight [K, F]."""
-    centres, width = weight.shape
+    """Chunks first:stop of `chunk` rows of out [P, F] = basis @ given [K, F].
+
+    Or, for out [C, K, F], out[c] += basisᵀ @ given [P, F] over the rows of chunk c.
+    """
+    centres, width = given.shape[0], given.shape[1]
+    if out.ndim == 3:
+        centres = out.shape[1]
     space = np.empty(BLOCK_ROWS * centres, dtype=d.dtype)
     for number in range(first, stop):
         end = min((number + 1) * chunk, d.shape[0])
         for start in range(number * chunk, end, BLOCK_ROWS):
-            rows = min(BLOCK_ROWS, end - start)
-            part = d[start : start + rows]
-            low, high = band_of(part, spacing, reach, centres)
-            basis = space[: rows * (high - low)].reshape(rows, high - low)
-            fill_gaussians(part, low, spacing, sharpness, basis)
-            result = out[start : start + rows]
-            gemm(address, False, False, rows, width, high - low, basis, weight[low:], result, False)
-
-
-@shared_rows
-@kernel
-def _transposed_chunks(
-    address: int,
-    d: Any,
-    grad: Any,
-    spacing: float,
-    sharpness: float,
-    reach: float,
-    chunk: int,
-    out: Any,
-    first: int,
-    stop: int,
-) -> None:
-    """out[c] [K, F] += basisᵀ @ grad [P, F] over the rows of chunk c, for chunks first:stop."""
-    centres, width = out.shape[1:]
-    space = np.empty(BLOCK_ROWS * centres, dtype=d.dtype)
-    for number in range(first, stop):
-        end = min((number + 1) * chunk, d.shape[0])
-        for start in range(number * chunk, end, BLOCK_ROWS):
-            rows = min(BLOCK_ROWS, end - start)
-            part = d[start : start + rows]
-            low, high = band_of(part, spacing, reach, centres)
-            basis = space[: rows * (high - low)].reshape(rows, high - low)
-            fill_gaussians(part, low, spacing, sharpness, basis)
-            own, target = grad[start : start + rows], out[number, low:]
-            gemm(address, True, False, high - low, width, rows, basis, own, target, True)
+            last = min(start + BLOCK_ROWS, end)
+            rows = last - start
+            basis, low = band_basis(d[start:last], form, centres, space)
+            band = basis.shape[1]
+            if out.ndim == 2:
+                result = out[start:last]
+                gemm(address, False, False, rows, width, band, basis, given[low:], result, False)
+            else:
+                own, target = given[start:last], out[number, low:]
+                gemm(address, True, False, band, width, rows, basis, own, target, True)
 
 
 def gaussian_basis(d: Tensor, centres: int, spacing: float, sharpness: float) -> Tensor:
@@ -152,76 +147,61 @@ def gaussian_product(d: Tensor, weight: Tensor, *, spacing: float, sharpness: fl
         sharpness: 1 / Å².
     """
     require(d.ndim == 1 and weight.ndim == 2, "d [P] and weight [K, F] needed", d, weight)
-    require_basis(weight.shape[0], spacing, sharpness)
+    form_of(weight.shape[0], spacing, sharpness)
     if d.requires_grad or not has_loop(d, weight) or not gemm_address(weight.dtype):
         return gaussian_basis(d, weight.shape[0], spacing, sharpness) @ weight
     out: Tensor = _product(d, weight, spacing, sharpness)
     return out
 
 
-@operator("weft::gaussian_product")
+def _fill(d: Tensor, given: Tensor, form: tuple[float, float, float], out: Tensor) -> None:
+    """Have `_product_chunks` fill `out`."""
+    chunk, chunks = chunks_of(d.shape[0])
+    arrays = (array_of(d), array_of(given))
+    arguments = (gemm_address(given.dtype), *arrays, form, chunk, out.numpy())
+    _product_chunks.share(arguments, chunks, 100 * d.shape[0] * given.shape[1])
+
+
+@operator(
+    "weft::gaussian_product", lambda d, weight, *_: weight.new_empty(d.shape[0], weight.shape[1])
+)
 def _product(d: Tensor, weight: Tensor, spacing: float, sharpness: float) -> Tensor:
     right = d.ndim == 1 and weight.ndim == 2 and d.dtype == weight.dtype
     require(right, "d [P] and weight [K, F] of one dtype needed", d, weight)
-    require_basis(weight.shape[0], spacing, sharpness)
-    out = weight.new_empty(d.shape[0], weight.shape[1])
-    chunk, chunks = chunks_of(d.shape[0])
-    basis = (spacing, sharpness, reach(sharpness))
-    arrays = (array_of(d), array_of(weight))
-    arguments = (gemm_address(weight.dtype), *arrays, *basis, chunk, out.numpy())
-    _product_chunks.share(arguments, chunks, 100 * out.numel())
+    form = form_of(weight.shape[0], spacing, sharpness)
+    out: Tensor = _product.empty(d, weight)
+    _fill(d, weight, form, out)
     return out
 
 
-@_product.register_fake
-def _(d: Tensor, weight: Tensor, spacing: float, sharpness: float) -> Tensor:
-    return weight.new_empty(d.shape[0], weight.shape[1])
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    d, weight, ctx.spacing, ctx.sharpness = inputs
-    ctx.save_for_backward(d)
+def _product_saved(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> tuple[Tensor]:
+    d, weight, _, _ = inputs
     ctx.centres = weight.shape[0]
+    return (d,)
 
 
+@_product.derivative(_product_saved)
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    (d,) = ctx.saved_tensors
-    return None, _product_transposed(d, grad, ctx.centres, ctx.spacing, ctx.sharpness), None, None
+    return None, _product_transposed(*ctx.saved_tensors, grad, ctx.centres, *ctx.others)
 
 
-_product.register_autograd(_backward, setup_context=_setup)
-
-
-@operator("weft::gaussian_product_transposed")
+@operator(
+    "weft::gaussian_product_transposed",
+    lambda d, grad, centres, *_: grad.new_empty(centres, grad.shape[1]),
+)
 def _product_transposed(
     d: Tensor, grad: Tensor, centres: int, spacing: float, sharpness: float
 ) -> Tensor:
     """gaussian_basis(d).T @ grad, [K, F]: the gradient of the product in its weights."""
     right = grad.ndim == 2 and d.shape == grad.shape[:1] and d.dtype == grad.dtype
     require(right, "d [P] and a gradient [P, F] of one dtype needed", d, grad)
-    require_basis(centres, spacing, sharpness)
-    chunk, chunks = chunks_of(d.shape[0])
-    parts = grad.new_zeros(chunks, centres, grad.shape[1])
-    basis = (spacing, sharpness, reach(sharpness))
-    arrays = (array_of(d), array_of(grad))
-    arguments = (gemm_address(grad.dtype), *arrays, *basis, chunk, parts.numpy())
-    _transposed_chunks.share(arguments, chunks, 100 * grad.numel())
+    form = form_of(centres, spacing, sharpness)
+    parts = grad.new_zeros(chunks_of(d.shape[0])[1], centres, grad.shape[1])
+    _fill(d, grad, form, parts)
     return parts.sum(0)
 
 
-@_product_transposed.register_fake
-def _(d: Tensor, grad: Tensor, centres: int, spacing: float, sharpness: float) -> Tensor:
-    return grad.new_empty(centres, grad.shape[1])
-
-
-def _transposed_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    d, _, _, ctx.spacing, ctx.sharpness = inputs
-    ctx.save_for_backward(d)
-
-
+@_product_transposed.derivative(lambda ctx, inputs, output: inputs[:1])
 def _transposed_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    (d,) = ctx.saved_tensors
-    return None, _product(d, grad, ctx.spacing, ctx.sharpness), None, None, None
-
-
-_product_transposed.register_autograd(_transposed_backward, setup_context=_transposed_setup)
+    _, spacing, sharpness = ctx.others
+    return None, _product(*ctx.saved_tensors, grad, spacing, sharpness)

@@ -17,15 +17,15 @@ at a time.
 """
 
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from weft.kernels import plain_torch as plain
-from weft.kernels.custom_op import array_of, has_loop, operator, require, save_inputs
-from weft.kernels.edge_pairs import require_edges
+from weft.kernels.custom_op import array_of, has_loop, operator, require
+from weft.kernels.edge_pairs import BatchEdges, Pairs
 from weft.kernels.message_passing import SortedEdges
 from weft.runtime import compiled, kernel, shared_rows, stack_numbers
 
@@ -260,56 +260,39 @@ def painn_message(
         filters: [P, 3 F], one row per pair of the batch; without pairs [E, 3 F], one per edge.
         direction: [E, 3].
     """
-    pairs = batch.pairs
-    dq, dmu = _message(
-        x,
-        mu,
-        filters,
-        direction,
-        batch.edge_mask,
-        batch.receivers,
-        batch.senders,
-        batch.in_offsets,
-        batch.out_offsets,
-        batch.out_order,
-        pairs.get("forward"),
-        pairs.get("backward"),
-        pairs.get("of_edge"),
-    )
+    pairs = map(batch.pairs.get, Pairs._fields)
+    given = (x, mu, filters, direction, batch.edge_mask)
+    dq, dmu = _message(*given, *BatchEdges.of(batch), *pairs)
     return dq, dmu
 
 
-def _check(
-    x: Tensor,
-    mu: Tensor | None,
-    filters: Tensor,
-    direction: Tensor,
-    mask: Tensor,
-    receivers: Tensor,
-    senders: Tensor,
-    in_offsets: Tensor,
-    out_offsets: Tensor,
-    out_order: Tensor,
-    forward: Tensor | None,
-    backward: Tensor | None,
-    of_edge: Tensor | None,
-) -> int:
-    """F, if all shapes fit."""
-    nodes, edges = in_offsets.numel() - 1, senders.numel()
-    parts = 2 if mu is None else 3
-    require(x.ndim == 2 and x.shape[0] == nodes, "x must have one row per node", x, in_offsets)
-    width = x.shape[1] // parts
-    right = width > 0 and x.shape[1] == parts * width
-    require(right, f"x must have {parts} parts of one width", x)
-    if mu is not None:
-        require(mu.shape == (nodes, 3, width), f"mu must be [{nodes}, 3, {width}]", mu)
-    rows = edges if forward is None else forward.numel()
-    require(filters.shape == (rows, parts * width), "filters must fit pairs and x", filters, x)
-    require(direction.shape == (edges, 3), f"directions must be [{edges}, 3]", direction)
-    require(mask.shape == senders.shape, "an edge has a mask", mask, senders)
-    topology = (receivers, senders, in_offsets, out_offsets, out_order)
-    require_edges(*topology, forward, backward, of_edge)
-    return width
+class _Given(NamedTuple):
+    """What the message is made of; see `painn_message`."""
+
+    x: Tensor
+    mu: Tensor | None
+    filters: Tensor
+    direction: Tensor
+    mask: Tensor
+
+    def check(self, edges: BatchEdges, pairs: Pairs | None) -> int:
+        """F, if all shapes fit."""
+        edges.check(pairs)
+        x, mu, filters, direction, mask = self
+        nodes, count = edges.in_offsets.numel() - 1, edges.senders.numel()
+        parts = 2 if mu is None else 3
+        one_each = x.ndim == 2 and x.shape[0] == nodes
+        require(one_each, "x must have one row per node", x, edges.in_offsets)
+        width = x.shape[1] // parts
+        right = width > 0 and x.shape[1] == parts * width
+        require(right, f"x must have {parts} parts of one width", x)
+        if mu is not None:
+            require(mu.shape == (nodes, 3, width), f"mu must be [{nodes}, 3, {width}]", mu)
+        rows = count if pairs is None else pairs.forward.numel()
+        require(filters.shape == (rows, parts * width), "filters must fit pairs and x", filters, x)
+        require(direction.shape == (count, 3), f"directions must be [{count}, 3]", direction)
+        require(mask.shape == edges.senders.shape, "an edge has a mask", mask, edges.senders)
+        return width
 
 
 def _parts(tensor: Tensor, width: int) -> Any:
@@ -322,139 +305,94 @@ def _present(mu: Tensor | None, x: Tensor) -> Any:
     return array_of(x.new_empty(0, 3, 0) if mu is None else mu)
 
 
-def _pairing(index: Tensor | None, edges: Tensor) -> Any:
-    """The array of `index`, or of every edge for itself."""
-    return array_of(torch.arange(len(edges), dtype=edges.dtype) if index is None else index)
+def _pairing(pairs: Pairs | None, field: int, edges: Tensor) -> Any:
+    """The array of a field of the pairs; without them, every edge is one."""
+    return array_of(torch.arange(len(edges), dtype=edges.dtype) if pairs is None else pairs[field])
 
 
-@operator("weft::painn_message")
-def _message(
-    x: Tensor,
-    mu: Tensor | None,
-    filters: Tensor,
-    direction: Tensor,
-    mask: Tensor,
-    receivers: Tensor,
-    senders: Tensor,
-    in_offsets: Tensor,
-    out_offsets: Tensor,
-    out_order: Tensor,
-    forward: Tensor | None,
-    backward: Tensor | None,
-    of_edge: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """See `painn_message`; the rest are fields of the batch."""
-    topology = (receivers, senders, in_offsets, out_offsets, out_order, forward, backward, of_edge)
-    width = _check(x, mu, filters, direction, mask, *topology)
+def _empty_messages(given: _Given, *_: Any) -> tuple[Tensor, Tensor]:
+    nodes, width = given.x.shape[0], given.x.shape[1] // (2 if given.mu is None else 3)
+    return given.x.new_empty(nodes, width), given.x.new_empty(nodes, 3, width)
+
+
+@operator("weft::painn_message", _empty_messages)
+def _message(given: _Given, edges: BatchEdges, pairs: Pairs | None) -> tuple[Tensor, Tensor]:
+    """See `painn_message`."""
+    width = given.check(edges, pairs)
+    x, mu, filters, direction, mask = given
     if not has_loop(x, mu, filters, direction):
-        return _plain_message(x, mu, filters, direction, mask, senders, in_offsets, of_edge)
-    nodes = x.shape[0]
-    dq, dmu = x.new_empty(nodes, width), x.new_empty(nodes, 3, width)
-    starts = array_of(in_offsets)
-    given = (_parts(x, width), _present(mu, x), _parts(filters, width))
-    edges = (array_of(direction), array_of(mask), _pairing(of_edge, senders), array_of(senders))
-    arguments = (*given, *edges, starts, dq.numpy(), dmu.numpy())
-    _messages.share(arguments, nodes, _WORK * width * senders.shape[0], starts)
+        return _plain_message(given, edges, pairs)
+    dq, dmu = _empty_messages(given)
+    starts = array_of(edges.in_offsets)
+    parts = (_parts(x, width), _present(mu, x), _parts(filters, width))
+    senders = edges.senders
+    each = (array_of(direction), array_of(mask), _pairing(pairs, 2, senders), array_of(senders))
+    arguments = (*parts, *each, starts, dq.numpy(), dmu.numpy())
+    _messages.share(arguments, len(dq), _WORK * width * senders.shape[0], starts)
     return dq, dmu
 
 
-@_message.register_fake
-def _(x: Tensor, mu: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
-    width = x.shape[1] // (2 if mu is None else 3)
-    return x.new_empty(x.shape[0], width), x.new_empty(x.shape[0], 3, width)
-
-
+@_message.derivative()
 def _message_grad(ctx: Any, grad_q: Tensor, grad_mu: Tensor) -> tuple[Tensor | None, ...]:
-    inputs = ctx.saved_tensors
-    grad_x, grad_mu_in, grad_filters, grad_direction = _message_backward(
-        grad_q, grad_mu, *inputs, ctx.needs_input_grad[3]
-    )
-    return (
-        grad_x,
-        None if inputs[1] is None else grad_mu_in,
-        grad_filters,
-        grad_direction if ctx.needs_input_grad[3] else None,
-        *(None,) * 9,
-    )
+    inputs, wanted = ctx.saved_tensors, ctx.needs_input_grad[3]
+    grad_x, grad_mu_in, *others = _message_backward(grad_q, grad_mu, *inputs, wanted)
+    grad_filters, grad_direction = others
+    grad_vectors = None if inputs[1] is None else grad_mu_in
+    return grad_x, grad_vectors, grad_filters, grad_direction if wanted else None
 
 
-_message.register_autograd(_message_grad, setup_context=save_inputs)
-
-
-@operator("weft::painn_message_backward")
-def _message_backward(
-    grad_q: Tensor,
-    grad_mu: Tensor,
-    x: Tensor,
-    mu: Tensor | None,
-    filters: Tensor,
-    direction: Tensor,
-    mask: Tensor,
-    receivers: Tensor,
-    senders: Tensor,
-    in_offsets: Tensor,
-    out_offsets: Tensor,
-    out_order: Tensor,
-    forward: Tensor | None,
-    backward: Tensor | None,
-    of_edge: Tensor | None,
-    want_direction: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x, mu (empty where there is none), filters and direction (empty if unwanted)."""
-    topology = (receivers, senders, in_offsets, out_offsets, out_order, forward, backward, of_edge)
-    width = _check(x, mu, filters, direction, mask, *topology)
-    nodes, edges = x.shape[0], senders.shape[0]
-    right = grad_q.shape == (nodes, width) and grad_mu.shape == (nodes, 3, width)
-    require(right, "gradients must have the shapes of the outputs", grad_q, grad_mu)
-    if not has_loop(grad_q, grad_mu, x, mu, filters, direction):
-        return _plain_backward(
-            grad_q, grad_mu, x, mu, filters, direction, mask, *topology, want_direction
-        )
-    grads = grad_x, grad_mu_in, grad_filters, grad_direction = (
-        torch.empty_like(x, memory_format=torch.contiguous_format),
-        x.new_empty(0 if mu is None else nodes, 3, width),
-        torch.empty_like(filters, memory_format=torch.contiguous_format),
-        x.new_empty(edges if want_direction else 0, 3),
-    )
-    a_q, a_mu, a_x, a_mu_in = array_of(grad_q), array_of(grad_mu), _parts(x, width), _present(mu, x)
-    a_filters, a_direction, a_mask = _parts(filters, width), array_of(direction), array_of(mask)
-    a_receivers, a_senders = array_of(receivers), array_of(senders)
-    pair = _pairing(of_edge, senders)
-    starts = array_of(out_offsets)
-    operations = _WORK * width * edges
-    common = a_q, a_mu, a_x, a_mu_in
-    given = (*common, a_filters, a_direction, a_mask, pair, a_receivers, starts)
-    made = (_parts(grad_x, width), grad_mu_in.numpy())
-    _to_senders.share((*given, array_of(out_order), *made), nodes, operations, starts)
-    pairs = (_pairing(forward, senders), _pairing(backward, senders))
-    ends = (a_receivers, a_senders)
-    arguments = (*common, a_direction, a_mask, *pairs, *ends, _parts(grad_filters, width))
-    _to_filters.share(arguments, filters.shape[0], operations)
-    if want_direction:
-        reached = (a_mu, a_x, a_filters, a_mask, pair, *ends, grad_direction.numpy())
-        _to_directions.share(reached, edges, operations)
-    return grads
-
-
-@_message_backward.register_fake
-def _(
-    grad_q: Tensor,
-    grad_mu: Tensor,
-    x: Tensor,
-    mu: Tensor | None,
-    filters: Tensor,
-    direction: Tensor,
-    *rest: Any,
+def _empty_gradients(
+    grad_q: Tensor, _: Any, given: _Given, edges: BatchEdges, pairs: Any, want_direction: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     nodes, width = grad_q.shape
+    x, mu, filters, direction, _ = given
     return (
         x.new_empty(x.shape),
         x.new_empty(0 if mu is None else nodes, 3, width),
         filters.new_empty(filters.shape),
-        direction.new_empty(direction.shape[0] if rest[-1] else 0, 3),
+        direction.new_empty(direction.shape[0] if want_direction else 0, 3),
     )
 
 
+@operator("weft::painn_message_backward", _empty_gradients)
+def _message_backward(
+    grad_q: Tensor,
+    grad_mu: Tensor,
+    given: _Given,
+    edges: BatchEdges,
+    pairs: Pairs | None,
+    want_direction: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, mu (empty where there is none), filters and direction (empty if unwanted)."""
+    width = given.check(edges, pairs)
+    x, mu, filters, direction, mask = given
+    nodes, count = x.shape[0], edges.senders.shape[0]
+    right = grad_q.shape == (nodes, width) and grad_mu.shape == (nodes, 3, width)
+    require(right, "gradients must have the shapes of the outputs", grad_q, grad_mu)
+    if not has_loop(grad_q, grad_mu, x, mu, filters, direction):
+        return _plain_backward(grad_q, grad_mu, given, edges, pairs, want_direction)
+    grads = _empty_gradients(grad_q, grad_mu, given, edges, pairs, want_direction)
+    grad_x, grad_mu_in, grad_filters, grad_direction = grads
+    a_q, a_mu, a_x, a_mu_in = array_of(grad_q), array_of(grad_mu), _parts(x, width), _present(mu, x)
+    a_filters, a_direction, a_mask = _parts(filters, width), array_of(direction), array_of(mask)
+    senders, receivers, _, out_offsets, out_order = edges
+    ends = (array_of(receivers), array_of(senders))
+    forward, backward, of_edge = (_pairing(pairs, k, senders) for k in range(3))
+    starts = array_of(out_offsets)
+    operations = _WORK * width * count
+    common = a_q, a_mu, a_x, a_mu_in
+    read = (*common, a_filters, a_direction, a_mask, of_edge, ends[0], starts)
+    made = (_parts(grad_x, width), grad_mu_in.numpy())
+    _to_senders.share((*read, array_of(out_order), *made), nodes, operations, starts)
+    both = (forward, backward, *ends, _parts(grad_filters, width))
+    _to_filters.share((*common, a_direction, a_mask, *both), filters.shape[0], operations)
+    if want_direction:
+        reached = (a_mu, a_x, a_filters, a_mask, of_edge, *ends, grad_direction.numpy())
+        _to_directions.share(reached, count, operations)
+    return grads
+
+
+@_message_backward.derivative()
 def _backward_grad(
     ctx: Any, to_x: Tensor, to_mu: Tensor, to_filters: Tensor, to_direction: Tensor
 ) -> tuple[Tensor | None, ...]:
@@ -489,35 +427,25 @@ def _backward_grad(
         None if mu is None else mu1 + mu2,
         filters1 + filters3,
         direction1 + direction2 if want else None,
-        *(None,) * 10,
     )
 
 
-_message_backward.register_autograd(_backward_grad, setup_context=save_inputs)
-
-
-def _edge_rows(
-    filters: Tensor, parts: int, mask: Tensor, of_edge: Tensor | None
-) -> tuple[Tensor, ...]:
-    """The parts of each edge's filters, each [E, F]; 0 for padding."""
-    rows = filters if of_edge is None else filters.index_select(0, of_edge)
-    return (rows * mask[:, None]).chunk(parts, dim=1)
-
-
-def _plain_message(
-    x: Tensor,
-    mu: Tensor | None,
-    filters: Tensor,
-    direction: Tensor,
-    mask: Tensor,
-    senders: Tensor,
-    in_offsets: Tensor,
-    of_edge: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def _edge_parts(
+    given: _Given, edges: BatchEdges, pairs: Pairs | None
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The parts of each edge's filters, 0 for padding, and of its sender's x; each [E, F]."""
+    x, mu, filters, _, mask = given
     parts = 2 if mu is None else 3
-    width = x.shape[1] // parts
-    w = _edge_rows(filters, parts, mask, of_edge)
-    xs = x.index_select(0, senders).chunk(parts, dim=1)
+    rows = filters if pairs is None else filters.index_select(0, pairs.of_edge)
+    of_senders = x.index_select(0, edges.senders)
+    return (rows * mask[:, None]).chunk(parts, dim=1), of_senders.chunk(parts, dim=1)
+
+
+def _plain_message(given: _Given, edges: BatchEdges, pairs: Pairs | None) -> tuple[Tensor, Tensor]:
+    senders, _, in_offsets, _, _ = edges
+    _, mu, _, direction, _ = given
+    w, xs = _edge_parts(given, edges, pairs)
+    width = xs[0].shape[1]
     vectors = (w[1] * xs[1])[:, None] * direction[:, :, None]
     if mu is not None:
         vectors = vectors + (w[2] * xs[2])[:, None] * mu.index_select(0, senders)
@@ -531,24 +459,15 @@ def _plain_message(
 def _plain_backward(
     grad_q: Tensor,
     grad_mu: Tensor,
-    x: Tensor,
-    mu: Tensor | None,
-    filters: Tensor,
-    direction: Tensor,
-    mask: Tensor,
-    receivers: Tensor,
-    senders: Tensor,
-    in_offsets: Tensor,
-    out_offsets: Tensor,
-    out_order: Tensor,
-    forward: Tensor | None,
-    backward: Tensor | None,
-    of_edge: Tensor | None,
+    given: _Given,
+    edges: BatchEdges,
+    pairs: Pairs | None,
     want_direction: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    parts, width = 2 if mu is None else 3, grad_q.shape[1]
-    w = _edge_rows(filters, parts, mask, of_edge)
-    xs = x.index_select(0, senders).chunk(parts, dim=1)
+    x, mu, _, direction, mask = given
+    senders, receivers, _, out_offsets, out_order = edges
+    w, xs = _edge_parts(given, edges, pairs)
+    width = grad_q.shape[1]
     gq, gv = grad_q.index_select(0, receivers), grad_mu.index_select(0, receivers)
     factors = [gq, (direction[:, :, None] * gv).sum(1)]
     grad_mu_in = x.new_empty(0, 3, width)
@@ -558,12 +477,9 @@ def _plain_backward(
         grad_mu_in = plain.segment_reduce(flat, out_offsets, out_order, "sum").view(-1, 3, width)
     to_x = torch.cat([a * b for a, b in zip(w, factors, strict=True)], dim=1)
     by_edge = torch.cat([a * b for a, b in zip(xs, factors, strict=True)], dim=1) * mask[:, None]
-    grad_filters = by_edge
-    if forward is not None and backward is not None:
-        grad_filters = plain.pair_sums(by_edge, forward, backward)
     return (
         plain.segment_reduce(to_x, out_offsets, out_order, "sum"),
         grad_mu_in,
-        grad_filters,
+        by_edge if pairs is None else plain.pair_sums(by_edge, *pairs[:2]),
         ((w[1] * xs[1])[:, None] * gv).sum(2) if want_direction else x.new_empty(0, 3),
     )

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.kernels.custom_op import array_of, has_loop, operator, require, save_inputs
+from weft.kernels.custom_op import array_of, has_loop, operator, require
 from weft.runtime import kernel, shared_rows
 
 # Multiply-adds a row and feature, to tell whether threads pay.
@@ -143,7 +143,12 @@ def _differentiate(function: Callable[..., Any], inputs: Any, cotangents: Any) -
         )
 
 
-@operator("weft::painn_invariants")
+def _empty_invariants(mixed: Tensor, q: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    rows, width = q.shape
+    return q.new_empty(rows, 2 * width), q.new_empty(rows, width), q.new_empty(rows, 3, width)
+
+
+@operator("weft::painn_invariants", _empty_invariants)
 def invariants(mixed: Tensor, q: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
     """What does not turn with the atoms.
 
@@ -161,8 +166,7 @@ def invariants(mixed: Tensor, q: Tensor, epsilon: float) -> tuple[Tensor, Tensor
         left, right = mixed.chunk(2, dim=2)
         length = (left.square().sum(1) + epsilon).sqrt()
         return torch.cat([q, length], dim=1), (left * right).sum(1), right.contiguous()
-    context, dot = q.new_empty(rows, 2 * width), q.new_empty(rows, width)
-    right = q.new_empty(rows, 3, width)
+    context, dot, right = _empty_invariants(mixed, q)
     a_mixed = _parts(mixed, 3, 2, width)
     arguments = (
         a_mixed,
@@ -176,25 +180,12 @@ def invariants(mixed: Tensor, q: Tensor, epsilon: float) -> tuple[Tensor, Tensor
     return context, dot, right
 
 
-@invariants.register_fake
-def _(mixed: Tensor, q: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    rows, width = q.shape
-    return q.new_empty(rows, 2 * width), q.new_empty(rows, width), q.new_empty(rows, 3, width)
-
-
-def _invariants_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(inputs[0], output[0])
-
-
+@invariants.derivative(lambda ctx, inputs, output: (inputs[0], output[0]))
 def _invariants_grad(
     ctx: Any, grad_context: Tensor, grad_dot: Tensor, grad_right: Tensor
-) -> tuple[Tensor | None, ...]:
-    mixed, context = ctx.saved_tensors
-    grad_mixed = _invariants_backward(grad_context, grad_dot, grad_right, mixed, context)
-    return grad_mixed, grad_context[:, : grad_dot.shape[1]], None
-
-
-invariants.register_autograd(_invariants_grad, setup_context=_invariants_setup)
+) -> tuple[Tensor, Tensor]:
+    grad_mixed = _invariants_backward(grad_context, grad_dot, grad_right, *ctx.saved_tensors)
+    return grad_mixed, grad_context[:, : grad_dot.shape[1]]
 
 
 def _plain_invariants_backward(
@@ -208,7 +199,7 @@ def _plain_invariants_backward(
     )
 
 
-@operator("weft::painn_invariants_backward")
+@operator("weft::painn_invariants_backward", lambda *inputs: inputs[3].new_empty(inputs[3].shape))
 def _invariants_backward(
     grad_context: Tensor, grad_dot: Tensor, grad_right: Tensor, mixed: Tensor, context: Tensor
 ) -> Tensor:
@@ -233,19 +224,12 @@ def _invariants_backward(
     return grad_mixed
 
 
-@_invariants_backward.register_fake
-def _(grad_context: Tensor, grad_dot: Tensor, grad_right: Tensor, mixed: Tensor, _: Any) -> Tensor:
-    return mixed.new_empty(mixed.shape)
+@_invariants_backward.derivative()
+def _invariants_backward_grad(ctx: Any, push: Tensor) -> list[Tensor | None]:
+    return _differentiate(_plain_invariants_backward, ctx.saved_tensors, (push,))
 
 
-def _invariants_backward_grad(ctx: Any, push: Tensor) -> tuple[Tensor | None, ...]:
-    return tuple(_differentiate(_plain_invariants_backward, ctx.saved_tensors, (push,)))
-
-
-_invariants_backward.register_autograd(_invariants_backward_grad, setup_context=save_inputs)
-
-
-@operator("weft::painn_update")
+@operator("weft::painn_update", lambda q, mu, *_: (q.new_empty(q.shape), mu.new_empty(mu.shape)))
 def update(
     q: Tensor, mu: Tensor, mixes: Tensor, dot: Tensor, right: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -265,27 +249,16 @@ def update(
     if not has_loop(q, mu, mixes, dot, right):
         a, b, c = mixes.chunk(3, dim=1)
         return q + a + c * dot, mu + b[:, None] * right
-    out_q, out_mu = q.new_empty(q.shape), q.new_empty(rows, 3, width)
+    out_q, out_mu = update.empty(q, mu)
     given = array_of(q), array_of(mu), _parts(mixes, 3, width), array_of(dot), array_of(right)
     arguments = (*given, out_q.numpy(), out_mu.numpy())
     _update_rows.share(arguments, rows, _WORK * rows * width)
     return out_q, out_mu
 
 
-@update.register_fake
-def _(q: Tensor, mu: Tensor, mixes: Tensor, dot: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), mu.new_empty(mu.shape)
-
-
-def _update_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[2:])
-
-
-def _update_grad(ctx: Any, grad_q: Tensor, grad_mu: Tensor) -> tuple[Tensor | None, ...]:
+@update.derivative(lambda ctx, inputs, output: inputs[2:])
+def _update_grad(ctx: Any, grad_q: Tensor, grad_mu: Tensor) -> tuple[Tensor, ...]:
     return grad_q, grad_mu, *_update_backward(grad_q, grad_mu, *ctx.saved_tensors)
-
-
-update.register_autograd(_update_grad, setup_context=_update_setup)
 
 
 def _plain_update_backward(
@@ -296,7 +269,10 @@ def _plain_update_backward(
     return grad_mixes, grad_q * c, grad_mu * b[:, None]
 
 
-@operator("weft::painn_update_backward")
+@operator(
+    "weft::painn_update_backward",
+    lambda *inputs: tuple(given.new_empty(given.shape) for given in inputs[2:]),
+)
 def _update_backward(
     grad_q: Tensor, grad_mu: Tensor, mixes: Tensor, dot: Tensor, right: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -308,8 +284,7 @@ def _update_backward(
     require(fits, "gradients must have the shapes of the outputs", *inputs)
     if not has_loop(*inputs):
         return _plain_update_backward(*inputs)
-    grad_mixes, grad_dot = mixes.new_empty(mixes.shape), dot.new_empty(dot.shape)
-    grad_right = grad_q.new_empty(rows, 3, width)
+    grad_mixes, grad_dot, grad_right = _update_backward.empty(*inputs)
     arguments = (
         array_of(grad_q),
         array_of(grad_mu),
@@ -324,18 +299,6 @@ def _update_backward(
     return grad_mixes, grad_dot, grad_right
 
 
-@_update_backward.register_fake
-def _(
-    grad_q: Tensor, grad_mu: Tensor, mixes: Tensor, dot: Tensor, right: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    return mixes.new_empty(mixes.shape), dot.new_empty(dot.shape), right.new_empty(right.shape)
-
-
-def _update_backward_grad(
-    ctx: Any, to_mixes: Tensor, to_dot: Tensor, to_right: Tensor
-) -> tuple[Tensor | None, ...]:
-    pushes = to_mixes, to_dot, to_right
-    return tuple(_differentiate(_plain_update_backward, ctx.saved_tensors, pushes))
-
-
-_update_backward.register_autograd(_update_backward_grad, setup_context=save_inputs)
+@_update_backward.derivative()
+def _update_backward_grad(ctx: Any, *pushes: Tensor) -> list[Tensor | None]:
+    return _differentiate(_plain_update_backward, ctx.saved_tensors, pushes)

@@ -54,11 +54,6 @@ def segment_max(values: Tensor, offsets: Tensor, order: Tensor | None) -> tuple[
     return best.masked_fill(winners < 0, 0), winners
 
 
-def gather_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Rows x[index], [E, F]."""
-    return x.index_select(0, index)
-
-
 def spmm(
     x: Tensor, weight: Tensor | None, columns: Tensor, offsets: Tensor, order: Tensor | None
 ) -> Tensor:

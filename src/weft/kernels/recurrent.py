@@ -199,6 +199,10 @@ def _require_one_dtype(*tensors: Tensor) -> None:
     )
 
 
+def _empty_states(x: Tensor, h: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return h.new_empty(h.shape), h.new_empty(h.shape[0], 4 * h.shape[1])
+
+
 def _plain(
     x: Tensor,
     h: Tensor,
@@ -214,7 +218,7 @@ def _plain(
     return n + z * (h - n)
 
 
-@operator("weft::gru")
+@operator("weft::gru", _empty_states)
 def _gru(
     x: Tensor,
     h: Tensor,
@@ -227,8 +231,7 @@ def _gru(
     _check(x, h, input_weight, state_weight, input_bias, state_bias)
     _require_one_dtype(x, h, input_weight, state_weight, input_bias, state_bias)
     rows, width = h.shape
-    gates = h.new_empty(rows, 4 * width)
-    out = h.new_empty(rows, width)
+    out, gates = _empty_states(x, h)
     chunk, chunks = _chunks_of(rows)
     both = 2 * width
     bias = torch.cat([input_bias[:both] + state_bias[:both], input_bias[both:], state_bias[both:]])
@@ -243,29 +246,28 @@ def _gru(
     return out, gates
 
 
-@_gru.register_fake
-def _(x: Tensor, h: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return h.new_empty(h.shape), h.new_empty(h.shape[0], 4 * h.shape[1])
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _saved(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> tuple[Any, ...]:
     _, gates = output
     ctx.mark_non_differentiable(gates)
     # Or the gates would be given a gradient of zeros, four times as large as the states.
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:4], gates)
+    return *inputs[:4], gates
 
 
+@_gru.derivative(_saved)
 def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     wanted = ctx.needs_input_grad[1]
     grad_x, grad_h, *others = _gru_backward(*ctx.saved_tensors, grad, wanted)
     return grad_x, grad_h if wanted else None, *others
 
 
-_gru.register_autograd(_backward, setup_context=_setup)
+def _empty_gradients(*inputs: Any) -> tuple[Tensor, ...]:
+    x, h, input_weight, state_weight, *_ = inputs
+    biases = (h.new_empty(weight.shape[0]) for weight in (input_weight, state_weight))
+    return *(t.new_empty(t.shape) for t in (x, h, input_weight, state_weight)), *biases
 
 
-@operator("weft::gru_backward")
+@operator("weft::gru_backward", _empty_gradients)
 def _gru_backward(
     x: Tensor,
     h: Tensor,
@@ -298,17 +300,3 @@ def _gru_backward(
     input_bias = sums[: 3 * width].clone()
     state_bias = torch.cat([sums[: 2 * width], sums[3 * width :]])
     return grad_x, grad_h, input_grad.sum(0), state_grad.sum(0), input_bias, state_bias
-
-
-@_gru_backward.register_fake
-def _(
-    x: Tensor, h: Tensor, input_weight: Tensor, state_weight: Tensor, *_: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return (
-        x.new_empty(x.shape),
-        h.new_empty(h.shape),
-        torch.empty_like(input_weight),
-        torch.empty_like(state_weight),
-        h.new_empty(input_weight.shape[0]),
-        h.new_empty(state_weight.shape[0]),
-    )

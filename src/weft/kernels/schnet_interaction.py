@@ -71,33 +71,27 @@ def _update_chunks(
     h: Any,
     messages: Any,
     weight: Any,
-    of_edge: Any,
-    columns: Any,
-    offsets: Any,
-    order: Any,
+    edges: Any,
     mean: bool,
-    update: Any,
-    update_bias: Any,
-    out: Any,
-    out_bias: Any,
+    layers: Any,
     chunk: int,
-    sums: Any,
-    inner: Any,
-    result: Any,
+    made: Any,
     first: int,
     stop: int,
 ) -> None:
     """Chunks first:stop of the sums or means [N, F], the activations and the result [N, H]."""
+    update, update_bias, out, out_bias = layers
+    sums, inner, result = made
     width, filters = h.shape[1], weight.shape[1]
     for number in range(first, stop):
         end = min((number + 1) * chunk, h.shape[0])
         for start in range(number * chunk, end, BLOCK_ROWS):
             last = min(start + BLOCK_ROWS, end)
             rows = last - start
-            spmm_rows(messages, weight, of_edge, columns, offsets, order, sums, start, last)
+            spmm_rows(messages, weight, *edges, sums, start, last)
             own, active, new = sums[start:last], inner[start:last], result[start:last]
             if mean:
-                _over_edges(own, offsets, start)
+                _over_edges(own, edges[2], start)
             gemm(address, False, True, rows, width, filters, own, update, active, False)
             add_and_activate(active, update_bias, True)
             new[:] = h[start:last]
@@ -115,24 +109,18 @@ def _forward_loop(
     topology: Any,
     mean: bool,
     message: Any,
-    update: Any,
-    update_bias: Any,
-    out: Any,
-    out_bias: Any,
+    layers: Any,
     chunk: int,
     messages: Any,
-    sums: Any,
-    inner: Any,
-    result: Any,
+    made: Any,
 ) -> None:
-    """The whole interaction; topology as `EdgePairs.arrays`."""
+    """The whole interaction; topology as `EdgePairs.arrays`, the rest as in `_update_chunks`."""
     _, columns, offsets, order, _, _, _, _, of_edge = topology
     chunks = -(-h.shape[0] // chunk)
     arguments = (address, h, message, chunk, messages)
     share_rows(pool, threads, _here._message_chunks, arguments, None, chunks)
     edges = (of_edge, columns, offsets, order)
-    layers = (mean, update, update_bias, out, out_bias)
-    others = (address, h, messages, weight, *edges, *layers, chunk, sums, inner, result)
+    others = (address, h, messages, weight, edges, mean, layers, chunk, made)
     share_rows(pool, threads, _here._update_chunks, others, None, chunks)
 
 
@@ -191,10 +179,7 @@ def _sender_chunks(
     h: Any,
     sum_grads: Any,
     weight: Any,
-    of_edge: Any,
-    rows: Any,
-    offsets: Any,
-    order: Any,
+    edges: Any,
     message: Any,
     chunk: int,
     messages: Any,
@@ -211,7 +196,7 @@ def _sender_chunks(
         for start in range(begin, end, BLOCK_ROWS):
             last = min(start + BLOCK_ROWS, end)
             count = last - start
-            spmm_rows(sum_grads, weight, of_edge, rows, offsets, order, messages, start, last)
+            spmm_rows(sum_grads, weight, *edges, messages, start, last)
             own, state, before = messages[start:last], h[start:last], grad_h[start:last]
             before[:] = grad[start:last]
             gemm(address, False, False, count, width, filters, own, message, before, True)
@@ -262,7 +247,7 @@ def _backward_loop(
     share_rows(pool, threads, _here._receiver_chunks, arguments, None, chunks)
     edges = (of_edge, rows, offsets, order)
     made = (senders, grad_h, of_message)
-    others = (address, grad, h, sum_grads, weight, *edges, message, chunk, *made)
+    others = (address, grad, h, sum_grads, weight, edges, message, chunk, *made)
     share_rows(pool, threads, _here._sender_chunks, others, None, chunks)
     if grad_weight is not None:
         ends = (sum_grads, messages, rows, columns, one_way, other_way, grad_weight)
@@ -331,9 +316,11 @@ class _Interaction(torch.autograd.Function):
             *map(array_of, (h, weight)),
             pairs.arrays,
             mean,
-            *map(array_of, (message, update, update_bias, out, out_bias)),
+            array_of(message),
+            tuple(map(array_of, (update, update_bias, out, out_bias))),
             chunk_of(nodes),
-            *(t.numpy() for t in (messages, sums, inner, result)),
+            messages.numpy(),
+            (sums.numpy(), inner.numpy(), result.numpy()),
         )
         _forward_loop(*given)
         ctx.save_for_backward(*arguments[:7], messages, sums, inner)

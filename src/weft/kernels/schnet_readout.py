@@ -34,10 +34,7 @@ _here = sys.modules[__name__]
 def _value_chunks(
     address: int,
     h: Any,
-    weight: Any,
-    bias: Any,
-    second: Any,
-    second_bias: Any,
+    layers: Any,
     chunk: int,
     inner: Any,
     values: Any,
@@ -45,6 +42,7 @@ def _value_chunks(
     stop: int,
 ) -> None:
     """Chunks first:stop of the activations inner [N, M] and the nodes' values [N, 1]."""
+    weight, bias, second, second_bias = layers
     hidden, width = weight.shape
     for number in range(first, stop):
         end = min((number + 1) * chunk, h.shape[0])
@@ -64,10 +62,7 @@ def _forward_loop(
     threads: int,
     address: int,
     h: Any,
-    weight: Any,
-    bias: Any,
-    second: Any,
-    second_bias: Any,
+    layers: Any,
     offsets: Any,
     mean: bool,
     chunk: int,
@@ -77,7 +72,7 @@ def _forward_loop(
     """The activations inner [N, M] and the graphs' values out [G]."""
     nodes = h.shape[0]
     values = np.empty((nodes, 1), dtype=h.dtype)
-    arguments = (address, h, weight, bias, second, second_bias, chunk, inner, values)
+    arguments = (address, h, layers, chunk, inner, values)
     share_rows(pool, threads, _here._value_chunks, arguments, None, -(-nodes // chunk))
     for graph in range(out.shape[0]):
         first, stop = offsets[graph], offsets[graph + 1]
@@ -227,7 +222,9 @@ class _Readout(torch.autograd.Function):
             POOL,
             threads_for(h.numel() * first.shape[0]),
             gemm_address(h.dtype),
-            *map(array_of, (h, first, first_bias, second, second_bias, offsets)),
+            array_of(h),
+            tuple(map(array_of, (first, first_bias, second, second_bias))),
+            array_of(offsets),
             mean,
             chunk_of(h.shape[0]),
             inner.numpy(),

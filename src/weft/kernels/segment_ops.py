@@ -6,7 +6,7 @@ one. Values are [E, F] or [N, F]; indices are int32 or int64.
 """
 
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.checked_indices import check_range, check_segments
 from weft.kernels import plain_torch as plain
-from weft.kernels.custom_op import array_of, has_loop, operator, require, save_inputs
+from weft.kernels.custom_op import array_of, has_loop, operator, require
 from weft.runtime import SharedLoop, kernel, prefetch, shared_rows
 
 # Rows to be read this many edges ahead: rows come from all over memory and the hardware cannot
@@ -181,12 +181,46 @@ def _filled(loop: SharedLoop, out: Tensor, width: int, offsets: Any, *arguments:
     return out
 
 
+class Matrix(NamedTuple):
+    """The E entries, or edges, of a sparse matrix [N, M], by row and by column.
+
+    Attributes:
+        rows: int [E], the row of each edge.
+        columns: int [E], the column of each edge.
+        offsets: int [N + 1], CSR offsets over `rows`.
+        order: int [E], edges by row; None where the edges are stored so.
+        offsets_t: int [M + 1], CSR offsets over `columns`.
+        order_t: int [E], edges by column; None where the edges are stored so.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    offsets: Tensor
+    order: Tensor | None
+    offsets_t: Tensor
+    order_t: Tensor | None
+
+    def transposed(self) -> "Matrix":
+        """The matrix [M, N] of the same edges."""
+        rows, columns, offsets, order, offsets_t, order_t = self
+        return Matrix(columns, rows, offsets_t, order_t, offsets, order)
+
+    def check(self) -> None:
+        """Refuse edges whose two views do not agree."""
+        edges = self.rows.numel()
+        check_segments(edges, self.offsets, self.order, self.rows)
+        check_segments(edges, self.offsets_t, self.order_t, self.columns)
+
+
 def _require_rows(x: Tensor, offsets: Tensor) -> None:
     right = x.ndim == 2 and x.shape[0] == offsets.numel() - 1
     require(right, "x must be a matrix with one row per node", x, offsets)
 
 
-@operator("weft::segment_sum")
+@operator(
+    "weft::segment_sum",
+    lambda values, offsets, *_: values.new_empty(offsets.shape[0] - 1, values.shape[1]),
+)
 def segment_sum(
     values: Tensor, offsets: Tensor, order: Tensor | None, index: Tensor | None, mean: bool
 ) -> Tensor:
@@ -203,15 +237,10 @@ def segment_sum(
     check_segments(values.shape[0], offsets, order, index)
     if not has_loop(values):
         return plain.segment_reduce(values, offsets, order, "mean" if mean else "sum")
-    out = torch.empty(offsets.shape[0] - 1, values.shape[1], dtype=values.dtype)
+    out = segment_sum.empty(values, offsets)
     starts = array_of(offsets)
     arguments = (array_of(values), starts, array_of(order), mean, out.numpy())
     return _filled(_sum_rows, out, values.shape[1], starts, *arguments)
-
-
-@segment_sum.register_fake
-def _(values: Tensor, offsets: Tensor, *_: Any) -> Tensor:
-    return values.new_empty(offsets.shape[0] - 1, values.shape[1])
 
 
 def _segment_index(
@@ -226,54 +255,45 @@ def _segment_index(
     return torch.empty_like(sorted_index).scatter_(0, order.long(), sorted_index)
 
 
-def _segment_sum_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    values, offsets, order, index, mean = inputs
-    ctx.save_for_backward(offsets, order, index)
-    ctx.mean, ctx.rows = mean, values.shape[0]
+def _segment_sum_saved(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> tuple[Any, ...]:
+    ctx.rows = inputs[0].shape[0]
+    return inputs[1:4]
 
 
-def _segment_sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+@segment_sum.derivative(_segment_sum_saved)
+def _segment_sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor]:
     offsets, order, index = ctx.saved_tensors
-    if ctx.mean:
+    (mean,) = ctx.others
+    if mean:
         grad = grad / offsets.diff().clamp(min=1)[:, None].to(grad.dtype)
     index = _segment_index(offsets, order, index, ctx.rows)
-    return gather(grad, index, offsets, order), None, None, None, None
+    return (gather(grad, index, offsets, order),)
 
 
-segment_sum.register_autograd(_segment_sum_backward, setup_context=_segment_sum_setup)
-
-
-@operator("weft::gather")
+@operator("weft::gather", lambda x, index, *_: x.new_empty(index.shape[0], x.shape[1]))
 def gather(x: Tensor, index: Tensor, offsets: Tensor, order: Tensor | None) -> Tensor:
     """Rows x[index], [E, F]; the CSR view (offsets, order) of `index` serves the backward pass."""
     _require_rows(x, offsets)
     check_segments(index.numel(), offsets, order, index)
     if not has_loop(x):
-        return plain.gather_rows(x, index)
-    out = torch.empty(index.shape[0], x.shape[1], dtype=x.dtype)
+        return x.index_select(0, index)
+    out = gather.empty(x, index)
     arguments = (array_of(x), array_of(index), out.numpy())
     return _filled(_gather_rows, out, x.shape[1], None, *arguments)
 
 
-@gather.register_fake
-def _(x: Tensor, index: Tensor, *_: Any) -> Tensor:
-    return x.new_empty(index.shape[0], x.shape[1])
-
-
-def _gather_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, index, offsets, order = inputs
-    ctx.save_for_backward(index, offsets, order)
-
-
-def _gather_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+@gather.derivative(lambda ctx, inputs, output: inputs[1:])
+def _gather_backward(ctx: Any, grad: Tensor) -> tuple[Tensor]:
     index, offsets, order = ctx.saved_tensors
-    return segment_sum(grad, offsets, order, index, False), None, None, None
+    return (segment_sum(grad, offsets, order, index, False),)
 
 
-gather.register_autograd(_gather_backward, setup_context=_gather_setup)
+def _empty_maxima(values: Tensor, offsets: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    shape = (offsets.shape[0] - 1, values.shape[1])
+    return values.new_empty(shape), values.new_empty(shape, dtype=torch.int64)
 
 
-@operator("weft::segment_max")
+@operator("weft::segment_max", _empty_maxima)
 def segment_max(values: Tensor, offsets: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor]:
     """Maxima [N, F] by segment and feature, and int64 [N, F] the edges that hold them.
 
@@ -283,102 +303,70 @@ def segment_max(values: Tensor, offsets: Tensor, order: Tensor | None) -> tuple[
     check_segments(values.shape[0], offsets, order, None)
     if not has_loop(values):
         return plain.segment_max(values, offsets, order)
-    shape = (offsets.shape[0] - 1, values.shape[1])
-    out = torch.empty(shape, dtype=values.dtype)
-    winners = torch.empty(shape, dtype=torch.int64)
+    out, winners = _empty_maxima(values, offsets)
     starts = array_of(offsets)
     arguments = (array_of(values), starts, array_of(order), out.numpy(), winners.numpy())
     return _filled(_max_rows, out, values.shape[1], starts, *arguments), winners
 
 
-@segment_max.register_fake
-def _(values: Tensor, offsets: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor]:
-    shape = (offsets.shape[0] - 1, values.shape[1])
-    return values.new_empty(shape), values.new_empty(shape, dtype=torch.int64)
-
-
-def _segment_max_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[1])
+def _segment_max_saved(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> Any:
     ctx.rows = inputs[0].shape[0]
     ctx.mark_non_differentiable(output[1])
+    return output[1:]
 
 
-def _segment_max_backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+@segment_max.derivative(_segment_max_saved)
+def _segment_max_backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor]:
     (winners,) = ctx.saved_tensors
     # Every edge is in one segment, so each place is written once; empty segments write to a row
     # that is cut off.
     places = winners.where(winners >= 0, ctx.rows)
     spread = grad.new_zeros(ctx.rows + 1, grad.shape[1]).scatter(0, places, grad)
-    return spread[: ctx.rows], None, None
+    return (spread[: ctx.rows],)
 
 
-segment_max.register_autograd(_segment_max_backward, setup_context=_segment_max_setup)
-
-
-@operator("weft::spmm")
-def spmm(
-    x: Tensor,
-    weight: Tensor | None,
-    rows: Tensor,
-    columns: Tensor,
-    offsets: Tensor,
-    order: Tensor | None,
-    offsets_t: Tensor,
-    order_t: Tensor | None,
-) -> Tensor:
+@operator("weft::spmm", lambda x, _, matrix: x.new_empty(matrix.offsets.shape[0] - 1, x.shape[1]))
+def spmm(x: Tensor, weight: Tensor | None, matrix: Matrix) -> Tensor:
     """Sparse times dense: out[r] = Σ weight[e] · x[columns[e]] over the edges e with rows[e] = r.
 
     Args:
         x: [M, F].
         weight: [E], [E, F] (a weight a feature), or None for ones.
-        rows: int [E], output row of each edge.
-        columns: int [E], row of `x` that each edge reads.
-        offsets: int [N + 1], CSR offsets over `rows`.
-        order: int [E], edges by row; None where the edges are stored so.
-        offsets_t: int [M + 1], CSR offsets over `columns`.
-        order_t: int [E], edges by column; None where the edges are stored so.
+        matrix: the edges; the fields of `Matrix` one by one.
     """
-    _require_rows(x, offsets_t)
-    edges = rows.numel()
-    check_segments(edges, offsets, order, rows)
-    check_segments(edges, offsets_t, order_t, columns)
+    _require_rows(x, matrix.offsets_t)
+    matrix.check()
     if weight is not None:
+        edges = matrix.rows.numel()
         right = weight.shape in ((edges,), (edges, x.shape[1]))
         require(right, f"weights must be [{edges}] or [{edges}, {x.shape[1]}]", weight)
+    _, columns, offsets, order, _, _ = matrix
     if not has_loop(x, weight):
         return plain.spmm(x, weight, columns, offsets, order)
-    out = torch.empty(offsets.shape[0] - 1, x.shape[1], dtype=x.dtype)
+    out = spmm.empty(x, weight, matrix)
     starts = array_of(offsets)
     indices = (array_of(columns), starts, array_of(order))
     arguments = (array_of(x), array_of(weight), *indices, False, out.numpy())
     return _filled(_spmm_rows, out, x.shape[1], starts, *arguments)
 
 
-@spmm.register_fake
-def _(x: Tensor, weight: Any, rows: Tensor, columns: Tensor, offsets: Tensor, *_: Any) -> Tensor:
-    return x.new_empty(offsets.shape[0] - 1, x.shape[1])
-
-
-def _spmm_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _spmm_saved(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> tuple[Any, ...]:
     x, weight, *topology = inputs
     # x is kept only where the weights learn: a fixed adjacency does not hold activations alive.
     keep = x if weight is not None and weight.requires_grad else None
-    ctx.save_for_backward(keep, weight, *topology)
+    return keep, weight, *topology
 
 
+@spmm.derivative(_spmm_saved)
 def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight, rows, columns, offsets, order, offsets_t, order_t = ctx.saved_tensors
+    x, weight, *topology = ctx.saved_tensors
+    matrix = Matrix(*topology)
     grad_x = grad_weight = None
     if ctx.needs_input_grad[0]:
-        grad_x = spmm(grad, weight, columns, rows, offsets_t, order_t, offsets, order)
+        grad_x = spmm(grad, weight, *matrix.transposed())
     if ctx.needs_input_grad[1]:
-        grad_weight = edge_products(
-            grad, x, rows, columns, offsets, order, offsets_t, order_t, weight.ndim == 2
-        ).to(weight.dtype)
-    return grad_x, grad_weight, *(None,) * 6
-
-
-spmm.register_autograd(_spmm_backward, setup_context=_spmm_setup)
+        grad_weight = edge_products(grad, x, *matrix, weight.ndim == 2).to(weight.dtype)
+    return grad_x, grad_weight
 
 
 def add_product(out: Tensor, weight: Tensor, columns: Tensor, offsets: Tensor, x: Tensor) -> Tensor:
@@ -404,46 +392,32 @@ def add_product(out: Tensor, weight: Tensor, columns: Tensor, offsets: Tensor, x
     return _filled(_spmm_rows, out, x.shape[1], starts, *arguments)
 
 
-@operator("weft::edge_products")
-def edge_products(
-    a: Tensor,
-    b: Tensor,
-    rows: Tensor,
-    columns: Tensor,
-    offsets: Tensor,
-    order: Tensor | None,
-    offsets_t: Tensor,
-    order_t: Tensor | None,
-    by_feature: bool,
-) -> Tensor:
+def _empty_products(a: Tensor, _: Any, matrix: Matrix, by_feature: bool) -> Tensor:
+    edges = matrix.rows.shape[0]
+    return a.new_empty((edges, a.shape[1]) if by_feature else (edges,))
+
+
+@operator("weft::edge_products", _empty_products)
+def edge_products(a: Tensor, b: Tensor, matrix: Matrix, by_feature: bool) -> Tensor:
     """Products a[rows[e]] · b[columns[e]]: [E] dot products, or [E, F] by feature.
 
     The sampled dense-dense product, adjoint to `spmm` in its weights; arguments as there.
     """
-    _require_rows(a, offsets)
-    _require_rows(b, offsets_t)
+    _require_rows(a, matrix.offsets)
+    _require_rows(b, matrix.offsets_t)
     require(a.shape[1] == b.shape[1], "a and b must be of one width", a, b)
-    check_segments(rows.numel(), offsets, order, rows)
-    check_segments(rows.numel(), offsets_t, order_t, columns)
+    matrix.check()
+    rows, columns = matrix[:2]
     if not has_loop(a, b):
         return plain.edge_products(a, b, rows, columns, by_feature)
-    shape = (rows.shape[0], a.shape[1]) if by_feature else (rows.shape[0],)
-    out = torch.empty(shape, dtype=a.dtype)
+    out = _empty_products(a, b, matrix, by_feature)
     arguments = (array_of(a), array_of(b), array_of(rows), array_of(columns), out.numpy())
     return _filled(_product_rows, out, a.shape[1], None, *arguments)
 
 
-@edge_products.register_fake
-def _(a: Tensor, b: Tensor, rows: Tensor, *others: Any) -> Tensor:
-    by_feature = others[-1]
-    return a.new_empty((rows.shape[0], a.shape[1]) if by_feature else (rows.shape[0],))
-
-
-def _edge_products_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    a, b, rows, columns, offsets, order, offsets_t, order_t = ctx.saved_tensors
-    grad_a = spmm(b, grad, rows, columns, offsets, order, offsets_t, order_t)
-    grad_b = spmm(a, grad, columns, rows, offsets_t, order_t, offsets, order)
-    return grad_a.to(a.dtype), grad_b.to(b.dtype), *(None,) * 7
-
-
-edge_products.register_autograd(_edge_products_backward, setup_context=save_inputs)
+@edge_products.derivative()
+def _edge_products_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    a, b, *topology = ctx.saved_tensors
+    matrix = Matrix(*topology)
+    grad_a, grad_b = spmm(b, grad, *matrix), spmm(a, grad, *matrix.transposed())
+    return grad_a.to(a.dtype), grad_b.to(b.dtype)

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.kernels import segment_ops
-from weft.kernels.custom_op import array_of, has_loop, operator, require, save_inputs
-from weft.kernels.edge_pairs import pair_sums, require_edges
+from weft.kernels.custom_op import array_of, has_loop, operator, require
+from weft.kernels.edge_pairs import BatchEdges, Pairs, pair_sums
 from weft.kernels.vector_math import softplus_derivative_of, softplus_of
 from weft.runtime import SharedLoop, kernel, shared_rows
 
@@ -52,57 +52,41 @@ def _fill(loop: SharedLoop, *arguments: Any) -> None:
     loop.share((*given, out.view(-1).numpy()), count, count * _WORK)
 
 
-@operator("weft::shifted_softplus")
+def _empty_like(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@operator("weft::shifted_softplus", _empty_like)
 def shifted_softplus(x: Tensor) -> Tensor:
     """ln(1 + e^x) - ln 2 of every element, any shape; 0 at 0."""
     if not has_loop(x):
         return functional.softplus(x) - _LN2
-    out = torch.empty(x.shape, dtype=x.dtype)
+    out = _empty_like(x)
     _fill(_softplus_rows, _flat(x), out)
     return out
 
 
-@shifted_softplus.register_fake
-def _(x: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+@shifted_softplus.derivative(lambda ctx, inputs, output: [output])
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor]:
+    return (_softplus_backward(*ctx.saved_tensors, grad),)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(output)
-
-
-def _backward(ctx: Any, grad: Tensor) -> Tensor:
-    (y,) = ctx.saved_tensors
-    gradient: Tensor = _softplus_backward(y, grad)
-    return gradient
-
-
-shifted_softplus.register_autograd(_backward, setup_context=_setup)
-
-
-@operator("weft::softplus_backward")
+@operator("weft::softplus_backward", _empty_like)
 def _softplus_backward(y: Tensor, grad: Tensor) -> Tensor:
     """The gradient in x of y = shifted_softplus(x), from y: it need not keep x."""
     require(y.shape == grad.shape, "y and its gradient must have one shape", y, grad)
     if not has_loop(y, grad):
         return grad * (1 - 0.5 * torch.exp(-y))
-    out = torch.empty(y.shape, dtype=y.dtype)
+    out = _empty_like(y)
     _fill(_gradient_rows, _flat(y), _flat(grad), out)
     return out
 
 
-@_softplus_backward.register_fake
-def _(y: Tensor, grad: Tensor) -> Tensor:
-    return torch.empty_like(y, memory_format=torch.contiguous_format)
-
-
+@_softplus_backward.derivative()
 def _backward_of_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
     y, inner = ctx.saved_tensors
     half = 0.5 * torch.exp(-y)
     return grad * inner * half, grad * (1 - half)
-
-
-_softplus_backward.register_autograd(_backward_of_backward, setup_context=save_inputs)
 
 
 @shared_rows
@@ -127,19 +111,11 @@ def _edge_rows(
             out[edge, f] = softplus_of(a[sender, f] + b[receiver, f] + c[own, f])
 
 
-@operator("weft::edge_softplus")
+@operator(
+    "weft::edge_softplus", lambda a, b, c, edges, _: a.new_empty(edges.senders.shape[0], a.shape[1])
+)
 def edge_softplus(
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    senders: Tensor,
-    receivers: Tensor,
-    in_offsets: Tensor,
-    out_offsets: Tensor,
-    out_order: Tensor,
-    forward: Tensor | None,
-    backward: Tensor | None,
-    of_edge: Tensor | None,
+    a: Tensor, b: Tensor, c: Tensor, edges: BatchEdges, pairs: Pairs | None
 ) -> Tensor:
     """Shifted softplus of a[sender] + b[receiver] + c, [E, F].
 
@@ -147,54 +123,35 @@ def edge_softplus(
         a: [N, F], what each node sends.
         b: [N, F], what each node receives with.
         c: [E, F] the edge's own, or [P, F] that of a pair of edges where these are given.
-        senders: int [E]; this and the next as in GraphBatch.
-        receivers: int [E], ascending.
-        in_offsets: int [N + 1].
-        out_offsets: int [N + 1].
-        out_order: int [E].
-        forward: int [P], see GraphBatch.pairs.
-        backward: int [P].
-        of_edge: int [E].
+        edges: given by its fields, as are the pairs.
+        pairs: of the edges, or None.
     """
-    edges = senders.numel()
-    rows = edges if forward is None else forward.numel()
-    right = a.ndim == 2 and a.shape == b.shape and a.shape[0] == in_offsets.numel() - 1
+    edges.check(pairs)
+    rows = (edges.senders if pairs is None else pairs.forward).numel()
+    right = a.ndim == 2 and a.shape == b.shape and a.shape[0] == edges.in_offsets.numel() - 1
     if not right or c.shape != (rows, a.shape[1]):
         raise ValueError(
             f"a and b need one row per node and c one for each of {rows}: they are "
             f"{list(a.shape)}, {list(b.shape)} and {list(c.shape)}"
         )
-    pairs = (forward, backward, of_edge)
-    require_edges(receivers, senders, in_offsets, out_offsets, out_order, *pairs)
+    senders, receivers = edges[:2]
+    of_edge = None if pairs is None else pairs.of_edge
     if not has_loop(a, b, c):
         own = c if of_edge is None else c[of_edge.long()]
         activated: Tensor = shifted_softplus(a[senders.long()] + b[receivers.long()] + own)
         return activated
-    out = torch.empty(edges, a.shape[1], dtype=a.dtype)
+    out: Tensor = edge_softplus.empty(a, b, c, edges, pairs)
     arguments = (*map(array_of, (a, b, c, senders, receivers, of_edge)), out.numpy())
-    _edge_rows.share(arguments, edges, out.numel() * _WORK)
+    _edge_rows.share(arguments, out.shape[0], out.numel() * _WORK)
     return out
 
 
-@edge_softplus.register_fake
-def _(a: Tensor, b: Tensor, c: Tensor, senders: Tensor, *_: Any) -> Tensor:
-    return a.new_empty(senders.shape[0], a.shape[1])
-
-
-def _edge_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(output, *inputs[3:])
-
-
-def _edge_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+@edge_softplus.derivative(lambda ctx, inputs, output: (output, *inputs[3:]))
+def _edge_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
     y, senders, receivers, in_offsets, out_offsets, out_order, *pairs = ctx.saved_tensors
     gradient = _softplus_backward(y, grad)
-    own = gradient if pairs[0] is None else pair_sums(gradient, *pairs)
     return (
         segment_ops.segment_sum(gradient, out_offsets, out_order, senders, False),
         segment_ops.segment_sum(gradient, in_offsets, None, receivers, False),
-        own,
-        *(None,) * 8,
+        gradient if pairs[0] is None else pair_sums(gradient, *pairs),
     )
-
-
-edge_softplus.register_autograd(_edge_backward, setup_context=_edge_setup)

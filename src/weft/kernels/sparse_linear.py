@@ -189,7 +189,10 @@ def _blocks_of(samples: int, values: Tensor) -> tuple[int, int, int]:
     return blocks, chunk, -(-blocks // chunk)
 
 
-@operator("weft::sparse_linear")
+@operator(
+    "weft::sparse_linear",
+    lambda x, values, bias, pattern, outputs, relu: x.new_empty(outputs, x.shape[0]).t(),
+)
 def _sparse_linear(
     x: Tensor, values: Tensor, bias: Tensor | None, pattern: Tensor, outputs: int, relu: bool
 ) -> Tensor:
@@ -205,17 +208,9 @@ def _sparse_linear(
     return out.t()
 
 
-@_sparse_linear.register_fake
-def _(x: Tensor, values: Any, bias: Any, pattern: Any, outputs: int, relu: bool) -> Tensor:
-    return x.new_empty(outputs, x.shape[0]).t()
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, values, bias, pattern, _, relu = inputs
-    ctx.save_for_backward(x, values, pattern, output if relu else None)
-    ctx.has_bias = bias is not None
-
-
+@_sparse_linear.derivative(
+    lambda ctx, inputs, out: (*inputs[:2], inputs[3], out if inputs[5] else None)
+)
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, values, pattern, made = ctx.saved_tensors
     wanted = ctx.needs_input_grad[0]
@@ -231,14 +226,17 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_x, grad_values, grad_bias = _sparse_linear_backward(
             grad, x, values, pattern, made, wanted
         )
-    bias = grad_bias if ctx.has_bias else None
-    return grad_x if wanted else None, grad_values, bias, None, None, None
+    return grad_x if wanted else None, grad_values, grad_bias if ctx.needs_input_grad[2] else None
 
 
-_sparse_linear.register_autograd(_backward, setup_context=_setup)
+def _empty_gradients(
+    grad: Tensor, x: Tensor, values: Tensor, pattern: Any, made: Any, wanted: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    grad_x = x.new_empty(x.shape[1] if wanted else 0, x.shape[0]).t()
+    return grad_x, torch.empty_like(values), x.new_empty(grad.shape[1])
 
 
-@operator("weft::sparse_linear_backward")
+@operator("weft::sparse_linear_backward", _empty_gradients)
 def _sparse_linear_backward(
     grad: Tensor, x: Tensor, values: Tensor, pattern: Tensor, made: Tensor | None, wanted: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -249,11 +247,9 @@ def _sparse_linear_backward(
     require(right, "gradients must have the shape and dtype of the output", grad, x, made)
     _check_shapes(x, values, None, pattern, grad.shape[1])
     _check_pattern(pattern, grad.shape[1], x.shape[1])
-    samples, inputs = x.shape
-    count, outputs = values.shape[0], grad.shape[1]
+    samples, count, outputs = x.shape[0], values.shape[0], grad.shape[1]
     _, chunk, chunks = _blocks_of(samples, values)
-    grad_x = x.new_empty(inputs if wanted else 0, samples)
-    grad_values, grad_bias = x.new_empty(count), x.new_empty(outputs)
+    grads = _empty_gradients(grad, x, values, pattern, made, wanted)
     loops.backward(
         POOL,
         threads_for(2 * count * samples),
@@ -264,17 +260,9 @@ def _sparse_linear_backward(
         wanted,
         chunk,
         chunks,
-        grad_x.numpy(),
-        grad_values.numpy(),
-        grad_bias.numpy(),
+        *(t.t().numpy() for t in grads),
     )
-    return grad_x.t(), grad_values, grad_bias
-
-
-@_sparse_linear_backward.register_fake
-def _(grad: Tensor, x: Tensor, values: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    grad_x = x.new_empty(x.shape[1] if others[-1] else 0, x.shape[0]).t()
-    return grad_x, torch.empty_like(values), x.new_empty(grad.shape[1])
+    return grads
 
 
 def _sum_of_chunks(parts: Tensor, order: Tensor, chunks: int) -> tuple[Tensor, Tensor]:
@@ -350,7 +338,10 @@ def _products(x_values: Tensor, by_columns: Tensor, count: int) -> int:
     return x_values.shape[0] * count // max(1, inputs)
 
 
-@operator("weft::sparse_input_linear")
+@operator(
+    "weft::sparse_input_linear",
+    lambda x_values, *others: x_values.new_empty(others[3].shape[0] - 1, others[5]),
+)
 def _few_inputs(
     x_values: Tensor,
     values: Tensor,
@@ -375,27 +366,22 @@ def _few_inputs(
     return out
 
 
-@_few_inputs.register_fake
-def _(x_values: Tensor, *others: Any) -> Tensor:
-    _, _, _, x_offsets, _, outputs = others
-    return x_values.new_empty(x_offsets.shape[0] - 1, outputs)
+def _few_inputs_saved(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> tuple[Any, ...]:
+    x_values, values, _, *topology, _ = inputs
+    ctx.count = values.shape[0]
+    return x_values, *topology
 
 
-def _few_inputs_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x_values, values, bias, x_columns, x_offsets, pattern, _ = inputs
-    ctx.save_for_backward(x_values, x_columns, x_offsets, pattern)
-    ctx.count, ctx.has_bias = values.shape[0], bias is not None
-
-
+@_few_inputs.derivative(_few_inputs_saved)
 def _few_inputs_grad(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     values, bias = _few_inputs_backward(grad, *ctx.saved_tensors, ctx.count)
-    return None, values, bias if ctx.has_bias else None, None, None, None, None
+    return None, values, bias if ctx.needs_input_grad[2] else None
 
 
-_few_inputs.register_autograd(_few_inputs_grad, setup_context=_few_inputs_setup)
-
-
-@operator("weft::sparse_input_linear_backward")
+@operator(
+    "weft::sparse_input_linear_backward",
+    lambda grad, *others: (grad.new_empty(others[-1]), grad.new_empty(grad.shape[1])),
+)
 def _few_inputs_backward(
     grad: Tensor,
     x_values: Tensor,
@@ -418,9 +404,3 @@ def _few_inputs_backward(
     operations = _products(x_values, by_columns, count)
     loops.few_inputs_backward.share(arguments, chunks, operations)
     return _sum_of_chunks(parts, order, chunks)
-
-
-@_few_inputs_backward.register_fake
-def _(grad: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    count = others[-1]
-    return grad.new_empty(count), grad.new_empty(grad.shape[1])

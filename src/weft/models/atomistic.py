@@ -6,7 +6,6 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,8 @@ from torch import Tensor, nn
 from weft.checked_indices import right_pairs, trust
 from weft.graphs import GraphBatch
 from weft.kernels import gather_receivers, gather_senders, segment_mean, segment_sum
-from weft.kernels.edge_pairs import EdgePairs, pair_spmm, sorted_pairs
+from weft.kernels.edge_pairs import BatchEdges, EdgePairs, Pairs, pair_spmm, sorted_pairs
+from weft.kernels.segment_ops import Matrix
 from weft.models.config import Pooling
 
 # Å². Padding edges have length 0, where the square root has no finite gradient.
@@ -94,7 +94,8 @@ class NeighbourPairs:
 
     def spmm(self, x: Tensor, weight: Tensor) -> Tensor:
         """Sum over incoming edges of weight[pair] · x[sender], [N, F]; weight [P, F], x [N, F]."""
-        out: Tensor = pair_spmm(x, weight, *self._edges())
+        matrix, pairs = self._edges()
+        out: Tensor = pair_spmm(x, weight, *matrix, *pairs)
         return out
 
     @functools.cached_property
@@ -102,11 +103,10 @@ class NeighbourPairs:
         """The edges, for operators that take them as one."""
         return EdgePairs(*self._edges())
 
-    def _edges(self) -> tuple[Any, ...]:
-        batch = self.batch
-        edges = (batch.receivers, batch.senders, batch.in_offsets, None)
-        transposed = (batch.out_offsets, batch.out_order)
-        return *edges, *transposed, self.forward, self.backward, self.of_edge
+    def _edges(self) -> tuple[Matrix, Pairs]:
+        senders, receivers, in_offsets, out_offsets, out_order = BatchEdges.of(self.batch)
+        matrix = Matrix(receivers, senders, in_offsets, None, out_offsets, out_order)
+        return matrix, Pairs(self.forward, self.backward, self.of_edge)
 
 
 def neighbours_of(batch: GraphBatch, *, step: float, dtype: torch.dtype) -> NeighbourPairs:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from weft.graphs import GraphBatch
 from weft.kernels import edge_softplus, gaussian_product, shifted_softplus, spmm
+from weft.kernels.edge_pairs import BatchEdges
 from weft.models.atomistic import (
     Elements,
     NeighbourPairs,
@@ -61,17 +62,8 @@ class EdgeInteraction(nn.Module):
         pairs: tuple[Tensor | None, ...] = (None, None, None)
         if near is not None:
             pairs = (near.forward, near.backward, near.of_edge)
-        active = edge_softplus(
-            self.of_sender(h),
-            self.of_receiver(h),
-            own,
-            batch.senders,
-            batch.receivers,
-            batch.in_offsets,
-            batch.out_offsets,
-            batch.out_order,
-            *pairs,
-        )
+        ends = (self.of_sender(h), self.of_receiver(h))
+        active = edge_softplus(*ends, own, *BatchEdges.of(batch), *pairs)
         edge = self.edge(active)
         weight = edge
         for layer in self.filter:
