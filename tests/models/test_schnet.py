@@ -171,7 +171,7 @@ def test_messages_fade_at_the_cutoff(atoms_batch, padded, aggregation):
         ({"centres": 0}, "centres is 0"),
         ({"spacing": 0.0}, "spacing is 0.0 Å; it must be above 0"),
         ({"sharpness": math.inf}, "sharpness is inf 1/Å²"),
-        ({"aggregation": "max"}, "aggregation is 'max'; it must be 'sum' or 'mean'"),
+        ({"aggregation": "max"}, "aggregation is 'max'; choose from sum, mean"),
         ({"readout": "max"}, "readout is 'max'"),
     ],
 )

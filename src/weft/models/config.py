@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from weft.sources.program_graph import NUM_TYPES, VOCABULARY
@@ -17,9 +18,10 @@ Start = Literal["subtokens", "bits"]
 def check_settings(
     config: Any,
     *,
-    least: Mapping[str, int],
-    positive: Mapping[str, str] | None = None,
-    pooling: Sequence[str] = (),
+    least: Mapping[str, int] = MappingProxyType({}),
+    positive: Mapping[str, str] = MappingProxyType({}),
+    chances: Sequence[str] = (),
+    choices: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Raise ValueError for a setting that makes no model.
 
@@ -27,18 +29,22 @@ def check_settings(
         config: the settings.
         least: the smallest value of whole numbers, by name.
         positive: the units of numbers above 0, by name; None is none of them.
-        pooling: names of ways to pool.
+        chances: names of probabilities.
+        choices: the Literal that has a setting's values, by name.
     """
     for name, smallest in least.items():
         if (value := getattr(config, name)) < smallest:
             raise ValueError(f"{name} is {value}; it must be at least {smallest}")
-    for name, unit in (positive or {}).items():
+    for name, unit in positive.items():
         value = getattr(config, name)
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"{name} is {value} {unit}; it must be above 0 and finite")
-    for name in pooling:
-        if (value := getattr(config, name)) not in get_args(Pooling):
-            raise ValueError(f"{name} is {value!r}; it must be 'sum' or 'mean'")
+    for name in chances:
+        if not 0.0 <= (value := getattr(config, name)) < 1.0:
+            raise ValueError(f"{name} is {value}; it must be in [0, 1)")
+    for name, kind in choices.items():
+        if (value := getattr(config, name)) not in get_args(kind):
+            raise ValueError(f"{name} is {value!r}; choose from {', '.join(get_args(kind))}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +60,7 @@ class FNNConfig:
     activation: Activation = "relu"
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout is {self.dropout}; it must be in [0, 1)")
-        if self.activation not in get_args(Activation):
-            raise ValueError(
-                f"activation is {self.activation!r}; choose from {', '.join(get_args(Activation))}"
-            )
+        check_settings(self, chances=("dropout",), choices={"activation": Activation})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +78,7 @@ class GCNConfig:
     input_dropout: float = 0.5
 
     def __post_init__(self) -> None:
-        for name in ("dropout", "input_dropout"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be in [0, 1)")
+        check_settings(self, chances=("dropout", "input_dropout"))
         if not all(width > 0 for width in self.hidden):
             raise ValueError(f"hidden widths are {self.hidden}; each must be at least 1")
 
@@ -115,11 +114,7 @@ class GGNNConfig:
     recompute: bool = False
 
     def __post_init__(self) -> None:
-        if self.start not in get_args(Start):
-            raise ValueError(f"start is {self.start!r}; choose from {', '.join(get_args(Start))}")
-        for name, low in (("hidden", 2), ("vocabulary", 2)):
-            if getattr(self, name) < low:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {low}")
+        check_settings(self, least={"hidden": 2, "vocabulary": 2}, choices={"start": Start})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +149,7 @@ class GaussianConfig:
             self,
             least={"hidden": 2, "layers": 1, "centres": 1},
             positive={"spacing": "Å", "sharpness": "1/Å²", "cutoff": "Å"},
-            pooling=("aggregation", "readout"),
+            choices={"aggregation": Pooling, "readout": Pooling},
         )
 
 
@@ -211,5 +206,5 @@ class PaiNNConfig:
             self,
             least={"hidden": 2, "layers": 1, "radial": 2},
             positive={"cutoff": "Å"},
-            pooling=("readout",),
+            choices={"readout": Pooling},
         )
