@@ -52,15 +52,24 @@ class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
         super().__init__(manager, vector, ir.VectorType(real, vector.width))
 
 
-def _place(context: Any, builder: Any, kind: Any, values: Any, vector: Any) -> Any:
-    """Pointer to the vector at array[row, column]."""
+def _places(
+    context: Any, builder: Any, kind: Any, values: Any, vector: Any, rows: int = 1
+) -> list[Any]:
+    """Pointers to the vectors at array[row, column] and in the rows after it.
+
+    `values` are the array, row and column.
+    """
     view = context.make_array(kind)(context, builder, values[0])
-    strides = cgutils.unpack_tuple(builder, view.strides)
-    address = builder.ptrtoint(view.data, strides[0].type)
-    address = builder.add(address, builder.mul(values[1], strides[0]))
-    size = strides[0].type(kind.dtype.bitwidth // 8)
+    stride = cgutils.unpack_tuple(builder, view.strides)[0]
+    address = builder.ptrtoint(view.data, stride.type)
+    address = builder.add(address, builder.mul(values[1], stride))
+    size = stride.type(kind.dtype.bitwidth // 8)
     address = builder.add(address, builder.mul(values[2], size))
-    return builder.inttoptr(address, context.get_value_type(vector).as_pointer())
+    found = []
+    for _ in range(rows):
+        found.append(builder.inttoptr(address, vector.as_pointer()))
+        address = builder.add(address, stride)
+    return found
 
 
 @intrinsic
@@ -69,7 +78,8 @@ def load(typing_context: Any, array: Any, row: Any, column: Any) -> Any:
     vector = _Vector(array.dtype)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        place = _place(context, builder, signature.args[0], values, vector)
+        kind = context.get_value_type(vector)
+        (place,) = _places(context, builder, signature.args[0], values, kind)
         return builder.load(place, align=array.dtype.bitwidth // 8)
 
     return vector(array, types.intp, types.intp), generate
@@ -80,7 +90,8 @@ def store(typing_context: Any, array: Any, row: Any, column: Any, vector: Any) -
     """array[row, column:] = vector."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        place = _place(context, builder, signature.args[0], values, vector)
+        kind = context.get_value_type(vector)
+        (place,) = _places(context, builder, signature.args[0], values, kind)
         builder.store(values[3], place, align=array.dtype.bitwidth // 8)
         return context.get_dummy_value()
 
@@ -163,20 +174,8 @@ def turn(
         )
         size = x.dtype.bitwidth // 8
 
-        def places(array: Any, position: int) -> list[Any]:
-            view = context.make_array(array)(context, builder, values[position])
-            stride = cgutils.unpack_tuple(builder, view.strides)[0]
-            address = builder.ptrtoint(view.data, stride.type)
-            address = builder.add(address, builder.mul(values[position + 1], stride))
-            width = builder.mul(values[position + 2], stride.type(size))
-            address = builder.add(address, width)
-            found = []
-            for _ in range(SQUARE):
-                found.append(builder.inttoptr(address, kind.as_pointer()))
-                address = builder.add(address, stride)
-            return found
-
-        lines = [builder.load(place, align=size) for place in places(x, 0)]
+        read = _places(context, builder, x, values[:3], kind, SQUARE)
+        lines = [builder.load(place, align=size) for place in read]
         half = SQUARE // 2
         # To interleave the first half of the lines with the second, three times, turns a square
         # of eight.
@@ -188,7 +187,8 @@ def turn(
                     mask = ir.Constant(ir.VectorType(ir.IntType(32), SQUARE), pairs)
                     mixed.append(builder.shuffle_vector(one, other, mask))
             lines = mixed
-        for line, place in zip(lines, places(out, 3), strict=True):
+        written = _places(context, builder, out, values[3:], kind, SQUARE)
+        for line, place in zip(lines, written, strict=True):
             builder.store(line, place, align=size)
         return context.get_dummy_value()
 
