@@ -128,21 +128,14 @@ def _largest(x: Any) -> Any:
 @shared_rows
 @kernel
 def _value_bins(
-    address: int,
-    d: Any,
-    width: float,
-    starts: Any,
-    transform: Any,
-    at_nodes: Any,
-    sizes: Any,
-    outs: Any,
-    first: int,
-    stop: int,
+    address: int, bins: Any, at_nodes: Any, sizes: Any, outs: Any, first: int, stop: int
 ) -> None:
     """The rows of bins first:stop of the outs [P, F] = T @ terms [M, F] of each bin.
 
-    sizes[b] becomes the largest of a bin's first terms and of its last two.
+    sizes[b] becomes the largest of a bin's first terms and of its last two. `bins` are the
+    distances, the width of a bin, the first row of each, and `_transform`.
     """
+    d, width, starts, transform = bins
     features = outs[0].shape[1]
     t = np.empty((_longest(starts, first, stop), TERMS), dtype=d.dtype)
     terms = np.empty((TERMS, features), dtype=d.dtype)
@@ -162,18 +155,9 @@ def _value_bins(
 
 @shared_rows
 @kernel
-def _gradient_bins(
-    address: int,
-    d: Any,
-    width: float,
-    starts: Any,
-    transform: Any,
-    grads: Any,
-    outs: Any,
-    first: int,
-    stop: int,
-) -> None:
+def _gradient_bins(address: int, bins: Any, grads: Any, outs: Any, first: int, stop: int) -> None:
     """The transpose of `_value_bins`: outs [B · M, F], for bins first:stop, of grads [P, F]."""
+    d, width, starts, transform = bins
     features = grads[0].shape[1]
     t = np.empty((_longest(starts, first, stop), TERMS), dtype=d.dtype)
     terms = np.empty((TERMS, features), dtype=d.dtype)
@@ -233,7 +217,7 @@ def series_at(binned: Binned, at_nodes: Sequence[Any], width: float) -> list[Ten
     require(right, f"values [{TERMS} B, F] of {bins} bins needed", *at_nodes)
     outs = [torch.empty(len(d), features, dtype=torch.float32) for _ in at_nodes]
     sizes = np.empty((bins, 2), dtype=np.float32)
-    given = (gemm_address(torch.float32), d, width, starts, _transform())
+    given = (gemm_address(torch.float32), (d, width, starts, _transform()))
     arguments = (*given, tuple(at_nodes), sizes, tuple(out.numpy() for out in outs))
     _value_bins.share(arguments, bins, TERMS * len(d) * features * len(outs), starts)
     largest, last = sizes.max(axis=0)
@@ -248,7 +232,7 @@ def series_gradients(binned: Binned, grads: Sequence[Tensor], width: float) -> t
     bins = len(starts) - 1
     sorted_grads = grads if order is None else [grad[order] for grad in grads]
     outs = tuple(np.empty((bins * TERMS, grad.shape[1]), dtype=np.float32) for grad in grads)
-    given = (gemm_address(torch.float32), d, width, starts, _transform())
+    given = (gemm_address(torch.float32), (d, width, starts, _transform()))
     arguments = (*given, tuple(map(array_of, sorted_grads)), outs)
     _gradient_bins.share(arguments, bins, TERMS * sum(grad.numel() for grad in grads), starts)
     return outs

@@ -190,21 +190,26 @@ def is_fusable(*tensors: Tensor | None) -> bool:
 
 
 def differentiable_gradients(
-    ctx: Any, function: Callable[..., Tensor], given: Sequence[Tensor | None], grad: Tensor
+    ctx: Any,
+    function: Callable[..., Any],
+    given: Sequence[Tensor | None],
+    grads: Sequence[Tensor],
 ) -> list[Tensor | None]:
     """The gradients of function(*given) as functions of all that they depend on.
 
-    For the backward of an autograd Function whose first arguments are `given`, when its gradient is
-    itself to be differentiated: its loops have no derivatives, but `function`, which computes the
-    same, has.
+    For a backward pass whose first inputs are `given`, where its gradient may itself be
+    differentiated: loops have no derivatives, but `function`, which computes the same, has.
     """
-    # Views, so that a tensor made from another one is no way to that one.
-    views: list[Any] = [None if t is None else t.view_as(t) for t in given]
-    wanted = [k for k in range(len(views)) if ctx.needs_input_grad[k]]
-    found: list[Tensor | None] = [None] * len(views)
-    gradients = torch.autograd.grad(
-        function(*views), [views[k] for k in wanted], grad, create_graph=True
-    )
+    higher = torch.is_grad_enabled()
+    found: list[Tensor | None] = [None] * len(given)
+    with torch.enable_grad():
+        # Views, so that a tensor made from another one is no way to that one.
+        views: list[Any] = [None if t is None else t.view_as(t) for t in given]
+        wanted = [k for k in range(len(views)) if ctx.needs_input_grad[k]]
+        inputs, outputs = [views[k] for k in wanted], function(*views)
+        gradients = torch.autograd.grad(
+            outputs, inputs, grads, create_graph=higher, allow_unused=True
+        )
     for k, gradient in zip(wanted, gradients, strict=True):
         found[k] = gradient
     return found

@@ -16,46 +16,11 @@ from weft.checked_indices import check_pairs, check_range, check_segments, right
 from weft.kernels import plain_torch as plain
 from weft.kernels.custom_op import array_of, has_loop, operator, require
 from weft.kernels.message_passing import SortedEdges
-from weft.kernels.segment_ops import Matrix
-from weft.runtime import kernel, prefetch, shared_rows
+from weft.kernels.segment_ops import Matrix, spmm_rows
+from weft.runtime import kernel, shared_rows
 
-_AHEAD, _LINE = 8, 16
 # The square of the shortest distance: padding edges have no length, and a root no derivative at 0.
 _TINY = 1e-12
-
-
-@shared_rows
-@kernel
-def spmm_rows(
-    x: Any,
-    weight: Any,
-    of_edge: Any,
-    columns: Any,
-    offsets: Any,
-    order: Any,
-    out: Any,
-    first: int,
-    stop: int,
-) -> None:
-    """out[r] = Σ weight[of_edge[e]] · x[columns[e]] over row r's edges e."""
-    width = x.shape[1]
-    last = columns.shape[0] - 1
-    for row in range(first, stop):
-        for f in range(width):
-            out[row, f] = 0
-        for k in range(offsets[row], offsets[row + 1]):
-            if order is None:
-                edge = k
-                ahead = min(k + _AHEAD, last)
-            else:
-                edge = order[k]
-                ahead = order[min(k + _AHEAD, last)]
-            ahead_row = np.intp(of_edge[ahead])
-            for line in range(0, width, _LINE):
-                prefetch(weight, ahead_row, np.intp(line))
-            pair, column = of_edge[edge], columns[edge]
-            for f in range(width):
-                out[row, f] += weight[pair, f] * x[column, f]
 
 
 @shared_rows
@@ -190,7 +155,7 @@ def pair_spmm(x: Tensor, weight: Tensor, matrix: Matrix, pairs: Pairs) -> Tensor
     out: Tensor = pair_spmm.empty(x, weight, matrix)
     starts = array_of(offsets)
     given = map(array_of, (x, weight, pairs.of_edge, columns))
-    arguments = (*given, starts, array_of(order), out.numpy())
+    arguments = (*given, starts, array_of(order), False, out.numpy())
     spmm_rows.share(arguments, out.shape[0], columns.shape[0] * x.shape[1], starts)
     return out
 
@@ -273,26 +238,17 @@ def _rows_backward(ctx: Any, grad: Tensor) -> tuple[Tensor]:
 
 @kernel
 def _sort(
-    pos: Any,
-    shift: Any,
-    senders: Any,
-    receivers: Any,
-    forward: Any,
-    backward: Any,
-    of_edge: Any,
-    width: float,
-    new_distance: Any,
-    new_forward: Any,
-    new_backward: Any,
-    new_of_edge: Any,
+    pos: Any, shift: Any, senders: Any, receivers: Any, pairs: Any, width: float, made: Any
 ) -> None:
     """Distances of the pairs, and their counting sort by ⌊distance / width⌋."""
+    forward, backward, of_edge = pairs
+    new_distance, new_forward, new_backward, new_of_edge = made
     bins = 256
     starts = np.zeros(bins + 1, dtype=np.int64)
-    pairs = forward.shape[0]
-    keys = np.empty(pairs, dtype=np.int32)
-    distances = np.empty(pairs, dtype=pos.dtype)
-    for pair in range(pairs):
+    count = forward.shape[0]
+    keys = np.empty(count, dtype=np.int32)
+    distances = np.empty(count, dtype=pos.dtype)
+    for pair in range(count):
         edge = forward[pair]
         sender, receiver = senders[edge], receivers[edge]
         square = pos.dtype.type(_TINY)
@@ -310,8 +266,8 @@ def _sort(
         starts[key + 1] += 1
     for key in range(bins):
         starts[key + 1] += starts[key]
-    ranks = np.empty(pairs, dtype=of_edge.dtype)
-    for pair in range(pairs):
+    ranks = np.empty(count, dtype=of_edge.dtype)
+    for pair in range(count):
         rank = starts[keys[pair]]
         starts[keys[pair]] += 1
         ranks[pair] = rank
@@ -372,8 +328,9 @@ def sorted_pairs(
     # torch counts no changes of tensors made in inference mode: each layer would check them again.
     with torch.inference_mode(False):
         found = _empty_pairs(pos, shift, senders, receivers, pairs, width)
-    given = map(array_of, (pos, shift, senders, receivers, *pairs))
-    arguments: Any = (*given, width, *(t.numpy() for t in found))
+    given = map(array_of, (pos, shift, senders, receivers))
+    made = tuple(t.numpy() for t in found)
+    arguments: Any = (*given, tuple(map(array_of, pairs)), width, made)
     _sort(*arguments)
     trust(right_pairs, found[1:], edges)
     return found

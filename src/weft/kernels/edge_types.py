@@ -59,14 +59,13 @@ def _forward_chunks(
     bias: Any,
     columns: Any,
     offsets: Any,
-    counts: Any,
-    chunk_types: Any,
-    chunk_starts: Any,
+    chunks: Any,
     out: Any,
     first: int,
     stop: int,
 ) -> None:
     """Chunks first:stop of out [R, O] = (Σ h over the row's columns) @ weight[type] + count b."""
+    counts, chunk_types, chunk_starts = chunks
     width, outputs = weight.shape[1:]
     space = np.empty((_BLOCK_ROWS, width), dtype=h.dtype)
     for chunk in range(first, stop):
@@ -92,13 +91,8 @@ def _backward_chunks(
     h: Any,
     weight: Any,
     grad: Any,
-    columns: Any,
-    offsets: Any,
-    to_columns: Any,
-    to_offsets: Any,
-    counts: Any,
-    chunk_types: Any,
-    chunk_starts: Any,
+    edges: Any,
+    chunks: Any,
     wanted: bool,
     grad_rows: Any,
     weight_grad: Any,
@@ -111,6 +105,8 @@ def _backward_chunks(
     `to_columns`, `to_offsets` say which nodes' gradients [N, O] come back to a row. There is no
     gradient in the rows unless it is `wanted`.
     """
+    columns, offsets, to_columns, to_offsets = edges
+    counts, chunk_types, chunk_starts = chunks
     width, outputs = weight.shape[1:]
     gathered = np.empty((_BLOCK_ROWS, width), dtype=h.dtype)
     row_grads = np.empty((_BLOCK_ROWS, outputs), dtype=h.dtype)
@@ -258,8 +254,9 @@ def _typed(h: Tensor, weight: Tensor, bias: Tensor | None, rows: _Rows) -> Tenso
     rows.check(h, weight, bias)
     count, outputs = rows.counts.shape[0], weight.shape[2]
     made = h.new_empty(count, outputs)
-    given = (h, weight, bias, rows.into_columns, rows.into_offsets, *rows[8:])
-    arguments = (gemm_address(h.dtype), *map(array_of, given), made.numpy())
+    given = map(array_of, (h, weight, bias, rows.into_columns, rows.into_offsets))
+    chunks = tuple(map(array_of, rows[8:]))
+    arguments = (gemm_address(h.dtype), *given, chunks, made.numpy())
     operations, starts = count * weight.shape[1] * outputs, array_of(rows.chunk_starts)
     _forward_chunks.share(arguments, rows.chunk_types.shape[0], operations, starts)
     return _sums(made, rows.out_offsets, rows.out_columns)
@@ -302,10 +299,11 @@ def _typed_backward(
     weight_grad = h.new_empty(chunks, *weight.shape[1:])
     bias_grad = h.new_zeros(chunks, weight.shape[2])
     edges = (rows.into_columns, rows.into_offsets, rows.out_t_columns, rows.out_t_offsets)
-    given = (h, weight, grad, *edges, *rows[8:])
     arguments = (
         gemm_address(h.dtype),
-        *map(array_of, given),
+        *map(array_of, (h, weight, grad)),
+        tuple(map(array_of, edges)),
+        tuple(map(array_of, rows[8:])),
         wanted,
         grad_rows.numpy(),
         weight_grad.numpy(),

@@ -32,7 +32,6 @@ from weft.kernels.vector_math import (
     add_and_activate,
     add_rows,
     multiply_by_derivative,
-    sum_chunks,
     times_derivative,
 )
 from weft.runtime import gemm, gemm_address, kernel, shared_rows
@@ -95,14 +94,12 @@ def _gradient_chunks(
     activate: bool,
     bias: bool,
     chunk: int,
-    first_grad: Any,
-    first_bias: Any,
-    second_grad: Any,
-    second_bias: Any,
+    made: Any,
     first: int,
     stop: int,
 ) -> None:
     """Chunks first:stop: the weights' gradients [C, ...] of each, which must be 0 before."""
+    first_grad, first_bias, second_grad, second_bias = made
     centres, width = first_grad.shape[1], second.shape[1]
     total = inner.shape[1]
     space = np.empty(BLOCK_ROWS * centres, dtype=d.dtype)
@@ -228,6 +225,14 @@ def _together(layers: _Layers) -> tuple[Tensor, Tensor | None, Tensor, Tensor | 
     )
 
 
+def _as_loops_take(
+    first: Tensor, first_bias: Tensor | None, second: Tensor, second_bias: Tensor | None
+) -> tuple[Any, Any, Any, Any]:
+    """The arrays; in the table of the first layer a band of centres is then a block of rows."""
+    arrays = (array_of(t) for t in (first_bias, second, second_bias))
+    return array_of(first.t()), *arrays
+
+
 def _plain(d: Tensor, layers: _Layers, settings: _Settings) -> list[Tensor]:
     first, first_bias, second, second_bias = _together(layers)
     basis = gaussian_basis(d, first.shape[1], settings.spacing, settings.sharpness)
@@ -252,22 +257,12 @@ class _Series:
         self.settings, self.bias = settings, bool(layers.first_bias)
         self.width = bin_width(settings.sharpness)
         self.nodes = nodes_of(bins, self.width).numpy()
-        first, second = tuple(map(array_of, layers.first)), tuple(map(array_of, layers.second))
-        features, self.centres = first[0].shape
-        table = np.empty((self.centres, len(first) * features), dtype=np.float32)
-        self.second = np.empty((len(second), features, features), dtype=np.float32)
-        _pack(first, second, table, self.second)
-        biases: list[Any] = [None, None]
-        if self.bias:
-            of_first, of_second = layers.first_bias, layers.second_bias
-            biases = [
-                np.concatenate([array_of(t) for t in of_first]),
-                np.stack([array_of(t) for t in of_second]),
-            ]
-        rows = len(self.nodes)
-        self.inner = np.empty((rows, table.shape[1]), dtype=np.float32)
-        self.at_nodes = tuple(np.empty((rows, features), dtype=np.float32) for _ in first)
-        weights = (table, biases[0], self.second, biases[1])
+        with torch.no_grad():
+            weights = _as_loops_take(*_together(layers))
+        self.centres, self.second, rows = len(weights[0]), weights[2], len(self.nodes)
+        networks, features, _ = self.second.shape
+        self.inner = np.empty((rows, networks * features), dtype=np.float32)
+        self.at_nodes = tuple(np.empty((networks, rows, features), dtype=np.float32))
         _run(self.nodes, *weights, settings, self.inner, self.at_nodes)
         self.binned = in_bins(d, self.width, bins)
         self.values = series_at(self.binned, self.at_nodes, self.width)
@@ -275,46 +270,16 @@ class _Series:
     def gradients(self, grads: Sequence[Tensor]) -> _Layers:
         at_nodes = series_gradients(self.binned, grads, self.width)
         arguments = (self.nodes, self.second, self.inner, self.at_nodes, at_nodes, self.centres)
-        first, first_bias, second, second_bias = _run_back(*arguments, self.settings, self.bias)
-        networks, features, _ = self.second.shape
-        firsts, seconds = (
-            tuple(torch.empty(features, size, dtype=torch.float32) for _ in range(networks))
-            for size in (self.centres, features)
+        found = _run_back(*arguments, self.settings, self.bias)
+        first, first_bias, second, second_bias = (
+            torch.from_numpy(part.sum(axis=0)) for part in found
         )
-        _unpack(first, second, *(tuple(t.numpy() for t in ts) for ts in (firsts, seconds)))
+        networks, features, _ = self.second.shape
+        firsts = first.view(self.centres, networks, features).permute(1, 2, 0).contiguous()
         if not self.bias:
-            return _Layers(firsts, (), seconds, ())
-        of_first = torch.from_numpy(first_bias.sum(0)).view(networks, features)
-        of_second = torch.from_numpy(second_bias.sum(0))
-        return _Layers(firsts, of_first.unbind(), seconds, of_second.unbind())
-
-
-@kernel
-def _pack(first: Any, second: Any, table: Any, stacked: Any) -> None:
-    """table [K, L · F] and stacked [L, F, F] of the weights first [F, K] and second [F, F]."""
-    features = stacked.shape[1]
-    for number in range(len(first)):
-        weight, own = first[number], table[:, number * features : (number + 1) * features]
-        for k in range(weight.shape[1]):
-            for j in range(features):
-                own[k, j] = weight[j, k]
-        stacked[number] = second[number]
-
-
-@kernel
-def _unpack(table: Any, stacked: Any, first: Any, second: Any) -> None:
-    """Sums over chunks of table [C, K, L · F] and stacked [C, L, F, F], as `_pack` takes them."""
-    features = stacked.shape[2]
-    for chunk in range(1, table.shape[0]):
-        for k in range(table.shape[1]):
-            for j in range(table.shape[2]):
-                table[0, k, j] += table[chunk, k, j]
-    for number in range(len(first)):
-        weight, own = first[number], table[0, :, number * features : (number + 1) * features]
-        for j in range(features):
-            for k in range(weight.shape[1]):
-                weight[j, k] = own[k, j]
-        sum_chunks(stacked[:, number], second[number])
+            return _Layers(firsts.unbind(), (), second.unbind(), ())
+        biases = (first_bias.view(networks, features).unbind(), second_bias.unbind())
+        return _Layers(firsts.unbind(), biases[0], second.unbind(), biases[1])
 
 
 class _BySeries(torch.autograd.Function):
@@ -360,8 +325,7 @@ def _filters(
     right = right and all(t is None or t.dtype == d.dtype for t in given)
     require(right, "d [P], first [L · F, K] and second [L, F, F] of one dtype needed", *given)
     *outs, inner = _empty_filters(d, first, first_bias, second)
-    # The weights of a band of centres are then rows.
-    weights = tuple(map(array_of, (first.t(), first_bias, second, second_bias)))
+    weights = _as_loops_take(first, first_bias, second, second_bias)
     made = (inner.numpy(), tuple(out.numpy() for out in outs))
     arguments: Any = (array_of(d), *weights, settings, *made)
     _run(*arguments)
@@ -468,6 +432,6 @@ def _run_back(
     )
     form = form_of(centres, settings.spacing, settings.sharpness)
     given = (d, second, inner, outs, grads, form, settings.activate, bias, chunk)
-    arguments = (gemm_address(dtype), *given, *made)
+    arguments = (gemm_address(dtype), *given, made)
     _gradient_chunks.share(arguments, chunks, inner.size * second.shape[1])
     return made

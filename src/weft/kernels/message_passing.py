@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from weft.kernels import segment_ops
+from weft.kernels.custom_op import Operator
 
 
 class SortedEdges(Protocol):
@@ -33,7 +34,6 @@ def spmm(edges: SortedEdges, x: Tensor, weight: Tensor | None = None) -> Tensor:
         x: [N, ...].
         weight: [E] or [E, 1], one an edge; [E, ...], as many as a row of x has; None for ones.
     """
-    flat = _flat(x)
     if weight is not None and weight.ndim > 1:
         # One column is one weight an edge, the shape that other libraries give edge attributes.
         if weight.shape[1:] == (1,):
@@ -45,43 +45,35 @@ def spmm(edges: SortedEdges, x: Tensor, weight: Tensor | None = None) -> Tensor:
             )
         else:
             weight = _flat(weight)
-    out = segment_ops.spmm(
-        flat,
-        weight,
-        edges.receivers,
-        edges.senders,
-        edges.in_offsets,
-        None,
-        edges.out_offsets,
-        edges.out_order,
-    )
-    return _shaped(out, x)
+    return _by_rows(segment_ops.spmm, x, weight, *matrix_of(edges))
+
+
+def matrix_of(edges: SortedEdges) -> segment_ops.Matrix:
+    """The matrix that has an entry at (receiver, sender) for each edge."""
+    leaving = (edges.out_offsets, edges.out_order)
+    return segment_ops.Matrix(edges.receivers, edges.senders, edges.in_offsets, None, *leaving)
 
 
 def gather_senders(edges: SortedEdges, x: Tensor) -> Tensor:
     """x [N, ...] of each edge's sender, [E, ...]."""
-    out = segment_ops.gather(_flat(x), edges.senders, edges.out_offsets, edges.out_order)
-    return _shaped(out, x)
+    return _by_rows(segment_ops.gather, x, edges.senders, edges.out_offsets, edges.out_order)
 
 
 def gather_receivers(edges: SortedEdges, x: Tensor) -> Tensor:
     """x [N, ...] of each edge's receiver, [E, ...]."""
-    out = segment_ops.gather(_flat(x), edges.receivers, edges.in_offsets, None)
-    return _shaped(out, x)
+    return _by_rows(segment_ops.gather, x, edges.receivers, edges.in_offsets, None)
 
 
 def sum_to_receivers(edges: SortedEdges, values: Tensor) -> Tensor:
     """Sum of edge values [E, ...] over the edges that enter each node, [N, ...]."""
-    out = segment_ops.segment_sum(_flat(values), edges.in_offsets, None, edges.receivers, False)
-    return _shaped(out, values)
+    entering = (edges.in_offsets, None, edges.receivers)
+    return _by_rows(segment_ops.segment_sum, values, *entering, False)
 
 
 def sum_to_senders(edges: SortedEdges, values: Tensor) -> Tensor:
     """Sum of edge values [E, ...] over the edges that leave each node, [N, ...]."""
-    out = segment_ops.segment_sum(
-        _flat(values), edges.out_offsets, edges.out_order, edges.senders, False
-    )
-    return _shaped(out, values)
+    leaving = (edges.out_offsets, edges.out_order, edges.senders)
+    return _by_rows(segment_ops.segment_sum, values, *leaving, False)
 
 
 def segment_sum(values: Tensor, offsets: Tensor, index: Tensor | None = None) -> Tensor:
@@ -89,20 +81,23 @@ def segment_sum(values: Tensor, offsets: Tensor, index: Tensor | None = None) ->
 
     `index` [E], the segment of each row, saves the backward pass from finding it again.
     """
-    out = segment_ops.segment_sum(_flat(values), offsets, None, index, False)
-    return _shaped(out, values)
+    return _by_rows(segment_ops.segment_sum, values, offsets, None, index, False)
 
 
 def segment_mean(values: Tensor, offsets: Tensor, index: Tensor | None = None) -> Tensor:
     """Means of consecutive rows, as `segment_sum`; 0 for an empty segment."""
-    out = segment_ops.segment_sum(_flat(values), offsets, None, index, True)
-    return _shaped(out, values)
+    return _by_rows(segment_ops.segment_sum, values, offsets, None, index, True)
 
 
 def segment_max(values: Tensor, offsets: Tensor) -> Tensor:
     """Largest of consecutive rows by feature, as `segment_sum`; 0 for an empty segment."""
     out, _ = segment_ops.segment_max(_flat(values), offsets, None)
     return _shaped(out, values)
+
+
+def _by_rows(operator: Operator, x: Tensor, *arguments: Any) -> Tensor:
+    """The operator for x [rows, ...], whose other dimensions it takes as one."""
+    return _shaped(operator(_flat(x), *arguments), x)
 
 
 def _flat(x: Tensor) -> Tensor:

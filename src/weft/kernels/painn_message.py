@@ -8,7 +8,8 @@ where both directions share them. The gradients are made of the same few loops, 
 
 In the loops: N nodes, E edges, P pairs, F features; x and filters hold three parts of F features:
 for scalars, for the direction and for the vectors of the sender. Filters of two parts stand for
-vectors that are 0: `mu` is empty.
+vectors that are 0: `mu` is empty. `given` are x, mu, filters, the directions and the mask; `grads`
+the gradients in the scalars and vectors.
 
 Before the compiler may use vector instructions, it must know that what a loop writes is not what it
 reads. Of rows of arrays it has to ask at run time, for every pair of rows, and gives up when they
@@ -38,21 +39,11 @@ _WORK = 12
 
 @shared_rows
 @kernel
-def _messages(
-    x: Any,
-    mu: Any,
-    filters: Any,
-    direction: Any,
-    mask: Any,
-    pair: Any,
-    senders: Any,
-    offsets: Any,
-    out_q: Any,
-    out_mu: Any,
-    first: int,
-    stop: int,
-) -> None:
-    """Scalars out_q [N, F] and vectors out_mu [N, 3, F] that reach each receiver."""
+def _messages(given: Any, edges: Any, made: Any, first: int, stop: int) -> None:
+    """Scalars [N, F] and vectors [N, 3, F], `made`, that reach each receiver."""
+    x, mu, filters, direction, mask = given
+    pair, senders, offsets = edges
+    out_q, out_mu = made
     width = x.shape[2]
     vectors = x.shape[1] == 3
     sums = stack_numbers(x, _SPACE)
@@ -92,24 +83,12 @@ def _messages(
 
 @shared_rows
 @kernel
-def _to_senders(
-    grad_q: Any,
-    grad_mu: Any,
-    x: Any,
-    mu: Any,
-    filters: Any,
-    direction: Any,
-    mask: Any,
-    pair: Any,
-    receivers: Any,
-    offsets: Any,
-    order: Any,
-    grad_x: Any,
-    grad_mu_in: Any,
-    first: int,
-    stop: int,
-) -> None:
-    """Gradients grad_x, grad_mu_in of the senders, rows of `offsets` and `order`."""
+def _to_senders(grads: Any, given: Any, edges: Any, made: Any, first: int, stop: int) -> None:
+    """Gradients of the senders, of their x and mu, by rows of the offsets and order in `edges`."""
+    grad_q, grad_mu = grads
+    x, mu, filters, direction, mask = given
+    pair, receivers, offsets, order = edges
+    grad_x, grad_mu_in = made
     width = x.shape[2]
     vectors = x.shape[1] == 3
     sums = stack_numbers(x, _SPACE)
@@ -162,21 +141,12 @@ def _to_senders(
 @shared_rows
 @kernel
 def _to_filters(
-    grad_q: Any,
-    grad_mu: Any,
-    x: Any,
-    mu: Any,
-    direction: Any,
-    mask: Any,
-    forward: Any,
-    backward: Any,
-    receivers: Any,
-    senders: Any,
-    grad_filters: Any,
-    first: int,
-    stop: int,
+    grads: Any, given: Any, edges: Any, grad_filters: Any, first: int, stop: int
 ) -> None:
     """Gradient of each pair's filters, from its edges forward[p] and backward[p]."""
+    grad_q, grad_mu = grads
+    x, mu, _, direction, mask = given
+    forward, backward, receivers, senders = edges
     width = x.shape[2]
     vectors = x.shape[1] == 3
     sums = stack_numbers(x, _SPACE)
@@ -215,18 +185,12 @@ def _to_filters(
 @shared_rows
 @compiled(fastmath={"contract", "reassoc"}, error_model="numpy")
 def _to_directions(
-    grad_mu: Any,
-    x: Any,
-    filters: Any,
-    mask: Any,
-    pair: Any,
-    receivers: Any,
-    senders: Any,
-    grad_direction: Any,
-    first: int,
-    stop: int,
+    grads: Any, given: Any, edges: Any, grad_direction: Any, first: int, stop: int
 ) -> None:
     """Gradient [E, 3] of each edge's direction."""
+    _, grad_mu = grads
+    x, _, filters, _, mask = given
+    pair, receivers, senders = edges
     width = x.shape[2]
     for edge in range(first, stop):
         r, s = receivers[edge], senders[edge]
@@ -294,15 +258,17 @@ class _Given(NamedTuple):
         require(mask.shape == edges.senders.shape, "an edge has a mask", mask, edges.senders)
         return width
 
+    def arrays(self, width: int) -> tuple[Any, ...]:
+        """What the loops take; mu is empty instead of None: a loop of one type is compiled once."""
+        x, mu, filters, direction, mask = self
+        vectors = array_of(x.new_empty(0, 3, 0) if mu is None else mu)
+        edges = (array_of(direction), array_of(mask))
+        return _parts(x, width), vectors, _parts(filters, width), *edges
+
 
 def _parts(tensor: Tensor, width: int) -> Any:
     """The array [rows, parts, width] of [rows, parts · width]."""
     return array_of(tensor).reshape(tensor.shape[0], tensor.shape[1] // width, width)
-
-
-def _present(mu: Tensor | None, x: Tensor) -> Any:
-    """The array of mu, or an empty one: a loop of one type is compiled once."""
-    return array_of(x.new_empty(0, 3, 0) if mu is None else mu)
 
 
 def _pairing(pairs: Pairs | None, field: int, edges: Tensor) -> Any:
@@ -319,15 +285,12 @@ def _empty_messages(given: _Given, *_: Any) -> tuple[Tensor, Tensor]:
 def _message(given: _Given, edges: BatchEdges, pairs: Pairs | None) -> tuple[Tensor, Tensor]:
     """See `painn_message`."""
     width = given.check(edges, pairs)
-    x, mu, filters, direction, mask = given
-    if not has_loop(x, mu, filters, direction):
+    if not has_loop(*given[:4]):
         return _plain_message(given, edges, pairs)
     dq, dmu = _empty_messages(given)
-    starts = array_of(edges.in_offsets)
-    parts = (_parts(x, width), _present(mu, x), _parts(filters, width))
-    senders = edges.senders
-    each = (array_of(direction), array_of(mask), _pairing(pairs, 2, senders), array_of(senders))
-    arguments = (*parts, *each, starts, dq.numpy(), dmu.numpy())
+    starts, senders = array_of(edges.in_offsets), edges.senders
+    read = (_pairing(pairs, 2, senders), array_of(senders), starts)
+    arguments = (given.arrays(width), read, (dq.numpy(), dmu.numpy()))
     _messages.share(arguments, len(dq), _WORK * width * senders.shape[0], starts)
     return dq, dmu
 
@@ -365,29 +328,27 @@ def _message_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, mu (empty where there is none), filters and direction (empty if unwanted)."""
     width = given.check(edges, pairs)
-    x, mu, filters, direction, mask = given
-    nodes, count = x.shape[0], edges.senders.shape[0]
+    nodes, count = given.x.shape[0], edges.senders.shape[0]
     right = grad_q.shape == (nodes, width) and grad_mu.shape == (nodes, 3, width)
     require(right, "gradients must have the shapes of the outputs", grad_q, grad_mu)
-    if not has_loop(grad_q, grad_mu, x, mu, filters, direction):
+    if not has_loop(grad_q, grad_mu, *given[:4]):
         return _plain_backward(grad_q, grad_mu, given, edges, pairs, want_direction)
     grads = _empty_gradients(grad_q, grad_mu, given, edges, pairs, want_direction)
     grad_x, grad_mu_in, grad_filters, grad_direction = grads
-    a_q, a_mu, a_x, a_mu_in = array_of(grad_q), array_of(grad_mu), _parts(x, width), _present(mu, x)
-    a_filters, a_direction, a_mask = _parts(filters, width), array_of(direction), array_of(mask)
+    read = ((array_of(grad_q), array_of(grad_mu)), given.arrays(width))
     senders, receivers, _, out_offsets, out_order = edges
     ends = (array_of(receivers), array_of(senders))
     forward, backward, of_edge = (_pairing(pairs, k, senders) for k in range(3))
     starts = array_of(out_offsets)
     operations = _WORK * width * count
-    common = a_q, a_mu, a_x, a_mu_in
-    read = (*common, a_filters, a_direction, a_mask, of_edge, ends[0], starts)
+    leaving = (of_edge, ends[0], starts, array_of(out_order))
     made = (_parts(grad_x, width), grad_mu_in.numpy())
-    _to_senders.share((*read, array_of(out_order), *made), nodes, operations, starts)
-    both = (forward, backward, *ends, _parts(grad_filters, width))
-    _to_filters.share((*common, a_direction, a_mask, *both), filters.shape[0], operations)
+    _to_senders.share((*read, leaving, made), nodes, operations, starts)
+    both = (forward, backward, *ends)
+    arguments = (*read, both, _parts(grad_filters, width))
+    _to_filters.share(arguments, grad_filters.shape[0], operations)
     if want_direction:
-        reached = (a_mu, a_x, a_filters, a_mask, of_edge, *ends, grad_direction.numpy())
+        reached = (*read, (of_edge, *ends), grad_direction.numpy())
         _to_directions.share(reached, count, operations)
     return grads
 

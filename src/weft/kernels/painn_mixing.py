@@ -4,14 +4,13 @@ In plain torch these are some thirty passes over memory a layer, forwards and ba
 """
 
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from weft.kernels.custom_op import array_of, has_loop, operator, require
+from weft.kernels.custom_op import array_of, differentiable_gradients, has_loop, operator, require
 from weft.runtime import kernel, shared_rows
 
 # Multiply-adds a row and feature, to tell whether threads pay.
@@ -44,17 +43,9 @@ def _invariants_rows(
 
 @shared_rows
 @kernel
-def _invariants_backward_rows(
-    grad_context: Any,
-    grad_dot: Any,
-    grad_right: Any,
-    mixed: Any,
-    context: Any,
-    grad_mixed: Any,
-    first: int,
-    stop: int,
-) -> None:
+def _invariants_backward_rows(given: Any, grad_mixed: Any, first: int, stop: int) -> None:
     """Gradient of `mixed`."""
+    grad_context, grad_dot, grad_right, mixed, context = given
     width = grad_dot.shape[1]
     for row in range(first, stop):
         for c in range(3):
@@ -71,18 +62,10 @@ def _invariants_backward_rows(
 
 @shared_rows
 @kernel
-def _update_rows(
-    q: Any,
-    mu: Any,
-    mixes: Any,
-    dot: Any,
-    right: Any,
-    out_q: Any,
-    out_mu: Any,
-    first: int,
-    stop: int,
-) -> None:
+def _update_rows(given: Any, made: Any, first: int, stop: int) -> None:
     """out_q = q + a + c · dot, out_mu = μ + b · right for mixes [N, 3, F] = a, b, c."""
+    q, mu, mixes, dot, right = given
+    out_q, out_mu = made
     width = q.shape[1]
     for row in range(first, stop):
         for f in range(width):
@@ -94,19 +77,10 @@ def _update_rows(
 
 @shared_rows
 @kernel
-def _update_backward_rows(
-    grad_q: Any,
-    grad_mu: Any,
-    mixes: Any,
-    dot: Any,
-    right: Any,
-    grad_mixes: Any,
-    grad_dot: Any,
-    grad_right: Any,
-    first: int,
-    stop: int,
-) -> None:
+def _update_backward_rows(given: Any, made: Any, first: int, stop: int) -> None:
     """Gradients of `mixes`, `dot` and `right`."""
+    grad_q, grad_mu, mixes, dot, right = given
+    grad_mixes, grad_dot, grad_right = made
     width = grad_q.shape[1]
     for row in range(first, stop):
         for f in range(width):
@@ -128,19 +102,6 @@ def _update_backward_rows(
 
 def _parts(tensor: Tensor, *shape: int) -> Any:
     return array_of(tensor).reshape(tensor.shape[0], *shape)
-
-
-def _differentiate(function: Callable[..., Any], inputs: Any, cotangents: Any) -> list[Any]:
-    """Gradients of `function`, in plain torch, at inputs that may have a history of their own."""
-    higher = torch.is_grad_enabled()
-    with torch.enable_grad():
-        # Views: a gradient stops at them, even where one input was computed from another.
-        here = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in inputs]
-        outputs = function(*here)
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        return list(
-            torch.autograd.grad(outputs, here, cotangents, create_graph=higher, allow_unused=True)
-        )
 
 
 def _empty_invariants(mixed: Tensor, q: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -212,21 +173,16 @@ def _invariants_backward(
     if not has_loop(*inputs):
         return _plain_invariants_backward(*inputs)
     grad_mixed = mixed.new_empty(mixed.shape)
-    arguments = (
-        _parts(grad_context, 2, width),
-        array_of(grad_dot),
-        array_of(grad_right),
-        _parts(mixed, 3, 2, width),
-        _parts(context, 2, width),
-        _parts(grad_mixed, 3, 2, width),
-    )
+    grads = (_parts(grad_context, 2, width), array_of(grad_dot), array_of(grad_right))
+    given = (*grads, _parts(mixed, 3, 2, width), _parts(context, 2, width))
+    arguments = (given, _parts(grad_mixed, 3, 2, width))
     _invariants_backward_rows.share(arguments, rows, _WORK * rows * width)
     return grad_mixed
 
 
 @_invariants_backward.derivative()
-def _invariants_backward_grad(ctx: Any, push: Tensor) -> list[Tensor | None]:
-    return _differentiate(_plain_invariants_backward, ctx.saved_tensors, (push,))
+def _invariants_backward_grad(ctx: Any, *pushes: Tensor) -> list[Tensor | None]:
+    return differentiable_gradients(ctx, _plain_invariants_backward, ctx.saved_tensors, pushes)
 
 
 @operator("weft::painn_update", lambda q, mu, *_: (q.new_empty(q.shape), mu.new_empty(mu.shape)))
@@ -251,7 +207,7 @@ def update(
         return q + a + c * dot, mu + b[:, None] * right
     out_q, out_mu = update.empty(q, mu)
     given = array_of(q), array_of(mu), _parts(mixes, 3, width), array_of(dot), array_of(right)
-    arguments = (*given, out_q.numpy(), out_mu.numpy())
+    arguments = (given, (out_q.numpy(), out_mu.numpy()))
     _update_rows.share(arguments, rows, _WORK * rows * width)
     return out_q, out_mu
 
@@ -285,20 +241,13 @@ def _update_backward(
     if not has_loop(*inputs):
         return _plain_update_backward(*inputs)
     grad_mixes, grad_dot, grad_right = _update_backward.empty(*inputs)
-    arguments = (
-        array_of(grad_q),
-        array_of(grad_mu),
-        _parts(mixes, 3, width),
-        array_of(dot),
-        array_of(right),
-        _parts(grad_mixes, 3, width),
-        grad_dot.numpy(),
-        grad_right.numpy(),
-    )
+    parts = (_parts(mixes, 3, width), array_of(dot), array_of(right))
+    made = (_parts(grad_mixes, 3, width), grad_dot.numpy(), grad_right.numpy())
+    arguments = ((array_of(grad_q), array_of(grad_mu), *parts), made)
     _update_backward_rows.share(arguments, rows, _WORK * rows * width)
     return grad_mixes, grad_dot, grad_right
 
 
 @_update_backward.derivative()
 def _update_backward_grad(ctx: Any, *pushes: Tensor) -> list[Tensor | None]:
-    return _differentiate(_plain_update_backward, ctx.saved_tensors, pushes)
+    return differentiable_gradients(ctx, _plain_update_backward, ctx.saved_tensors, pushes)

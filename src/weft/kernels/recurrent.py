@@ -48,19 +48,11 @@ def _gates(sums: Any, h: Any, bias: Any, gates: Any, out: Any) -> None:
 @shared_rows
 @kernel
 def _forward_chunks(
-    address: int,
-    x: Any,
-    h: Any,
-    input_weight: Any,
-    state_weight: Any,
-    bias: Any,
-    chunk: int,
-    gates: Any,
-    out: Any,
-    first: int,
-    stop: int,
+    address: int, x: Any, h: Any, weights: Any, chunk: int, made: Any, first: int, stop: int
 ) -> None:
-    """Chunks first:stop of out [N, H] and of gates [N, 4 H]."""
+    """Chunks first:stop of the gates [N, 4 H] and of the states [N, H]."""
+    input_weight, state_weight, bias = weights
+    gates, out = made
     inputs, width = x.shape[1], h.shape[1]
     space = np.empty((_BLOCK_ROWS, 4 * width), dtype=h.dtype)
     for number in range(first, stop):
@@ -100,19 +92,12 @@ def _gate_gradients(gates: Any, h: Any, grad: Any, out: Any, grad_h: Any) -> Non
 @kernel
 def _backward_chunks(
     address: int,
-    x: Any,
-    h: Any,
-    input_weight: Any,
-    state_weight: Any,
+    given: Any,
     gates: Any,
     grad: Any,
     wanted: bool,
     chunk: int,
-    grad_x: Any,
-    grad_h: Any,
-    input_grad: Any,
-    state_grad: Any,
-    bias_grad: Any,
+    made: Any,
     first: int,
     stop: int,
 ) -> None:
@@ -121,6 +106,8 @@ def _backward_chunks(
     The weights' must be 0 before; that in h is only right if `wanted`. bias_grad [C, 4 H] is that
     in the sums r, z, n and in the state's part of n.
     """
+    x, h, input_weight, state_weight = given
+    grad_x, grad_h, input_grad, state_grad, bias_grad = made
     inputs, width = x.shape[1], h.shape[1]
     space = np.empty((_BLOCK_ROWS, 4 * width), dtype=h.dtype)
     for number in range(first, stop):
@@ -128,7 +115,7 @@ def _backward_chunks(
         for start in range(number * chunk, end, _BLOCK_ROWS):
             last = min(start + _BLOCK_ROWS, end)
             rows = last - start
-            given, state, own_grad = x[start:last], h[start:last], space[:rows]
+            own_x, state, own_grad = x[start:last], h[start:last], space[:rows]
             before_x, before_h = grad_x[start:last], grad_h[start:last]
             _gate_gradients(gates[start:last], state, grad[start:last], own_grad, before_h)
             own, state_new = own_grad[:, 3 * width :], state_weight[2 * width :]
@@ -140,7 +127,7 @@ def _backward_chunks(
                 both = state_weight
                 gemm(address, False, False, rows, width, 2 * width, own_grad, both, before_h, True)
                 gemm(address, False, False, rows, width, width, own, state_new, before_h, True)
-            gemm(address, True, False, 3 * width, inputs, rows, own_grad, given, target, True)
+            gemm(address, True, False, 3 * width, inputs, rows, own_grad, own_x, target, True)
             gemm(address, True, False, 2 * width, width, rows, own_grad, state, other, True)
             gemm(address, True, False, width, width, rows, own, state, new, True)
             add_rows(own_grad, bias_grad[number])
@@ -235,13 +222,9 @@ def _gru(
     chunk, chunks = _chunks_of(rows)
     both = 2 * width
     bias = torch.cat([input_bias[:both] + state_bias[:both], input_bias[both:], state_bias[both:]])
-    arguments = (
-        gemm_address(h.dtype),
-        *map(array_of, (x, h, input_weight, state_weight, bias)),
-        chunk,
-        gates.numpy(),
-        out.numpy(),
-    )
+    weights = tuple(map(array_of, (input_weight, state_weight, bias)))
+    made = (gates.numpy(), out.numpy())
+    arguments = (gemm_address(h.dtype), array_of(x), array_of(h), weights, chunk, made)
     _forward_chunks.share(arguments, chunks, rows * input_weight.numel())
     return out, gates
 
@@ -288,13 +271,10 @@ def _gru_backward(
     input_grad = h.new_zeros(chunks, *input_weight.shape)
     state_grad = h.new_zeros(chunks, *state_weight.shape)
     bias_grad = h.new_zeros(chunks, 4 * width)
-    arguments = (
-        gemm_address(h.dtype),
-        *map(array_of, (x, h, input_weight, state_weight, gates, grad)),
-        wanted,
-        chunk,
-        *(t.numpy() for t in (grad_x, grad_h, input_grad, state_grad, bias_grad)),
-    )
+    given = tuple(map(array_of, (x, h, input_weight, state_weight)))
+    made = tuple(t.numpy() for t in (grad_x, grad_h, input_grad, state_grad, bias_grad))
+    read = (given, array_of(gates), array_of(grad))
+    arguments = (gemm_address(h.dtype), *read, wanted, chunk, made)
     _backward_chunks.share(arguments, chunks, 2 * rows * input_weight.numel())
     sums = bias_grad.sum(0)
     input_bias = sums[: 3 * width].clone()

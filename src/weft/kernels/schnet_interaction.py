@@ -19,7 +19,8 @@ from torch.nn import functional
 
 from weft.kernels import edge_pairs
 from weft.kernels.custom_op import array_of, differentiable_gradients, require
-from weft.kernels.edge_pairs import EdgePairs, pair_spmm, spmm_rows
+from weft.kernels.edge_pairs import EdgePairs, pair_spmm
+from weft.kernels.segment_ops import spmm_rows
 from weft.kernels.softplus import shifted_softplus
 from weft.kernels.vector_math import add_and_activate, add_rows, multiply_by_derivative, sum_chunks
 from weft.runtime import POOL, gemm, gemm_address, kernel, share_rows, threads_for
@@ -88,7 +89,7 @@ def _update_chunks(
         for start in range(number * chunk, end, BLOCK_ROWS):
             last = min(start + BLOCK_ROWS, end)
             rows = last - start
-            spmm_rows(messages, weight, *edges, sums, start, last)
+            spmm_rows(messages, weight, *edges, False, sums, start, last)
             own, active, new = sums[start:last], inner[start:last], result[start:last]
             if mean:
                 _over_edges(own, edges[2], start)
@@ -196,7 +197,7 @@ def _sender_chunks(
         for start in range(begin, end, BLOCK_ROWS):
             last = min(start + BLOCK_ROWS, end)
             count = last - start
-            spmm_rows(sum_grads, weight, *edges, messages, start, last)
+            spmm_rows(sum_grads, weight, *edges, False, messages, start, last)
             own, state, before = messages[start:last], h[start:last], grad_h[start:last]
             before[:] = grad[start:last]
             gemm(address, False, False, count, width, filters, own, message, before, True)
@@ -335,7 +336,7 @@ class _Interaction(torch.autograd.Function):
         pairs, mean = ctx.fixed
         if torch.is_grad_enabled():
             function = functools.partial(_plain, pairs=pairs, mean=mean)
-            return *differentiable_gradients(ctx, function, given, grad), None
+            return *differentiable_gradients(ctx, function, given, grads), None
         h, weight, message, update, bias, out, _ = given
         nodes, width = h.shape
         chunk = chunk_of(nodes)

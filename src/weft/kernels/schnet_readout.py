@@ -242,7 +242,7 @@ class _Readout(torch.autograd.Function):
         offsets, mean = ctx.fixed
         if torch.is_grad_enabled():
             function = functools.partial(_plain, offsets=offsets, mean=mean)
-            return *differentiable_gradients(ctx, function, given, grad), None
+            return *differentiable_gradients(ctx, function, given, grads), None
         h, first, _, second, _ = given
         made = [None if t is None else torch.empty(t.shape, dtype=h.dtype) for t in given]
         arguments: Any = (

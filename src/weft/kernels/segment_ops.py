@@ -19,7 +19,7 @@ from weft.runtime import SharedLoop, kernel, prefetch, shared_rows
 
 # Rows to be read this many edges ahead: rows come from all over memory and the hardware cannot
 # guess them. Eight to sixteen hide most of the latency; the loss is flat around it.
-_AHEAD = 12
+_AHEAD, _AHEAD_OF_PAIRS = 12, 8
 # Floats that share a cache line of 64 bytes.
 _LINE = 16
 
@@ -29,9 +29,10 @@ _LINE = 16
 
 @shared_rows
 @kernel
-def _spmm_rows(
+def spmm_rows(
     x: Any,
     weight: Any,
+    of_edge: Any,
     columns: Any,
     offsets: Any,
     order: Any,
@@ -42,6 +43,7 @@ def _spmm_rows(
 ) -> None:
     """out[r] = Σ weight[e] · x[columns[e]] over row r's edges e; weight None, [E] or [E, F].
 
+    Where of_edge [E] is given, weight [P, F] has a row for each pair of edges, weight[of_edge[e]].
     With `add` the sums are added to what `out` holds.
     """
     width = x.shape[1]
@@ -51,15 +53,19 @@ def _spmm_rows(
             for f in range(width):
                 out[row, f] = 0
         for k in range(offsets[row], offsets[row + 1]):
-            ahead = min(k + _AHEAD, last)
+            ahead = min(k + (_AHEAD if of_edge is None else _AHEAD_OF_PAIRS), last)
             if order is None:
-                edge = k
-                ahead_column = columns[ahead]
+                edge, ahead_edge = k, ahead
             else:
-                edge = order[k]
-                ahead_column = columns[order[ahead]]
-            for line in range(0, width, _LINE):
-                prefetch(x, np.intp(ahead_column), np.intp(line))
+                edge, ahead_edge = order[k], order[ahead]
+            if of_edge is None:
+                ahead_column = np.intp(columns[ahead_edge])
+                for line in range(0, width, _LINE):
+                    prefetch(x, ahead_column, np.intp(line))
+            else:
+                ahead_pair = np.intp(of_edge[ahead_edge])
+                for line in range(0, width, _LINE):
+                    prefetch(weight, ahead_pair, np.intp(line))
             column = columns[edge]
             if weight is None:
                 for f in range(width):
@@ -69,8 +75,9 @@ def _spmm_rows(
                 for f in range(width):
                     out[row, f] += scale * x[column, f]
             else:
+                own = edge if of_edge is None else of_edge[edge]
                 for f in range(width):
-                    out[row, f] += weight[edge, f] * x[column, f]
+                    out[row, f] += weight[own, f] * x[column, f]
 
 
 @shared_rows
@@ -346,8 +353,8 @@ def spmm(x: Tensor, weight: Tensor | None, matrix: Matrix) -> Tensor:
     out = spmm.empty(x, weight, matrix)
     starts = array_of(offsets)
     indices = (array_of(columns), starts, array_of(order))
-    arguments = (array_of(x), array_of(weight), *indices, False, out.numpy())
-    return _filled(_spmm_rows, out, x.shape[1], starts, *arguments)
+    arguments = (array_of(x), array_of(weight), None, *indices, False, out.numpy())
+    return _filled(spmm_rows, out, x.shape[1], starts, *arguments)
 
 
 def _spmm_saved(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> tuple[Any, ...]:
@@ -388,8 +395,9 @@ def add_product(out: Tensor, weight: Tensor, columns: Tensor, offsets: Tensor, x
         empty = not (out.numel() and weight.numel())
         return out if empty else out.add_(plain.spmm(x, weight, columns, offsets, None))
     starts = array_of(offsets)
-    arguments = (array_of(x), array_of(weight), array_of(columns), starts, None, True, out.numpy())
-    return _filled(_spmm_rows, out, x.shape[1], starts, *arguments)
+    given = (array_of(x), array_of(weight), None, array_of(columns))
+    arguments = (*given, starts, None, True, out.numpy())
+    return _filled(spmm_rows, out, x.shape[1], starts, *arguments)
 
 
 def _empty_products(a: Tensor, _: Any, matrix: Matrix, by_feature: bool) -> Tensor:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from weft.checked_indices import right_pairs, trust
 from weft.graphs import GraphBatch
 from weft.kernels import gather_receivers, gather_senders, segment_mean, segment_sum
-from weft.kernels.edge_pairs import BatchEdges, EdgePairs, Pairs, pair_spmm, sorted_pairs
+from weft.kernels.edge_pairs import EdgePairs, Pairs, pair_spmm, sorted_pairs
+from weft.kernels.message_passing import matrix_of
 from weft.kernels.segment_ops import Matrix
 from weft.models.config import Pooling
 
@@ -104,9 +105,7 @@ class NeighbourPairs:
         return EdgePairs(*self._edges())
 
     def _edges(self) -> tuple[Matrix, Pairs]:
-        senders, receivers, in_offsets, out_offsets, out_order = BatchEdges.of(self.batch)
-        matrix = Matrix(receivers, senders, in_offsets, None, out_offsets, out_order)
-        return matrix, Pairs(self.forward, self.backward, self.of_edge)
+        return matrix_of(self.batch), Pairs(self.forward, self.backward, self.of_edge)
 
 
 def neighbours_of(batch: GraphBatch, *, step: float, dtype: torch.dtype) -> NeighbourPairs:
