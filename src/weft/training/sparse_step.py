@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from weft.sparsify import DropAndGrow, Masks
+from weft.sparsify import (
+    DropAndGrow,
+    GradualPruning,
+    Masks,
+    erk,
+    grasp_masks,
+    magnitude_masks,
+    random_masks,
+    snip_masks,
+    synflow_masks,
+)
 from weft.sparsify.accelerate import fastest
-from weft.sparsify.densities import EmptyLayer
+from weft.sparsify.densities import EmptyLayer, choose_weights
 from weft.sparsify.flop_counter import count_flops
+from weft.sparsify.magnitude_pruning import lottery_ticket
 from weft.sparsify.mask_schedules import DropSchedule
 from weft.sparsify.sparse_layers import SparseLinear, to_dense
+from weft.sparsify.train_and_prune import ADMM, SLR, TrainAndPrune
+from weft.training.batches import Stateful
 from weft.training.checkpoint import shared_checkpoint
 from weft.training.config import FitConfig, FitResult, SparsityConfig
 from weft.training.loop import fit
 from weft.training.numerics import denormals_flushed
 from weft.training.run import Run
 from weft.training.sparse_form import sparse_layers, to_sparse_form, to_sparse_form_of
-from weft.training.sparsifiers import Sparsifier, sparsifier_for
 from weft.training.step import LossStep, rank0_metrics
 
 if TYPE_CHECKING:
@@ -33,6 +47,7 @@ if TYPE_CHECKING:
 SELECTION = "selection"
 """The metric that decides which weights are best."""
 
+_GROWING: Final = ("rigl", "set", "snfs")
 # Steps between two changes of masks that a timing never comes to.
 _NEVER = 10**9
 # Rounds of timing, and by how much they may differ for their best to be believed.
@@ -46,6 +61,59 @@ def check_form(config: SparsityConfig, world: World | None) -> None:
             "form is sparse, and sparse layers grow by the gradients of one rank's share: "
             "train with form = dense, or in one process"
         )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Sparsifier:
+    """What a training loop needs to know of how its model becomes sparse.
+
+    Attributes:
+        masks: of the model; None where it stays dense, or has sparse layers alone.
+        extras: what has a state to be resumed, for `fit`.
+        penalty: to be added to every batch's loss; None for nothing.
+        end_epoch: to be told of every epoch's end, with the loss over fixed training data.
+        finished: whether the model is as sparse by now as it shall be, so that its weights may be
+            called the best.
+        schedule: when weights are dropped and grown, where they are.
+    """
+
+    masks: Masks | None
+    extras: Mapping[str, Stateful]
+    penalty: Callable[[], Tensor] | None = None
+    end_epoch: Callable[[Callable[[], Tensor]], None] = lambda objective: None
+    finished: Callable[[], bool] = lambda: True
+    schedule: DropSchedule | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCosts:
+    """A training step (forward, backward, optimizer) with the weights that are left.
+
+    FLOPs say what must be computed, not how long it takes.
+
+    Attributes:
+        flops: of a step, over those of the same step with all weights; with the dense gradients
+            that a method needs now and then, as a mean over its steps.
+        seconds: of a step in the form it was trained in, changes of the masks included, as a mean
+            over its steps; measured beside `dense_seconds` after the training.
+        dense_seconds: of the same step with all weights and no masks.
+        ratios: of the two in each of some rounds, which differ where the machine is busy.
+    """
+
+    flops: float
+    seconds: float
+    dense_seconds: float
+    ratios: tuple[float, ...]
+
+    @property
+    def time(self) -> float:
+        """Of a step, over that of the same step dense."""
+        return self.seconds / self.dense_seconds
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether all rounds say about the same of the time."""
+        return max(self.ratios) <= _ALIKE * min(self.ratios)
 
 
 class SparseStep(LossStep):
@@ -102,6 +170,7 @@ class SparseStep(LossStep):
         self._loss, self._config, self._sample = loss, config, sample
         self._epochs, self._steps, self._ones = epochs, steps, ones
         self._quiet, self._seed = quiet or (world is not None and world.rank > 0), seed
+        self._every = config.update_every or max(1, steps // 20)
         check_form(config, world)
         saved = shared_checkpoint(None if run is None else run.checkpoint, world, "model")
         if config.form == "sparse" and saved is not None:
@@ -174,15 +243,59 @@ class SparseStep(LossStep):
         is_dense = self._config.sparsify == "none"
         if is_dense or self.is_shared or result.stopped.startswith("interrupted"):
             return None
-        batch = next(iter(self._batches))
-        return step_costs(
-            self._model,
-            self.masks,
-            lambda model: self._optimizer_for(model)[0],
-            lambda model: self._loss(model, batch),
-            config=self._config,
-            schedule=self._sparsifier.schedule,
-            example=example,
+        model, masks, config = self._model, self.masks, self._config
+        schedule, batch = self._sparsifier.schedule, next(iter(self._batches))
+        count = count_flops(model, masks, example, training=True)
+        # Steps that change masks, and those before them that watch dense gradients.
+        changing = schedule.updates / schedule.total_steps if schedule else 0.0
+        watches = config.sparsify == "snfs"
+        watching = max(0.0, schedule.stop - changing) if schedule and watches else 0.0
+        dense_gradients = watching + (changing if config.sparsify != "set" else 0.0)
+        flops = 3 * count.sparse + dense_gradients * (count.dense - count.sparse)
+
+        def step_of(
+            twin: nn.Module, prepare: Callable[[Optimizer], object] = lambda optimizer: None
+        ) -> Callable[[], None]:
+            """A step of a copy of the model; `prepare` attaches masks to its optimizer."""
+            optimizer = self._optimizer_for(twin)[0]
+            prepare(optimizer)
+            twin.train()
+
+            def step() -> None:
+                optimizer.zero_grad(set_to_none=True)
+                self._loss(twin, batch).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+
+            return step
+
+        def plain() -> Callable[[], None]:
+            twin = copy.deepcopy(model)
+            return step_of(twin) if masks is None else step_of(twin, masks.to_model(twin).attach)
+
+        def driven(every: int) -> Callable[[], None]:
+            twin = copy.deepcopy(model)
+            return step_of(
+                twin, lambda given: self._grown(twin, given, 2 * _NEVER, every, quiet=True)
+            )
+
+        # The share of a training's steps that each kind has.
+        kinds = [(0.0, step_of(_dense(model))), (1 - changing - watching, plain())]
+        if changing:
+            kinds.append((changing, driven(1)))
+        if watching:
+            kinds.append((watching, driven(_NEVER)))
+        with torch.random.fork_rng(devices=[]), denormals_flushed():
+            rounds = [fastest([step for _, step in kinds]) for _ in range(_ROUNDS)]
+
+        def mean(seconds: Sequence[float]) -> float:
+            return sum(share * each for (share, _), each in zip(kinds, seconds, strict=True))
+
+        best = [min(times) for times in zip(*rounds, strict=True)]
+        return StepCosts(
+            flops=flops / (3 * count.dense),
+            seconds=mean(best),
+            dense_seconds=best[0],
+            ratios=tuple(mean(seconds) / seconds[0] for seconds in rounds),
         )
 
     def _with_penalty(
@@ -194,28 +307,130 @@ class SparseStep(LossStep):
         penalty = self._sparsifier.penalty()
         return value + penalty, {"penalty": penalty.detach()}
 
-    def _sparsify(self, *, resumed: bool) -> tuple[Optimizer, LRScheduler, Sparsifier]:
-        config, model = self._config, self._model
-        optimizer, scheduler = self._optimizer_for(model)
+    def _sparsify(self, *, resumed: bool) -> tuple[Optimizer, LRScheduler, _Sparsifier]:
+        """Make the model sparse, or see to it that it becomes so; it may have sparse layers.
+
+        Where `resumed`, a state will be loaded: nothing long need be computed first.
+        """
+        optimizer, scheduler = self._optimizer_for(self._model)
+        name = self._config.sparsify
         try:
-            sparsifier = sparsifier_for(
-                config,
-                model,
-                optimizer,
-                epochs=self._epochs,
-                steps=self._steps,
-                loss=lambda: self._loss(model, self._sample),
-                ones=self._ones,
-                train=self._train_once,
-                resumed=resumed,
-                seed=self._seed,
-                quiet=self._quiet,
-            )
+            if name == "none":
+                sparsifier = _Sparsifier(masks=None, extras={})
+            elif name in _GROWING:
+                grown = self._grown(
+                    self._model, optimizer, self._steps, self._every, quiet=self._quiet
+                )
+                sparsifier = _Sparsifier(
+                    masks=grown.masks if len(grown.masks) else None,
+                    extras={"sparsifier": grown},
+                    schedule=grown.schedule,
+                )
+            elif sparse_layers(self._model):
+                sparsifier = _Sparsifier(masks=None, extras={})
+            elif name == "gmp":
+                sparsifier = self._pruned_gradually(optimizer)
+            elif name in ("slr", "admm", "oneshot"):
+                sparsifier = self._pruned_once(optimizer)
+            else:
+                masks = self._chosen(resumed=resumed)
+                masks.attach(optimizer)
+                sparsifier = _Sparsifier(masks=masks, extras={"sparsifier": masks})
         except EmptyLayer as error:
             raise ValueError(
-                f"{error.what}; --sparsity is {config.sparsity:g}: lower it, or make layers wider"
+                f"{error.what}; --sparsity is {self._config.sparsity:g}: lower it, or make layers "
+                "wider"
             ) from None
         return optimizer, scheduler, sparsifier
+
+    def _grown(
+        self, model: nn.Module, optimizer: Optimizer, steps: int, every: int, *, quiet: bool
+    ) -> DropAndGrow:
+        config = self._config
+        assert config.sparsify in _GROWING
+        return DropAndGrow(
+            model,
+            optimizer,
+            total_steps=steps,
+            sparsity=config.sparsity,
+            growth=config.sparsify,
+            every=every,
+            death=config.death,
+            seed=self._seed,
+            quiet=quiet,
+        )
+
+    def _pruned_gradually(self, optimizer: Optimizer) -> _Sparsifier:
+        gradual = GradualPruning(
+            self._model,
+            optimizer,
+            total_steps=self._steps,
+            sparsity=self._config.sparsity,
+            every=self._every,
+            quiet=self._quiet,
+        )
+        return _Sparsifier(
+            masks=gradual.masks,
+            extras={"sparsifier": gradual},
+            finished=lambda: gradual.step >= gradual.schedule.end,
+        )
+
+    def _pruned_once(self, optimizer: Optimizer) -> _Sparsifier:
+        """Dense for half of the epochs, re-weighted for a quarter, pruned and retrained."""
+        config, quarter = self._config, self._epochs // 4
+        if quarter == 0:
+            warnings.warn(
+                f"{config.sparsify} only prunes, after the last epoch: a quarter of "
+                f"epochs={self._epochs} to retrain in is none; train for 4 epochs or more",
+                stacklevel=2,
+            )
+        reweighting = 0 if config.sparsify == "oneshot" else quarter
+        kind: Callable[..., TrainAndPrune] = partial(SLR, step=config.rho)
+        pruned = (ADMM if config.sparsify == "admm" else kind)(
+            self._model,
+            optimizer,
+            sparsity=config.sparsity,
+            phases=(self._epochs - reweighting - quarter, reweighting, quarter),
+            rho=config.rho,
+            quiet=self._quiet,
+        )
+        return _Sparsifier(
+            masks=pruned.masks,
+            extras={"sparsifier": pruned},
+            penalty=pruned.penalty,
+            end_epoch=pruned.end_epoch,
+            finished=lambda: pruned.phase in ("retrain", "done"),
+        )
+
+    def _chosen(self, *, resumed: bool) -> Masks:
+        """Masks that are chosen once, before the training that counts."""
+        model, config, density = self._model, self._config, 1 - self._config.sparsity
+        if config.sparsify == "lottery" and not resumed:
+            return lottery_ticket(
+                model,
+                self._train_once,
+                sparsity=config.sparsity,
+                rounds=config.rounds,
+                quiet=self._quiet,
+            ).masks
+        masks = choose_weights(model, quiet=self._quiet)
+        if resumed:
+            return masks
+        layers = erk(masks.shapes, density)
+
+        def loss() -> Tensor:
+            return self._loss(model, self._sample)
+
+        # By rank across all layers, as the methods' authors do; no layer may be cut through by it.
+        ways: dict[str, Callable[[], object]] = {
+            "random": lambda: random_masks(model, masks, layers, seed=self._seed),
+            "magnitude": lambda: magnitude_masks(model, masks, layers),
+            "snip": lambda: snip_masks(model, masks, density, loss, keep_one=True),
+            "grasp": lambda: grasp_masks(model, masks, density, loss, keep_one=True),
+            "synflow": lambda: synflow_masks(model, masks, density, self._ones, keep_one=True),
+        }
+        ways[config.sparsify]()
+        return masks
 
     def _train_once(self, model: nn.Module, masks: Masks) -> None:
         """A whole training before the one that counts."""
@@ -241,128 +456,9 @@ def _size(layer: SparseLinear) -> int:
     return layer.in_features * layer.out_features
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepCosts:
-    """A training step (forward, backward, optimizer) with the weights that are left.
-
-    FLOPs say what must be computed, not how long it takes.
-
-    Attributes:
-        flops: of a step, over those of the same step with all weights; with the dense gradients
-            that a method needs now and then, as a mean over its steps.
-        seconds: of a step in the form it was trained in, changes of the masks included, as a mean
-            over its steps; measured beside `dense_seconds` after the training.
-        dense_seconds: of the same step with all weights and no masks.
-        ratios: of the two in each of some rounds, which differ where the machine is busy.
-    """
-
-    flops: float
-    seconds: float
-    dense_seconds: float
-    ratios: tuple[float, ...]
-
-    @property
-    def time(self) -> float:
-        """Of a step, over that of the same step dense."""
-        return self.seconds / self.dense_seconds
-
-    @property
-    def is_certain(self) -> bool:
-        """Whether all rounds say about the same of the time."""
-        return max(self.ratios) <= _ALIKE * min(self.ratios)
-
-
-def step_costs(
-    model: nn.Module,
-    masks: Masks | None,
-    optimizer_for: Callable[[nn.Module], Optimizer],
-    loss: Callable[[nn.Module], Tensor],
-    *,
-    config: SparsityConfig,
-    schedule: DropSchedule | None,
-    example: Any,
-) -> StepCosts:
-    """Count and time a step of a model that is as sparse as it shall be; copies of it are trained.
-
-    Args:
-        model: trained.
-        masks: of the model; None where its layers are sparse.
-        optimizer_for: makes the optimizer of a copy.
-        loss: of a copy on a training batch.
-        config: how it became sparse.
-        schedule: when masks changed, where they did.
-        example: what the model is called with.
-    """
-    count = count_flops(model, masks, example, training=True)
-    # Steps that change masks, and those before them that watch dense gradients.
-    changing = schedule.updates / schedule.total_steps if schedule else 0.0
-    watching = max(0.0, schedule.stop - changing) if schedule and config.sparsify == "snfs" else 0.0
-    dense_gradients = watching + (changing if config.sparsify != "set" else 0.0)
-    flops = 3 * count.sparse + dense_gradients * (count.dense - count.sparse)
-
-    def plain() -> Callable[[], None]:
-        twin = copy.deepcopy(model)
-        optimizer = optimizer_for(twin)
-        if masks is not None:
-            masks.to_model(twin).attach(optimizer)
-        return _step(twin, optimizer, loss)
-
-    def driven(every: int) -> Callable[[], None]:
-        assert config.sparsify in ("rigl", "set", "snfs")
-        twin = copy.deepcopy(model)
-        optimizer = optimizer_for(twin)
-        DropAndGrow(
-            twin,
-            optimizer,
-            total_steps=2 * _NEVER,
-            sparsity=config.sparsity,
-            growth=config.sparsify,
-            every=every,
-            death=config.death,
-            quiet=True,
-        )
-        return _step(twin, optimizer, loss)
-
-    whole = _dense(model)
-    # The share of a training's steps that each kind has.
-    kinds = [(0.0, _step(whole, optimizer_for(whole), loss))]
-    kinds.append((1 - changing - watching, plain()))
-    if changing:
-        kinds.append((changing, driven(1)))
-    if watching:
-        kinds.append((watching, driven(_NEVER)))
-    shares, steps = [share for share, _ in kinds], [step for _, step in kinds]
-    with torch.random.fork_rng(devices=[]), denormals_flushed():
-        rounds = [fastest(steps) for _ in range(_ROUNDS)]
-
-    def mean(seconds: Sequence[float]) -> float:
-        return sum(share * each for share, each in zip(shares, seconds, strict=True))
-
-    best = [min(times) for times in zip(*rounds, strict=True)]
-    return StepCosts(
-        flops=flops / (3 * count.dense),
-        seconds=mean(best),
-        dense_seconds=best[0],
-        ratios=tuple(mean(seconds) / seconds[0] for seconds in rounds),
-    )
-
-
 def _dense(model: nn.Module) -> nn.Module:
     """A copy with all weights; an FNN's ReLU is its own again."""
     twin = copy.deepcopy(model)
     for layer in sparse_layers(twin):
         layer.relu = False
     return to_dense(twin)
-
-
-def _step(
-    model: nn.Module, optimizer: Optimizer, loss: Callable[[nn.Module], Tensor]
-) -> Callable[[], None]:
-    model.train()
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        loss(model).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-    return step
