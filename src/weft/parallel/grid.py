@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.graphs import Array
+from weft.parallel.recorder import Along
 
 _SHAPE = re.compile(r"(\d+)x(\d+)(?:x(\d+))?")
 
@@ -105,6 +106,11 @@ class Grid:
     def blocks(self) -> int:
         """Into how many blocks the nodes are cut."""
         return self.rows if self.replicated else self.rows * self.layers
+
+    def group_size(self, along: Along) -> int:
+        """How many ranks each collective along a dimension has."""
+        sides = {"row": self.rows, "column": self.columns, "layer": self.layers}
+        return {**sides, "weights": self.blocks, "world": self.ranks}[along]
 
     def place(self, rank: int) -> Place:
         """Where the rank is."""

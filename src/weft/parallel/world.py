@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -32,14 +32,13 @@ _OPERATIONS: dict[_Operation, Any] = {
     "max": dist.ReduceOp.MAX,
     "min": dist.ReduceOp.MIN,
 }
-_Sender = Callable[[dist.ProcessGroup], Any]
-_Finisher = Callable[[Tensor], Tensor]
 
 
 class FirstFailed(DataError):
     """This rank stops since rank 0 has failed, whose own message says why."""
 
 
+@dataclass(eq=False)
 class Pending:
     """A collective under way.
 
@@ -47,17 +46,11 @@ class Pending:
         tensor: what it fills; not to be read before `wait`.
     """
 
-    def __init__(
-        self,
-        tensor: Tensor,
-        work: dist.Work | None,
-        event: Event | None,
-        recorder: Recorder,
-        finish: _Finisher | None = None,
-    ) -> None:
-        self.tensor = tensor
-        self._work, self._event, self._recorder = work, event, recorder
-        self._finish = finish
+    tensor: Tensor
+    _work: dist.Work | None
+    _event: Event | None
+    _recorder: Recorder
+    _finish: Callable[[Tensor], Tensor] | None = None
 
     def wait(self) -> Tensor:
         """The tensor, filled."""
@@ -106,25 +99,16 @@ class World:
         self.recorder = Recorder()
         self.dry = groups is None
         self._groups = groups or {}
-        place = self.place
-        shared = 1 if grid.replicated else grid.layers
-        own_layer = 0 if grid.replicated else place.layer
-        # Size of each group, and this rank's position in it.
-        self._sizes: dict[Along, tuple[int, int]] = {
-            "row": (grid.rows, place.row),
-            "column": (grid.columns, place.column),
-            "layer": (grid.layers, place.layer),
-            "weights": (grid.rows * shared, place.row * shared + own_layer),
-            "world": (grid.ranks, rank),
-        }
 
     def size(self, along: Along) -> int:
         """How many ranks are in the group."""
-        return self._sizes[along][0]
+        return self.grid.group_size(along)
 
     def position(self, along: Along) -> int:
         """Which of them this one is."""
-        return self._sizes[along][1]
+        place = self.place
+        own = {"row": place.row, "column": place.column, "layer": place.layer}
+        return {**own, "weights": self.grid.block_of(place), "world": self.rank}[along]
 
     @property
     def counts(self) -> bool:
@@ -133,11 +117,8 @@ class World:
 
     def broadcast(self, along: Along, source: int, tensor: Tensor, purpose: str) -> Pending:
         """Fill `tensor` (contiguous) with that of the group's rank `source`, asynchronously."""
-        received = 0 if self.position(along) == source else _bytes(tensor)
-
-        def send(group: dist.ProcessGroup) -> Any:
-            return dist.broadcast(tensor, group=group, group_src=source, async_op=True)
-
+        received = 0 if self.position(along) == source else tensor.nbytes
+        send = partial(dist.broadcast, tensor, group_src=source)
         return self._start("broadcast", along, received, purpose, tensor, send)
 
     def all_reduce(
@@ -145,11 +126,8 @@ class World:
     ) -> Tensor:
         """Replace `tensor` (contiguous) by its sum, maximum or minimum over the group."""
         size = self.size(along)
-
-        def send(group: dist.ProcessGroup) -> Any:
-            return dist.all_reduce(tensor, _OPERATIONS[op], group=group, async_op=True)
-
-        received = 2 * (_bytes(tensor) * (size - 1) // size)
+        received = 2 * (tensor.nbytes * (size - 1) // size)
+        send = partial(dist.all_reduce, tensor, _OPERATIONS[op])
         return self._start("all_reduce", along, received, purpose, tensor, send).wait()
 
     def reduce_scatter(
@@ -170,28 +148,20 @@ class World:
             return whole
         parts = torch.split(whole, list(sizes), dim)
         own = parts[self.position(along)]
-        received = (len(parts) - 1) * _bytes(own)
+        received = (len(parts) - 1) * own.nbytes
         if whole.is_cuda:
             # NCCL's own brings as much, on the ways that it knows between GPUs.
             out = torch.empty_like(own, memory_format=torch.contiguous_format)
-            pieces = [part.contiguous() for part in parts]
-
-            def reduce(group: dist.ProcessGroup) -> Any:
-                return dist.reduce_scatter(out, pieces, group=group, async_op=True)
-
-            return self._start("reduce_scatter", along, received, purpose, out, reduce).wait()
+            send = partial(dist.reduce_scatter, out, [part.contiguous() for part in parts])
+            return self._start("reduce_scatter", along, received, purpose, out, send).wait()
         # gloo has none: torch would sum the whole on every rank, which is twice as much.
         flat = whole.flatten() if dim == 0 else torch.cat([part.flatten() for part in parts])
         found = whole.new_empty(len(parts), *own.shape)
         counts = [part.numel() for part in parts]
-
-        def exchange(group: dist.ProcessGroup) -> Any:
-            return dist.all_to_all_single(
-                found.view(-1), flat, [own.numel()] * len(parts), counts, group=group, async_op=True
-            )
-
+        each = [own.numel()] * len(parts)
+        send = partial(dist.all_to_all_single, found.view(-1), flat, each, counts)
         return self._start(
-            "reduce_scatter", along, received, purpose, found, exchange, _sum_in_order
+            "reduce_scatter", along, received, purpose, found, send, _sum_in_order
         ).wait()
 
     def all_gather(self, along: Along, own: Tensor, widths: Sequence[int], purpose: str) -> Tensor:
@@ -203,11 +173,8 @@ class World:
         padded = own.new_zeros(own.shape[0], widest)
         padded[:, : own.shape[1]] = own
         found = own.new_zeros(len(widths), own.shape[0], widest)
-
-        def send(group: dist.ProcessGroup) -> Any:
-            return dist.all_gather(list(found), padded, group=group, async_op=True)
-
-        received = _bytes(found) - _bytes(padded)
+        received = found.nbytes - padded.nbytes
+        send = partial(dist.all_gather, list(found), padded)
         self._start("all_gather", along, received, purpose, found, send).wait()
         return torch.cat([part[:, :width] for part, width in zip(found, widths, strict=True)], 1)
 
@@ -223,13 +190,9 @@ class World:
         found = rows.new_empty(sum(receive_counts), *rows.shape[1:])
         own = receive_counts[self.position(along)]
         assert own == 0, "a rank's own rows do not travel"
-
-        def send(group: dist.ProcessGroup) -> Any:
-            return dist.all_to_all_single(
-                found, rows, list(receive_counts), list(send_counts), group=group, async_op=True
-            )
-
-        return self._start("all_to_all", along, _bytes(found), purpose, found, send)
+        counts = list(receive_counts), list(send_counts)
+        send = partial(dist.all_to_all_single, found, rows, *counts)
+        return self._start("all_to_all", along, found.nbytes, purpose, found, send)
 
     @property
     def ranks(self) -> int:
@@ -256,21 +219,8 @@ class World:
         for parameter, piece in zip(learned, pieces, strict=True):
             parameter.grad = piece.view_as(parameter)
 
-    def broadcast_bytes(self, raw: bytes) -> bytes:
-        """Those of rank 0, on every rank."""
-        if not self._talks:
-            return raw
-        values = torch.frombuffer(bytearray(raw or b" "), dtype=torch.uint8)
-        size = torch.tensor([len(raw)])
-        dist.broadcast(size, 0)
-        if self.rank > 0:
-            values = torch.empty(int(size), dtype=torch.uint8)
-        if int(size):
-            dist.broadcast(values, 0)
-        return values.numpy().tobytes()[: int(size)]
-
     def broadcast_from_rank0(self, work: Callable[[], Any]) -> Any:
-        """What `work` gives on rank 0, a JSON value, on every rank; all of them must call this.
+        """What `work` gives on rank 0, on every rank; all of them must call this.
 
         Raises:
             DataError: with the same words on every rank, where rank 0 has met a user error or a
@@ -278,35 +228,28 @@ class World:
         """
         if not self._talks:
             return work()
-        said: dict[str, Any] = {}
-        failed: Exception | None = None
+        # What it gives, and why it gives nothing.
+        said: list[Any] = [None, None]
+        failed: BaseException | None = None
         if self.rank == 0:
             try:
-                said = {"value": work()}
-            except (ValueError, OSError) as error:
-                failed, said = error, {"error": str(error)}
-            except BaseException:
-                self.broadcast_bytes(b'{"error": "rank 0 has failed; see its message"}')
-                raise
-        said = json.loads(self.broadcast_bytes(json.dumps(said).encode()))
+                said[0] = work()
+            except BaseException as error:
+                failed, told = error, isinstance(error, ValueError | OSError)
+                said[1] = str(error) if told else "rank 0 has failed; see its message"
+        dist.broadcast_object_list(said, 0)
         if failed is not None:
             raise failed
-        if "error" in said:
-            raise DataError(said["error"])
-        return said["value"]
+        if said[1] is not None:
+            raise DataError(said[1])
+        return said[0]
 
     def all_texts(self, text: str) -> list[str]:
         """Everyone's text, in the order of the ranks."""
-        if not self._talks:
-            return [text]
-        raw = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-        longest = torch.tensor([raw.numel()])
-        dist.all_reduce(longest, dist.ReduceOp.MAX)
-        padded = torch.full((int(longest),), ord(" "), dtype=torch.uint8)
-        padded[: raw.numel()] = raw
-        found = [torch.empty_like(padded) for _ in range(self.ranks)]
-        dist.all_gather(found, padded)
-        return [bytes(each.tolist()).decode() for each in found]
+        found = [text] * self.ranks
+        if self._talks:
+            dist.all_gather_object(found, text)
+        return found
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
@@ -341,9 +284,10 @@ class World:
         received: int,
         purpose: str,
         tensor: Tensor,
-        send: _Sender,
-        finish: _Finisher | None = None,
+        send: Callable[..., Any],
+        finish: Callable[[Tensor], Tensor] | None = None,
     ) -> Pending:
+        """Start a collective, unless the group is this rank alone or the world is dry."""
         size = self.size(along)
         if size == 1:
             return Pending(tensor, None, None, self.recorder)
@@ -352,7 +296,7 @@ class World:
         if not self.dry:
             group = self._groups[along]
             assert group is not None
-            work = send(group)
+            work = send(group=group, async_op=True)
         event = Event(
             kind=kind,
             along=along,
@@ -370,10 +314,6 @@ def _sum_in_order(parts: Tensor) -> Tensor:
     for part in parts[2:]:
         total += part
     return total
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def settle(device: torch.device) -> None:

@@ -140,22 +140,15 @@ def shared_checkpoint(
     Raises:
         DataError: the checkpoint is damaged, see `load_checkpoint`; on every rank.
     """
-    held: dict[str, Any] = {}
 
-    def read() -> str | None:
+    def read() -> tuple[str, dict[str, Any]] | None:
         if path is None or not path.exists():
             return None
-        held.update(load_checkpoint(path, *needed))
-        return str(path)
+        return str(path), load_checkpoint(path, *needed)
 
-    name = read() if world is None else world.broadcast_from_rank0(read)
-    if name is None:
-        return None
-    if world is not None and world.ranks > 1:
-        raw = world.broadcast_bytes(Path(name).read_bytes() if world.rank == 0 else b"")
-        if world.rank > 0:
-            held = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
-    return name, held
+    found: tuple[str, dict[str, Any]] | None
+    found = read() if world is None else world.broadcast_from_rank0(read)
+    return found
 
 
 def plain_module(model: nn.Module) -> nn.Module:
