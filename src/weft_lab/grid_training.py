@@ -23,7 +23,7 @@ from weft.parallel.prepare import prepare
 from weft.parallel.shard import GraphShard
 from weft.parallel.shard_io import row_offsets
 from weft.parallel.splits import share_split
-from weft.parallel.traffic_formulas import GridCounts, count_graph, predicted_events
+from weft.parallel.traffic_formulas import Sizes, count_graph, predicted_events
 from weft.parallel.world import World, alone, joined
 from weft.training.launch import launch
 from weft.training.numerics import prepare_process
@@ -238,24 +238,21 @@ def _train(run: GridRun, world: World) -> RankRecord:
     )
 
 
-def counts_of(table: GraphTable, grid: Grid) -> GridCounts:
-    """A prepared graph as `grid` cuts it."""
+def counts_of(table: GraphTable, grid: Grid) -> list[Sizes]:
+    """A prepared graph as `grid` cuts it, by rank."""
     graph = table[0]
     training = graph.nodes["train"] & (graph.nodes["y"] >= 0)
     return count_graph(grid, row_offsets(table, grid), graph.senders, graph.receivers, training)
 
 
 def predicted_bytes(
-    counts: GridCounts, method: Method, widths: Sequence[int], item: int = 4
+    counts: Sequence[Sizes], method: Method, widths: Sequence[int], item: int = 4
 ) -> list[int]:
     """Bytes that each rank receives in an epoch of a GCN, by formula."""
-    found = []
-    for rank in range(counts.grid.ranks):
-        place = counts.grid.place(rank)
-        sizes = counts.of(place)
-        events = predicted_events(counts.grid, place, method, widths, sizes, item=item)
-        found.append(sum(event.bytes for event in events))
-    return found
+    return [
+        sum(event.bytes for event in predicted_events(sizes, method, widths, item=item))
+        for sizes in counts
+    ]
 
 
 def with_random_features(graph: Graph, features: int, classes: int, seed: int = 0) -> Graph:

@@ -196,12 +196,10 @@ def test_memory_of_the_adjacency_is_what_a_shard_holds(ranks, method):
         counts = count_graph(
             grid, row_offsets(table, grid), one.senders, one.receivers, one.nodes["train"]
         )
-        for rank in range(ranks):
+        for rank, sizes in enumerate(counts):
             shard = GraphShard.open(table, alone(grid, rank), method, torch.float64)
-            place = grid.place(rank)
-            found = rank_memory(problem, grid, place, method, counts.of(place))
+            found = rank_memory(problem, method, sizes)
             held = shard.matrix.num_bytes + shard.transpose.num_bytes
-            sizes = counts.of(place)
             lists = 8 * int(sizes.forward.wanted.sum() + sizes.backward.wanted.sum())
             extra = lists if method.exchange == "rows" and grid.rows > 1 else 0
             assert found.adjacency - extra == held

@@ -18,9 +18,8 @@ def test_every_stage_is_counted(grid):
     training = rng.random(NODES) < 0.5
     offsets = balanced(NODES, grid.blocks)
     counts = count_graph(grid, offsets, senders, receivers, training)
-    for rank in range(grid.ranks):
+    for rank, sizes in enumerate(counts):
         place = grid.place(rank)
-        sizes = counts.of(place)
         panel = grid.blocks_of_row(place.row)
         own = range(offsets[panel.start], offsets[panel.stop])
         for direction, sources, targets in (
@@ -45,6 +44,6 @@ def test_a_graph_without_edges():
     none = np.zeros(0, dtype=np.int64)
     grid = grid_of("1d", 3)
     counts = count_graph(grid, balanced(5, 3), none, none, np.ones(5, dtype=bool))
-    sizes = counts.of(grid.place(1))
-    assert sizes.forward.nonzeros.tolist() == sizes.forward.wanted.tolist() == [0, 0, 0]
-    assert counts.training.tolist() == [1, 2, 2]
+    for sizes in counts:
+        assert sizes.forward.nonzeros.tolist() == sizes.forward.wanted.tolist() == [0, 0, 0]
+    assert [sizes.training for sizes in counts] == [1, 2, 2]

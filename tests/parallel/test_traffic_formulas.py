@@ -131,13 +131,10 @@ def counts_of(table, grid):
 
 def predicted(table, grid, rank, case):
     widths = (table.column("x").shape[1], *case.hidden, table.metadata["classes"])
-    place = grid.place(rank)
     return predicted_events(
-        grid,
-        place,
+        counts_of(table, grid)[rank],
         case.method,
         widths,
-        counts_of(table, grid).of(place),
         model=case.model,
         item=case.dtype.itemsize,
         input_dropout=case.input_dropout > 0,

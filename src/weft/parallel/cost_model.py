@@ -20,7 +20,7 @@ import numpy as np
 
 from weft.errors import DataError
 from weft.files import read_object, write_atomically
-from weft.parallel.grid import Grid, Place, balanced
+from weft.parallel.grid import Grid, balanced
 from weft.parallel.method import PUBLISHED, LayerPlan, Method, Model, plan_layers
 from weft.parallel.recorder import Along, Event
 from weft.parallel.traffic_formulas import (
@@ -242,13 +242,10 @@ def choose(estimates: Sequence[Estimate], memory_limit: float | None = None) -> 
 def estimate(problem: Problem, grid: Grid, method: Method, machine: Machine) -> Estimate:
     """What an epoch costs the busiest rank."""
     sizes = _even_sizes(problem, grid)
-    place = _busiest(grid)
     events = predicted_events(
-        grid,
-        place,
+        sizes,
         method,
         problem.widths,
-        sizes,
         model=problem.model,
         item=problem.item,
         input_dropout=problem.input_dropout,
@@ -260,7 +257,7 @@ def estimate(problem: Problem, grid: Grid, method: Method, machine: Machine) -> 
     if method.overlap:
         rows = [event for event in events if event.along == "row"]
         travelling = sum(event_seconds(rows, machine, rounds=rounds))
-        stages = rounds if method.exchange == "rows" else len(grid.stages(place))
+        stages = rounds if method.exchange == "rows" else len(grid.stages(sizes.place))
         # The first transfer of a product has nothing to overlap with.
         hidden = min(sparse, travelling) * (stages - 1) / stages
     return Estimate(
@@ -270,7 +267,7 @@ def estimate(problem: Problem, grid: Grid, method: Method, machine: Machine) -> 
         latency=latency,
         hidden=hidden,
         bytes=sum(event.bytes for event in events),
-        memory=rank_memory(problem, grid, place, method, sizes),
+        memory=rank_memory(problem, method, sizes),
     )
 
 
@@ -295,18 +292,14 @@ def estimate_published(problem: Problem, grid: Grid, machine: Machine) -> Estima
         bandwidth=received * link.beta,
         latency=len(layers) * published_latency(grid) * link.alpha,
         bytes=received,
-        memory=rank_memory(problem, grid, _busiest(grid), PUBLISHED, _even_sizes(problem, grid)),
+        memory=rank_memory(problem, PUBLISHED, _even_sizes(problem, grid)),
     )
-
-
-def _busiest(grid: Grid) -> Place:
-    # The last part of a balanced split is never smaller than another.
-    return grid.place(grid.ranks - 1)
 
 
 def _even_sizes(problem: Problem, grid: Grid) -> Sizes:
     """The sizes of the busiest rank, with every edge equally likely."""
-    place = _busiest(grid)
+    # The last part of a balanced split is never smaller than another.
+    place = grid.place(grid.ranks - 1)
     offsets = balanced(problem.nodes, grid.blocks)
     own = grid.blocks_of_row(place.row)
     height = int(offsets[own.stop] - offsets[own.start])
@@ -322,7 +315,9 @@ def _even_sizes(problem: Problem, grid: Grid) -> Sizes:
     )
     training = problem.nodes if problem.training is None else problem.training
     share = training * int(np.diff(offsets).max()) // problem.nodes
-    return Sizes(offsets=offsets, forward=panel, backward=panel, training=share)
+    return Sizes(
+        grid=grid, place=place, offsets=offsets, forward=panel, backward=panel, training=share
+    )
 
 
 def _compute_seconds(
@@ -383,13 +378,12 @@ def _waits(event: Event, rounds: int) -> float:
     return math.log2(event.group) * (2 if event.kind == "all_reduce" else 1)
 
 
-def rank_memory(problem: Problem, grid: Grid, place: Place, method: Method, sizes: Sizes) -> Memory:
-    """What the rank at `place` holds, without the process itself and torch."""
+def rank_memory(problem: Problem, method: Method, sizes: Sizes) -> Memory:
+    """What a rank holds, without the process itself and torch."""
+    grid, place, rows, height = sizes.grid, sizes.place, sizes.rows, sizes.panel_rows
     C, item, second = grid.columns, problem.item, problem.model == "sage"
     plans = problem.layers(method)
-    blocks = np.diff(sizes.offsets)
-    rows = int(blocks[grid.block_of(place)])
-    height = int(blocks[list(grid.blocks_of_row(place.row))].sum())
+    block = int(np.diff(sizes.offsets).max())
 
     def cells(width: int, *, whole: bool = False) -> int:
         return rows * (width if whole else grid.slice_widths(width)[place.column])
@@ -428,8 +422,7 @@ def rank_memory(problem: Problem, grid: Grid, place: Place, method: Method, size
         buffers=max(
             height * widest * item
             + max(
-                _travelling(panel, grid, int(blocks.max()), height, method, widest, item)
-                for panel in panels
+                _travelling(panel, grid, block, height, method, widest, item) for panel in panels
             ),
             (height + grid.layers * rows) * widest * item * scattered_layers,
             3 * cells(max(map(_scattered, plans)), whole=True) * item * (C > 1),

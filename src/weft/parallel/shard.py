@@ -135,16 +135,16 @@ def predicted_own_bytes(
     """
     world = shard.world
     events = predicted_events(
-        world.grid,
-        world.place,
-        shard.method,
-        widths,
         Sizes(
+            grid=world.grid,
+            place=world.place,
             offsets=shard.offsets,
             forward=_direction(shard, shard.matrix),
             backward=_direction(shard, shard.transpose),
             training=int((shard.masks["train"] & (shard.y >= 0)).sum()),
         ),
+        shard.method,
+        widths,
         model=model,
         item=shard.dtype.itemsize,
         input_dropout=input_dropout,

@@ -2,15 +2,14 @@
 
 The published formulas count the words that a rank receives in one layer, forward and backward, as
 the authors of the algorithms do (Tripathy, Yelick and Buluç 2020, and their code). The exact bytes
-follow from what `GridCounts` counts in a graph: nonzeros, wanted rows, rounds.
+follow from what `count_graph` counts in a graph: nonzeros, wanted rows, rounds.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -113,19 +112,37 @@ class Direction:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sizes:
-    """What the bytes that a rank receives depend on, beside the grid and the widths.
+    """What the bytes that a rank receives depend on, beside the method and the widths.
 
     Attributes:
+        grid: the ranks.
+        place: of this one.
         offsets: int64 [blocks + 1], where each block of nodes begins.
         forward: the panel of the matrix that sums what enters a node.
         backward: the panel of its transpose.
         training: nodes of the rank's block that it learns from.
     """
 
+    grid: Grid
+    place: Place
     offsets: Array
     forward: Direction
     backward: Direction
     training: int
+
+    @property
+    def rows(self) -> int:
+        """Nodes of the rank's own block."""
+        return self.height(self.grid.block_of(self.place))
+
+    @property
+    def panel_rows(self) -> int:
+        """Nodes whose neighbours the rank sums up."""
+        return sum(map(self.height, self.grid.blocks_of_row(self.place.row)))
+
+    def height(self, block: int) -> int:
+        """Nodes of a block."""
+        return int(self.offsets[block + 1] - self.offsets[block])
 
 
 def exchange_rounds(grid: Grid, most_wanted: int, height: int) -> int:
@@ -139,57 +156,10 @@ def exchange_rounds(grid: Grid, most_wanted: int, height: int) -> int:
     return min(grid.rows - 1, max(1, -(-most_wanted // max(height, 1))))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class GridCounts:
-    """A graph as a grid cuts it; R rows of the grid, B blocks of nodes.
-
-    Attributes:
-        grid: the ranks.
-        offsets: int64 [B + 1], where each block of nodes begins.
-        nonzeros: int64 [R, B], edges from each block to the nodes of each row of the grid.
-        wanted: int64 [R, B], nodes of the block that they come from.
-        nonzeros_back: int64 [R, B], edges to each block from the nodes of each row.
-        wanted_back: int64 [R, B], nodes of the block that they go to.
-        training: int64 [B], nodes that the network learns from.
-    """
-
-    grid: Grid
-    offsets: Array
-    nonzeros: Array
-    wanted: Array
-    nonzeros_back: Array
-    wanted_back: Array
-    training: Array
-
-    def of(self, place: Place) -> Sizes:
-        """The sizes of one rank, for `predicted_events`."""
-        return Sizes(
-            offsets=self.offsets,
-            forward=self._direction(place, self.nonzeros, self.wanted),
-            backward=self._direction(place, self.nonzeros_back, self.wanted_back),
-            training=int(self.training[self.grid.block_of(place)]),
-        )
-
-    def _direction(self, place: Place, nonzeros: Array, wanted: Array) -> Direction:
-        stages = self.grid.stages(place)
-        blocks = [stage.block for stage in stages]
-        rows = np.array([stage.row for stage in stages])
-        travelling = wanted[:, blocks] * (rows != np.arange(self.grid.rows)[:, None])
-        return Direction(
-            nonzeros=nonzeros[place.row, blocks],
-            wanted=wanted[place.row, blocks],
-            rounds=exchange_rounds(
-                self.grid,
-                int(travelling.sum(1).max()),
-                int(np.diff(self.offsets)[blocks].max()),
-            ),
-        )
-
-
 def count_graph(
     grid: Grid, offsets: Array, senders: Array, receivers: Array, training: Array
-) -> GridCounts:
-    """Count a graph for all ranks of a grid at once.
+) -> list[Sizes]:
+    """Count a graph for each rank of a grid.
 
     Args:
         grid: the ranks.
@@ -198,17 +168,32 @@ def count_graph(
         receivers: int [E].
         training: bool [n], nodes that the network learns from.
     """
-    nonzeros, wanted = _panels(grid, offsets, senders, receivers)
-    nonzeros_back, wanted_back = _panels(grid, offsets, receivers, senders)
-    return GridCounts(
-        grid=grid,
-        offsets=offsets,
-        nonzeros=nonzeros,
-        wanted=wanted,
-        nonzeros_back=nonzeros_back,
-        wanted_back=wanted_back,
-        training=np.diff(np.concatenate([[0], np.cumsum(training)])[offsets]),
-    )
+    forward = _panels(grid, offsets, senders, receivers)
+    backward = _panels(grid, offsets, receivers, senders)
+    learned = np.diff(np.concatenate([[0], np.cumsum(training)])[offsets])
+
+    def direction(place: Place, nonzeros: Array, wanted: Array) -> Direction:
+        stages = grid.stages(place)
+        blocks, rows = ([getattr(s, name) for s in stages] for name in ("block", "row"))
+        travelling = wanted[:, blocks] * (np.array(rows) != np.arange(grid.rows)[:, None])
+        highest = int(np.diff(offsets)[blocks].max())
+        return Direction(
+            nonzeros=nonzeros[place.row, blocks],
+            wanted=wanted[place.row, blocks],
+            rounds=exchange_rounds(grid, int(travelling.sum(1).max()), highest),
+        )
+
+    return [
+        Sizes(
+            grid=grid,
+            place=place,
+            offsets=offsets,
+            forward=direction(place, *forward),
+            backward=direction(place, *backward),
+            training=int(learned[grid.block_of(place)]),
+        )
+        for place in map(grid.place, range(grid.ranks))
+    ]
 
 
 def _panels(grid: Grid, offsets: Array, columns: Array, rows: Array) -> tuple[Array, Array]:
@@ -233,31 +218,27 @@ def _panels(grid: Grid, offsets: Array, columns: Array, rows: Array) -> tuple[Ar
 
 
 def predicted_events(
-    grid: Grid,
-    place: Place,
+    sizes: Sizes,
     method: Method,
     widths: Sequence[int],
-    sizes: Sizes,
     *,
     model: Model = "gcn",
     item: int = 4,
     input_dropout: bool = False,
 ) -> list[Event]:
-    """What the rank at `place` receives in one training step: equal to what a recorder notes.
+    """What a rank receives in one training step: equal to what a recorder notes.
 
     Kind, dimension, group and bytes of every collective; seconds are 0 and the purpose is empty.
 
     Args:
-        grid: the ranks.
-        place: of the rank.
+        sizes: of the rank's part of the graph.
         method: what travels.
         widths: features, hidden layers, classes.
-        sizes: of the rank's part of the graph.
         model: `gcn` or `sage`.
         item: bytes of a number.
         input_dropout: the features change in every step.
     """
-    rank = _Rank(grid=grid, place=place, method=method, sizes=sizes, item=item)
+    rank = _Rank(sizes, method, item)
     plans = plan_layers(widths, method, model=model, input_dropout=input_dropout)
     for plan in plans:
         rank.layer(plan, model)
@@ -269,24 +250,14 @@ def predicted_events(
     return rank.events
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class _Rank:
     """Notes the events of one rank as its `World` would."""
 
-    grid: Grid
-    place: Place
-    method: Method
-    sizes: Sizes
-    item: int
-    events: list[Event] = field(default_factory=list)
-
-    @cached_property
-    def rows(self) -> int:
-        return self._height(self.grid.block_of(self.place))
-
-    @cached_property
-    def panel_rows(self) -> int:
-        return sum(map(self._height, self.grid.blocks_of_row(self.place.row)))
+    def __init__(self, sizes: Sizes, method: Method, item: int) -> None:
+        self.sizes, self.method, self.item = sizes, method, item
+        self.grid, self.place = sizes.grid, sizes.place
+        self.rows, self.panel_rows = sizes.rows, sizes.panel_rows
+        self.events: list[Event] = []
 
     def layer(self, plan: LayerPlan, model: Model) -> None:
         """Note both passes of a layer, whose collectives along the columns come in pairs."""
@@ -326,7 +297,7 @@ class _Rank:
         self._note("all_gather", "column", (C - 1) * int(slices.max()) * self.item)
 
     def all_reduce(self, along: Along, message: int) -> None:
-        group = self._group(along)
+        group = self.grid.group_size(along)
         self._note("all_reduce", along, 2 * (message * (group - 1) // group))
 
     def _product(self, width: int, panel: Direction) -> None:
@@ -349,7 +320,7 @@ class _Rank:
                 message = 8 * (self.panel_rows + 1) + (4 + self.item) * int(nonzeros)
                 owner = stage.row % grid.columns
                 self._note("broadcast", "column", 0 if owner == place.column else message)
-            message = self._height(stage.block) * wire
+            message = self.sizes.height(stage.block) * wire
             self._note("broadcast", "row", 0 if stage.row == place.row else message)
 
     def _rows_exchanged(self, panel: Direction, wire: int) -> None:
@@ -373,16 +344,8 @@ class _Rank:
         own = self.grid.slice_widths(width)[self.place.column]
         self._note("reduce_scatter", "column", (C - 1) * self.rows * own * self.item)
 
-    def _height(self, block: int) -> int:
-        return int(self.sizes.offsets[block + 1] - self.sizes.offsets[block])
-
-    def _group(self, along: Along) -> int:
-        grid = self.grid
-        sizes = {"row": grid.rows, "column": grid.columns, "layer": grid.layers}
-        return {**sizes, "weights": grid.blocks, "world": grid.ranks}[along]
-
     def _note(self, kind: Kind, along: Along, received: int) -> None:
-        if (group := self._group(along)) > 1:
+        if (group := self.grid.group_size(along)) > 1:
             self.events.append(
                 Event(kind=kind, along=along, group=group, bytes=received, seconds=0.0, purpose="")
             )

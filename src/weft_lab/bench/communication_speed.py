@@ -302,15 +302,13 @@ def _prepared(
 
 def _predicted(table: GraphTable, grid: Grid, widths: tuple[int, ...]) -> list[float]:
     """Bytes that each rank holds at its peak, beyond the process itself."""
-    counts = counts_of(table, grid)
     problem = Problem(
         nodes=table.total_nodes,
         edges=table.total_edges,
         widths=widths,
         symmetric=bool(table.metadata["symmetric_values"]),
     )
-    places = [grid.place(rank) for rank in range(grid.ranks)]
-    return [rank_memory(problem, grid, p, Method(), counts.of(p)).total for p in places]
+    return [rank_memory(problem, Method(), sizes).total for sizes in counts_of(table, grid)]
 
 
 def _train(small: Path, path: Path, grid: Grid, hidden: tuple[int, ...]) -> _Rank:
