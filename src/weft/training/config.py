@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 CompileMode = Literal["eager", "static", "dynamic"]
@@ -119,11 +119,11 @@ class FitResult:
     epochs: int
     steps: int
     stopped: str
-    metrics: dict[str, float]
-    best_metrics: dict[str, float]
-    best_epoch: int | None
-    seconds: float
-    graphs_per_second: float
+    metrics: dict[str, float] = field(default_factory=dict)
+    best_metrics: dict[str, float] = field(default_factory=dict)
+    best_epoch: int | None = None
+    seconds: float = 0.0
+    graphs_per_second: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

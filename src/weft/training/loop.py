@@ -128,25 +128,23 @@ def fit(
         ).go(progress)
 
 
+@dataclass(eq=False)
 class _Fit:
     """One call of `fit`: its parts and how far it has come."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        batches: Batches,
-        stepper: Step,
-        config: FitConfig,
-        evaluate: Callable[[Any], Mapping[str, float]] | None,
-        scheduler: LRScheduler | ReduceLROnPlateau | None,
-        run: Run | None,
-        extras: Mapping[str, Stateful],
-    ) -> None:
-        self.model, self.optimizer, self.batches, self.stepper = model, optimizer, batches, stepper
-        self.config, self.evaluate, self.scheduler = config, evaluate, scheduler
-        first = stepper.world is None or stepper.world.rank == 0
-        self.run, self.extras = run if first else None, extras
+    model: nn.Module
+    optimizer: Optimizer
+    batches: Batches
+    stepper: Step
+    config: FitConfig
+    evaluate: Callable[[Any], Mapping[str, float]] | None
+    scheduler: LRScheduler | ReduceLROnPlateau | None
+    run: Run | None
+    extras: Mapping[str, Stateful]
+
+    def __post_init__(self) -> None:
+        if self.stepper.world is not None and self.stepper.world.rank > 0:
+            self.run = None
         self.at = FitState()
         self.best_weights: dict[str, Any] | None = None
         self.best_is_saved = True
@@ -474,19 +472,7 @@ def save_fit_checkpoint(
     batches: Mapping[str, Any],
     metrics_lines: int,
 ) -> None:
-    """Write what `fit` goes on from.
-
-    Args:
-        path: the file.
-        at: how far the run has come.
-        model: its weights.
-        best: those of the best epoch, if any is.
-        optimizer: with its state.
-        scheduler: with its state.
-        extras: what else has a state.
-        batches: where in the training data the run is, see `Batches.state`.
-        metrics_lines: lines of metrics so far.
-    """
+    """Write what `fit` goes on from; `batches` is of `Batches.state`, `best` of the best epoch."""
     save_checkpoint(
         path,
         {

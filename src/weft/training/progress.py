@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from datetime import timedelta
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -77,12 +76,7 @@ class FitProgress:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._latest is not None and self._latest[0] > self._shown_step:
             self._show(time.perf_counter())
         if self._live is not None:

@@ -24,34 +24,16 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def shared_run(
-    folder: Path,
-    config: Any,
-    world: World,
-    *,
-    data: Mapping[str, str] | None = None,
-    resume: bool = False,
-    tensorboard: bool = True,
-    before: Mapping[str, Any] | None = None,
-    recipe: str | None = None,
-) -> Iterator[Run]:
+def shared_run(folder: Path, config: Any, world: World, **options: Any) -> Iterator[Run]:
     """The run in `folder` on rank 0; on the others one in a folder that is removed afterwards.
 
-    Only rank 0 needs `folder`. Arguments as of `Run.create`, and the same errors; on the other
+    Only rank 0 needs `folder`. Options as of `Run.create`, and the same errors; on the other
     ranks a DataError that says so.
     """
     with TemporaryDirectory(prefix="weft-rank-") as spare:
         with world.in_turn():
             if world.rank == 0:
-                run = Run.create(
-                    folder,
-                    config,
-                    data=data,
-                    resume=resume,
-                    tensorboard=tensorboard,
-                    before=before,
-                    recipe=recipe,
-                )
+                run = Run.create(folder, config, **options)
             else:
                 run = Run.create(spare, config, tensorboard=False)
         with run:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -87,44 +86,28 @@ class Run:
         # Before the lock, which would leave its file among somebody's others.
         _check_is_for_runs(folder)
         run = cls(folder, tensorboard=tensorboard)
+        whole: dict[str, Any] = {} if recipe is None else {"recipe": recipe}
+        sessions: list[Any] = []
+        sums = None if data is None else dict(data)
         try:
-            run._enter_session(
-                asked,
-                None if data is None else dict(data),
-                resume=resume,
-                before=before or {},
-                recipe=recipe,
-            )
+            # Nobody else can make a run here any more.
+            if (folder / CONFIG).exists():
+                _check_may_run(folder, resume=resume)
+                earlier = _read_config(folder / CONFIG)
+                recorded = earlier["config"]
+                if isinstance(recorded, Mapping):
+                    recorded = {**(before or {}), **recorded}
+                _check_same(recorded, asked, folder)
+                sums = _same_data(earlier["data"], sums, folder)
+                sessions, run.resumed = earlier["sessions"], True
+                if "recipe" in earlier:
+                    whole.setdefault("recipe", earlier["recipe"])
+            whole |= {"config": asked, "sessions": [*sessions, _session()]}
+            _write_json(folder / CONFIG, whole if sums is None else {**whole, "data": sums})
         except BaseException:
             run.close()
             raise
         return run
-
-    def _enter_session(
-        self,
-        asked: Any,
-        data: dict[str, str] | None,
-        *,
-        resume: bool,
-        before: Mapping[str, Any],
-        recipe: str | None,
-    ) -> None:
-        """Compare with the run that is there, if any; nobody else can make one any more."""
-        path = self.folder / CONFIG
-        sessions: list[Any] = []
-        if path.exists():
-            _check_may_run(self.folder, resume=resume)
-            earlier = _read_config(path)
-            recorded = earlier["config"]
-            if isinstance(recorded, Mapping):
-                recorded = {**before, **recorded}
-            _check_same(recorded, asked, self.folder)
-            data = _same_data(earlier["data"], data, self.folder)
-            sessions, self.resumed = earlier["sessions"], True
-            recipe = recipe or earlier.get("recipe")
-        whole: dict[str, Any] = {"config": asked, "sessions": [*sessions, _session()]}
-        named = {} if recipe is None else {"recipe": recipe}
-        _write_json(path, named | (whole if data is None else {**whole, "data": data}))
 
     @property
     def checkpoint(self) -> Path:
@@ -153,12 +136,7 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -323,30 +301,15 @@ def first_difference(before: Any, now: Any, field: str = "") -> tuple[str, str, 
     return None if texts[0] == texts[1] else (field or "the config", *texts)
 
 
-def interrupted_result(signal: str, *, epochs: int, steps: int) -> FitResult:
-    """Of a training that a signal has stopped, of which only its checkpoint is known."""
-    return FitResult(
-        epochs=epochs,
-        steps=steps,
-        stopped=f"interrupted by {signal}",
-        metrics={},
-        best_metrics={},
-        best_epoch=None,
-        seconds=0.0,
-        graphs_per_second=0.0,
-    )
-
-
 def summarised_result(folder: Path, signal: str) -> FitResult:
     """How far the run in `folder` has come by its summary, if it has one, till a signal stopped it.
 
     Raises:
         DataError: the summary is damaged.
     """
+    stopped = f"interrupted by {signal}"
     if not (folder / SUMMARY).exists():
-        return interrupted_result(signal, epochs=0, steps=0)
+        return FitResult(epochs=0, steps=0, stopped=stopped)
     names = [each.name for each in dataclasses.fields(FitResult)]
     found = read_object(folder / SUMMARY, dict.fromkeys(names, object))
-    return FitResult(
-        **{name: found[name] for name in names} | {"stopped": f"interrupted by {signal}"}
-    )
+    return FitResult(**{name: found[name] for name in names} | {"stopped": stopped})

@@ -17,9 +17,10 @@ from weft.recipes.full_graph.config import FullGraphConfig
 from weft.recipes.full_graph.data import check_precision
 from weft.recipes.full_graph.session import OLD_CHECKPOINTS, TrainedFullGraph, train_shared
 from weft.training.checkpoint import CHECKPOINT, load_checkpoint
+from weft.training.config import FitResult
 from weft.training.launch import LaunchStopped, is_a_rank, launch
 from weft.training.numerics import prepare_process
-from weft.training.run import LOGS, Run, interrupted_result
+from weft.training.run import LOGS, Run
 
 
 def train_full_graph(
@@ -199,7 +200,7 @@ def _stopped(table: GraphTable, job: _Job, signal: str) -> TrainedFullGraph:
     """What can be said of a run whose launcher was stopped."""
     epochs, steps = _done(job.folder)
     return TrainedFullGraph(
-        result=interrupted_result(signal, epochs=epochs, steps=steps),
+        result=FitResult(epochs=epochs, steps=steps, stopped=f"interrupted by {signal}"),
         scores={},
         grid=job.grid,
         partition=table.metadata["partition"],
