@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from weft.parallel.calibrate import calibrate, local_rates
 from weft.parallel.cost_model import load_machine, save_machine
+from weft.training.calibrate import calibrate, local_rates
 
 
 def test_ranks_give_a_machine(tmp_path):

@@ -333,39 +333,6 @@ def single() -> World:
 
 
 @contextmanager
-def process_group(
-    *,
-    timeout: timedelta = _TIMEOUT,
-    init_method: str | None = None,
-    rank: int = -1,
-    ranks: int = -1,
-) -> Iterator[None]:
-    """Join the processes of this run through gloo meanwhile; those joined already stay so.
-
-    Args:
-        timeout: what a rank waits for another at most.
-        init_method: where they meet; by default as torchrun has told them.
-        rank: of this process, where torchrun has not told it.
-        ranks: how many there are, where torchrun has not told it.
-    """
-    if dist.is_initialized():
-        if init_method is not None:
-            raise ValueError(
-                f"init_method is {init_method}, and this process has joined a group already; "
-                "leave that one first"
-            )
-        yield
-        return
-    dist.init_process_group(
-        "gloo", init_method=init_method, timeout=timeout, rank=rank, world_size=ranks
-    )
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-@contextmanager
 def joined(
     name: str,
     replication: int | None = None,
@@ -374,6 +341,8 @@ def joined(
     timeout: timedelta = _TIMEOUT,
 ) -> Iterator[World]:
     """The processes that torchrun has started, joined to a grid; without it this one alone.
+
+    They meet through gloo, and part at the end; those that have joined a group already stay in it.
 
     Args:
         name: of the grid, see `grid_of`.
@@ -393,8 +362,14 @@ def joined(
     if ranks == 1:
         yield World(grid, 0, {}, device)
         return
-    with process_group(timeout=timeout):
+    starts = not dist.is_initialized()
+    if starts:
+        dist.init_process_group("gloo", timeout=timeout)
+    try:
         yield World(grid, dist.get_rank(), _groups(grid, device, timeout), device)
+    finally:
+        if starts:
+            dist.destroy_process_group()
 
 
 def joined_replicas(timeout: timedelta = _LONG_TIMEOUT) -> AbstractContextManager[World]:

@@ -6,9 +6,7 @@ message, whose time is latency, and a large one, whose time beyond that is bandw
 
 from __future__ import annotations
 
-import json
 import math
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
@@ -20,14 +18,13 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import ProcessException, start_processes
 
 from weft.errors import DataError
-from weft.files import read_object
 from weft.graphs import Graph, assemble, table_from_graphs
 from weft.kernels import spmm
 from weft.parallel.cost_model import Link, Machine, product_bytes
-from weft.parallel.world import process_group
+from weft.parallel.world import joined_replicas
+from weft.training.launch import LaunchStopped, RankError, launch
 
 _SMALL, _LARGE = 8, 2**23
 _ROUNDS = 9
@@ -63,40 +60,23 @@ def calibrate(ranks: int = 2) -> Calibration:
 
     Raises:
         ValueError: fewer than 2 ranks.
-        TimeoutError: the ranks did not finish in five minutes.
-        DataError: they cannot talk to each other.
+        DataError: the ranks cannot talk to each other.
     """
     if ranks < 2:
         raise ValueError(f"ranks is {ranks}; a message needs at least 2")
-    with TemporaryDirectory() as folder:
-        # Imports take longer than messages: a fork server does them once for all ranks.
-        multiprocessing.set_forkserver_preload([__name__])
-        context = start_processes(  # type: ignore[no-untyped-call]
-            _rank, (ranks, folder), nprocs=ranks, join=False, start_method="forkserver"
-        )
-        deadline = time.monotonic() + _TIMEOUT.total_seconds()
+    with TemporaryDirectory(prefix="weft-calibrate-") as folder:
         try:
-            while not context.join(timeout=1.0):
-                if time.monotonic() > deadline:
-                    raise TimeoutError(
-                        f"{ranks} ranks did not exchange messages in "
-                        f"{_TIMEOUT.total_seconds():.0f} s; is the loopback network usable?"
-                    )
-        except ProcessException as error:
-            last = str(error).strip().rpartition("\n")[2]
+            measured = launch(_rank, ranks=ranks, logs=Path(folder))[0]
+        except LaunchStopped:
+            raise KeyboardInterrupt from None
+        except RankError as error:
             raise DataError(
-                f"the ranks that measure this machine have failed ({last}); give --alpha and "
+                f"the ranks that measure this machine have failed ({error}); give --alpha and "
                 "--beta instead"
             ) from error
-        finally:
-            for process in context.processes:
-                if process.is_alive():
-                    process.kill()
-        measured = read_object(Path(folder) / "links.json")
     # After the ranks have ended: they would take the processor away.
     flops, spmm_bytes = local_rates()
-    links = {int(size): Link(**link) for size, link in measured.items()}
-    return Calibration(links=links, flops=flops, spmm_bytes=spmm_bytes)
+    return Calibration(links=measured, flops=flops, spmm_bytes=spmm_bytes)
 
 
 def local_rates(nodes: int = 2**15, degree: int = 16, width: int = 32) -> tuple[float, float]:
@@ -115,28 +95,25 @@ def local_rates(nodes: int = 2**15, degree: int = 16, width: int = 32) -> tuple[
     return flops, moved / _median_seconds(lambda: spmm(batch, x, weight))
 
 
-def _rank(rank: int, ranks: int, folder: str) -> None:
+def _rank() -> dict[int, Link]:
+    """What each rank measures; rank 0 is in all groups."""
     torch.set_num_threads(1)
-    meeting = f"file://{folder}/meeting"
-    with process_group(init_method=meeting, rank=rank, ranks=ranks, timeout=_TIMEOUT):
-        links = {}
+    links = {}
+    with joined_replicas(_TIMEOUT) as world:
         size = 2
         while True:
             # All ranks must name every group, also those that they are not in.
             group = dist.new_group(list(range(size)))
-            if rank < size:
+            if world.rank < size:
                 small, large = (_round_trip(count, group) for count in (_SMALL, _LARGE))
-                links[size] = {
-                    "alpha": small / 2 / math.log2(size),
-                    # A busy machine may disturb either: never nothing, never negative.
-                    "beta": max(large - small, 1e-3 * large) / _LARGE,
-                }
-            if size == ranks:
+                # A busy machine may disturb either: never nothing, never negative.
+                beta = max(large - small, 1e-3 * large) / _LARGE
+                links[size] = Link(alpha=small / 2 / math.log2(size), beta=beta)
+            if size == world.ranks:
                 break
-            size = min(2 * size, ranks)
-        if rank == 0:
-            (Path(folder) / "links.json").write_text(json.dumps(links), encoding="utf-8")
+            size = min(2 * size, world.ranks)
         dist.barrier()
+    return links
 
 
 def _round_trip(count: int, group: dist.ProcessGroup) -> float:

@@ -29,6 +29,8 @@ from weft.errors import DataError
 from weft.parallel.world import FirstFailed
 from weft.training.hardware import cores
 from weft.training.stopping import (
+    SIGNALS,
+    handlers_kept,
     heard_signals,
     leave_lost_terminal,
     terminals,
@@ -40,12 +42,19 @@ _START_SECONDS = 600
 _MONITOR_SECONDS = 0.1
 # How long a rank that only misses another one waits before it ends: the one at fault goes first,
 # also where the launcher comes late to look. The launcher ends it meanwhile.
-_ECHO_SECONDS = 5.0
+_PEER_LOST_SECONDS = 5.0
 # What a rank that was told to stop may take to end.
 _STOP_SECONDS = 2.0
 # What a rank may take to end by itself when the process that started it is gone.
 _ORPHAN_SECONDS = 60.0
-_ECHOES = ("closed by peer", "reset by peer", "broken pipe", "timed out", "timeout", "gloo")
+_PEER_LOST_WORDS = (
+    "closed by peer",
+    "reset by peer",
+    "broken pipe",
+    "timed out",
+    "timeout",
+    "gloo",
+)
 # What every rank would load sooner or later: once for all of them instead.
 _PRELOADED = ("weft.training.launch", "torch._dynamo", "torch.utils.tensorboard")
 _LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing.spawn")
@@ -70,7 +79,7 @@ class LaunchStopped(Exception):
 
 
 class UserError(Exception):
-    """A user's mistake that a rank has met: no restart would help."""
+    """A user error that a rank has met: no restart would help."""
 
 
 class PeerLost(Exception):
@@ -97,8 +106,8 @@ def launch(
     Each finds RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment, as under torchrun,
     and has its share of the cores. What rank 0 prints goes where this process prints; what the
     others print, and every traceback, to `logs`/rank-N.log. Where a rank ends too early, the
-    others are ended within half a minute, and all are started again, unless it was a user's
-    mistake (a ValueError) that would only happen again.
+    others are ended within half a minute, and all are started again, unless it was a user error (a
+    ValueError) that would only happen again.
 
     Args:
         function: importable by name: it is called in new processes.
@@ -113,7 +122,7 @@ def launch(
         What the function gave, by rank.
 
     Raises:
-        DataError: a rank met a user's mistake; its words, and its number.
+        DataError: a rank met a user error; its words, and its number.
         RankError: a rank failed for good; the sentence names the rank, its signal or exit code,
             and its own words.
         LaunchStopped: SIGINT, SIGTERM or SIGHUP came; the ranks have ended.
@@ -166,7 +175,7 @@ def _attempt(
         )
         threads = max(1, cores() // ranks)
         task = (function, arguments, str(logs), threads, "SIGHUP" in hears)
-        with _signals_kept(), _elastic_logged(logs / "launcher.log"):
+        with handlers_kept((*SIGNALS, "SIGQUIT")), _elastic_logged(logs / "launcher.log"):
             try:
                 found = elastic_launch(config, run_rank)(*task)
             except SignalException as stop:
@@ -183,14 +192,10 @@ def start_fork_server(*modules: str) -> None:
     from multiprocessing import forkserver
 
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))
-    if threading.current_thread() is not threading.main_thread():
+    with handlers_kept(["SIGHUP"]) as may_set:
+        if may_set:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
         forkserver.ensure_running()
-        return
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL if before is None else before)
 
 
 def _words(rank: int, failure: ProcessFailure) -> tuple[str, bool]:
@@ -239,8 +244,8 @@ def run_rank(
         # The disk may be full: that is then what the error says.
         with suppress(OSError):
             traceback.print_exc(file=log)
-        if _is_echo(error):
-            time.sleep(_ECHO_SECONDS)
+        if _is_peer_lost(error):
+            time.sleep(_PEER_LOST_SECONDS)
             raise PeerLost(str(error)) from error
         if isinstance(error, ValueError):
             raise UserError(str(error)) from error
@@ -253,11 +258,11 @@ def run_rank(
             _in_background(_end_later, _STOP_SECONDS)
 
 
-def _is_echo(error: Exception) -> bool:
+def _is_peer_lost(error: Exception) -> bool:
     if isinstance(error, dist.DistError | FirstFailed):
         return True
     text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(words in text for words in _ECHOES)
+    return isinstance(error, RuntimeError) and any(words in text for words in _PEER_LOST_WORDS)
 
 
 @contextmanager
@@ -266,7 +271,7 @@ def lost_ranks_named() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not (is_a_rank() and _is_echo(error)):
+        if not (is_a_rank() and _is_peer_lost(error)):
             raise
         raise RankError(
             f"rank {os.environ['RANK']} could not reach another rank: {_first_line(str(error))}"
@@ -289,21 +294,6 @@ def _end_later(seconds: float) -> None:
 
 def _in_background(function: Callable[..., None], *arguments: Any) -> None:
     threading.Thread(target=function, args=arguments, daemon=True).start()
-
-
-@contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Put the handlers back that the elastic agent replaces for good."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    names = [n for n in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, n)]
-    before = {name: signal.getsignal(getattr(signal, name)) for name in names}
-    try:
-        yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(getattr(signal, name), signal.SIG_DFL if handler is None else handler)
 
 
 class _Log(logging.FileHandler):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -39,17 +39,21 @@ def stop_on_signals(*, patient: bool = False) -> Iterator[StopRequest]:
         patient: none of them does. Of one Ctrl-C a rank hears from the terminal, and from its
             launcher too, which ends it for good if it takes too long.
     """
-    request = StopRequest()
+    request, heard, shown = StopRequest(), heard_signals(), terminals()
     _came.clear()
 
-    def note(name: str) -> None:
+    def note(number: int, frame: FrameType | None) -> None:
+        leave_lost_terminal(shown)
+        name = signal.Signals(number).name
         _came.append(name)
         if request.signal is None:
             request.signal = name
         elif name != "SIGHUP" and not patient:
             raise KeyboardInterrupt
 
-    with hear_signals(note):
+    with handlers_kept(heard) as may_set:
+        for name in heard if may_set else ():
+            signal.signal(getattr(signal, name), note)
         yield request
 
 
@@ -59,28 +63,21 @@ def was_asked_to_stop() -> bool:
 
 
 @contextmanager
-def hear_signals(note: Callable[[str], None]) -> Iterator[None]:
-    """Call `note` with the name of each signal that comes, instead of what it did before.
+def handlers_kept(names: Iterable[str]) -> Iterator[bool]:
+    """Put the handlers of these signals back at the end.
 
-    Only the main thread may set handlers, so in any other nothing is caught. The handlers that
-    were there come back at the end.
+    It gives whether this thread may set any: only the main thread may.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield False
         return
-    shown = terminals()
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        leave_lost_terminal(shown)
-        note(signal.Signals(number).name)
-
-    before = {name: signal.signal(getattr(signal, name), handle) for name in heard_signals()}
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
     try:
-        yield
+        yield True
     finally:
-        for name, handler in before.items():
+        for number, handler in before.items():
             # None: it was set outside Python, where it cannot be put back from here.
-            number = getattr(signal, name)
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 

@@ -357,7 +357,7 @@ def _measured(console: Console) -> Machine:
     # More ranks than cores would measure how they wait for each other.
     ranks = max(2, min(os.cpu_count() or 2, _MOST_MEASURED))
     console.print(f"measuring with up to {ranks} ranks here ...", soft_wrap=True)
-    from weft.parallel.calibrate import calibrate
+    from weft.training.calibrate import calibrate
 
     found = calibrate(ranks)
     for size, link in found.links.items():

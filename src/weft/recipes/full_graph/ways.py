@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.graphs import GraphTable
-from weft.parallel.calibrate import local_rates
 from weft.parallel.cost_model import NETWORKS, Estimate, Machine
 from weft.parallel.grid import Grid
 from weft.parallel.method import Method
 from weft.planning.candidate import Candidate
 from weft.recipes.full_graph.config import FullGraphConfig
+from weft.training.calibrate import local_rates
 from weft.training.hardware import cores
 
 # How many the cost model leaves, beside those that are always timed.
