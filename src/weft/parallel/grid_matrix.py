@@ -29,7 +29,8 @@ class GridMatrix:
         world: the ranks.
         method: what travels.
         offsets: int64 [blocks + 1], where each block of nodes begins.
-        blocks: the nonzeros of each stage, or None where another column of the grid sends them.
+        blocks: the nonzeros of each stage, or None where another column of the grid sends them;
+            where rows are exchanged they are taken over and changed.
         nonzeros: how many there are in each stage.
         dtype: of the weights.
     """
@@ -43,19 +44,15 @@ class GridMatrix:
         nonzeros: Sequence[int],
         dtype: torch.dtype,
     ) -> None:
-        self.world = world
+        self.world, self.method, self.dtype = world, method, dtype
         self.nonzeros = tuple(nonzeros)
-        grid, place = world.grid, world.place
-        self._heights = [int(offsets[b + 1] - offsets[b]) for b in grid.blocks_of_row(place.row)]
-        heights = [int(offsets[s.block + 1] - offsets[s.block]) for s in grid.stages(place)]
-        self.exchange: BlockExchange | RowExchange
-        if method.exchange == "rows":
-            present = [block for block in blocks if block is not None]
-            self.exchange = RowExchange(world, method, heights, present)
-        else:
-            self.exchange = BlockExchange(
-                world, method, heights, blocks, nonzeros, self.height, dtype
-            )
+        self.stages = world.grid.stages(world.place)
+        sizes = [int(stop - first) for first, stop in pairwise(offsets)]
+        # Rows of the panel's blocks, and of each stage's dense block.
+        self._heights = [sizes[block] for block in world.grid.blocks_of_row(world.place.row)]
+        self.stage_heights = [sizes[stage.block] for stage in self.stages]
+        kind = RowExchange if method.exchange == "rows" else BlockExchange
+        self.exchange: BlockExchange | RowExchange = kind(self, blocks)
 
     @property
     def height(self) -> int:
@@ -94,34 +91,13 @@ def propagate(x: Tensor, matrix: GridMatrix, transpose: GridMatrix) -> Tensor:
 
 
 class BlockExchange:
-    """The stages of a product, one dense block after another.
+    """The stages of a product, one dense block after another; arguments as of GridMatrix."""
 
-    Args:
-        world: the ranks.
-        method: what travels beside them, and when.
-        heights: rows of each stage's dense block.
-        blocks: the nonzeros of each stage, or None where another column of the grid sends them.
-        nonzeros: how many there are in each stage.
-        rows: of the panel.
-        dtype: of the weights.
-    """
-
-    def __init__(
-        self,
-        world: World,
-        method: Method,
-        heights: Sequence[int],
-        blocks: Sequence[CSRBlock | None],
-        nonzeros: Sequence[int],
-        rows: int,
-        dtype: torch.dtype,
-    ) -> None:
-        self.world, self.method = world, method
-        self.stages = world.grid.stages(world.place)
-        self.heights, self.nonzeros = heights, nonzeros
-        self.blocks = [None if block is None else block.to(world.device) for block in blocks]
-        self.rows, self.dtype = rows, dtype
-        self.sent = method.panels == "sent" and world.grid.columns > 1
+    def __init__(self, matrix: GridMatrix, blocks: Sequence[CSRBlock | None]) -> None:
+        self.matrix, self.world, self.method = matrix, matrix.world, matrix.method
+        self.stages = matrix.stages
+        self.blocks = [None if block is None else block.to(self.world.device) for block in blocks]
+        self.sent = self.method.panels == "sent" and self.world.grid.columns > 1
 
     @property
     def kept(self) -> list[CSRBlock]:
@@ -149,7 +125,7 @@ class BlockExchange:
     def _start(self, number: int, x: Tensor, purpose: str) -> tuple[Pending | None, Pending]:
         stage = self.stages[number]
         own = stage.row == self.world.place.row
-        block = x if own else x.new_empty(self.heights[number], x.shape[1])
+        block = x if own else x.new_empty(self.matrix.stage_heights[number], x.shape[1])
         if self.method.wire == "bfloat16":
             block = block.bfloat16()
         edges = self._start_edges(number) if self.sent else None
@@ -169,8 +145,8 @@ class BlockExchange:
 
     def _sizes(self, number: int) -> list[int]:
         """Bytes of a stage's offsets, columns and weights."""
-        count = self.nonzeros[number]
-        return [8 * (self.rows + 1), 4 * count, self.dtype.itemsize * count]
+        count = self.matrix.nonzeros[number]
+        return [8 * (self.matrix.height + 1), 4 * count, self.matrix.dtype.itemsize * count]
 
     def _received(self, number: int, edges: Pending | None) -> CSRBlock:
         packed = None if edges is None else edges.wait()
@@ -182,8 +158,8 @@ class BlockExchange:
         return CSRBlock(
             offsets=offsets.clone().view(torch.int64),
             columns=columns.clone().view(torch.int32),
-            weights=weights.clone().view(self.dtype),
-            num_columns=self.heights[number],
+            weights=weights.clone().view(self.matrix.dtype),
+            num_columns=self.matrix.stage_heights[number],
         )
 
 
@@ -209,25 +185,19 @@ class RowExchange:
 
     The ranks agree once, on the CPU, which rows each of them needs. The exchange goes in rounds, so
     that about one block at most is on its way; meanwhile the nonzeros whose rows have arrived are
-    multiplied.
-
-    Args:
-        world: the ranks.
-        method: what travels, and when.
-        heights: rows of each stage's dense block.
-        blocks: the nonzeros of each stage; they are taken over and changed.
+    multiplied. Arguments as of GridMatrix.
     """
 
-    def __init__(
-        self, world: World, method: Method, heights: Sequence[int], blocks: Sequence[CSRBlock]
-    ) -> None:
-        self.world, self.method = world, method
+    def __init__(self, matrix: GridMatrix, blocks: Sequence[CSRBlock | None]) -> None:
+        world, self.method = matrix.world, matrix.method
+        self.world = world
         own = world.position("row")
         self.local: list[CSRBlock] = []
         # By rank of the group: the rows wanted from it, and the nonzeros that they multiply.
         wanted: dict[int, Tensor] = {}
         compressed: dict[int, CSRBlock] = {}
-        for stage, block in zip(world.grid.stages(world.place), blocks, strict=True):
+        for stage, block in zip(matrix.stages, blocks, strict=True):
+            assert block is not None
             if stage.row == own:
                 self.local.append(block.to(world.device))
                 continue
@@ -236,7 +206,7 @@ class RowExchange:
         given = self._agree(wanted)
         self.rounds = [
             self._round(sources, wanted, given, compressed)
-            for sources in self._shifts(max(heights, default=0))
+            for sources in self._shifts(max(matrix.stage_heights, default=0))
         ]
 
     @property

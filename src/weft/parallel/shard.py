@@ -59,24 +59,21 @@ class GraphShard:
     ) -> GraphShard:
         """Read this rank's part of a prepared table; all ranks together."""
         offsets = row_offsets(table, world.grid)
-        block = world.grid.block_of(world.place)
-        first, stop = int(offsets[block]), int(offsets[block + 1])
 
         def nodes(name: str) -> Tensor:
-            return read_nodes(table, name, first, stop).to(world.device)
+            return read_nodes(table, name, *_own_nodes(world, offsets)).to(world.device)
 
-        matrix = _matrix(table, world, method, offsets, dtype, transposed=False)
-        if table.metadata["symmetric_values"]:
-            transpose = matrix
-        else:
-            transpose = _matrix(table, world, method, offsets, dtype, transposed=True)
+        def read(*, transposed: bool) -> GridMatrix:
+            return _matrix(table, world, method, offsets, dtype, transposed=transposed)
+
+        matrix = read(transposed=False)
         return GraphShard(
             world=world,
             method=method,
             table=table,
             offsets=offsets,
             matrix=matrix,
-            transpose=transpose,
+            transpose=matrix if table.metadata["symmetric_values"] else read(transposed=True),
             ids=nodes("id").long(),
             y=nodes("y").long(),
             masks={part: nodes(part).bool() for part in PARTS},
@@ -88,10 +85,14 @@ class GraphShard:
 
     def x(self) -> Tensor:
         """This rank's rows and slice of the features, [n, f / C], read anew."""
-        block = self.world.grid.block_of(self.world.place)
-        first, stop = int(self.offsets[block]), int(self.offsets[block + 1])
-        own = slice_of(self.world, self.features)
-        return read_nodes(self.table, "x", first, stop, own).to(self.world.device, self.dtype)
+        own, columns = _own_nodes(self.world, self.offsets), slice_of(self.world, self.features)
+        return read_nodes(self.table, "x", *own, columns).to(self.world.device, self.dtype)
+
+
+def _own_nodes(world: World, offsets: Array) -> tuple[int, int]:
+    """The first of this rank's nodes, and the one after its last."""
+    block = world.grid.block_of(world.place)
+    return int(offsets[block]), int(offsets[block + 1])
 
 
 def _matrix(
@@ -127,11 +128,7 @@ def predicted_own_bytes(
 ) -> dict[str, int]:
     """Bytes that this rank receives in an epoch by the formulas, for each kind of collective.
 
-    Args:
-        shard: the rank's part of the graph.
-        widths: of the features, the hidden layers and the classes.
-        model: `gcn` or `sage`.
-        input_dropout: the features change in every step.
+    Arguments as of `plan_layers`.
     """
     world = shard.world
     events = predicted_events(
@@ -139,8 +136,8 @@ def predicted_own_bytes(
             grid=world.grid,
             place=world.place,
             offsets=shard.offsets,
-            forward=_direction(shard, shard.matrix),
-            backward=_direction(shard, shard.transpose),
+            forward=_direction(shard.matrix),
+            backward=_direction(shard.transpose),
             training=int((shard.masks["train"] & (shard.y >= 0)).sum()),
         ),
         shard.method,
@@ -152,12 +149,11 @@ def predicted_own_bytes(
     return {kind: total.bytes for kind, total in Recorder(events).totals().items()}
 
 
-def _direction(shard: GraphShard, matrix: GridMatrix) -> Direction:
-    stages = shard.world.grid.stages(shard.world.place)
+def _direction(matrix: GridMatrix) -> Direction:
     exchange = matrix.exchange
     of = exchange.rows_wanted if isinstance(exchange, RowExchange) else {}
     return Direction(
         nonzeros=np.array(matrix.nonzeros, dtype=np.int64),
-        wanted=np.array([of.get(stage.row, 0) for stage in stages], dtype=np.int64),
+        wanted=np.array([of.get(stage.row, 0) for stage in matrix.stages], dtype=np.int64),
         rounds=max(1, len(exchange.rounds)) if isinstance(exchange, RowExchange) else 1,
     )

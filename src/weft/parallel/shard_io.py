@@ -48,16 +48,6 @@ class CSRBlock:
     num_columns: int
 
     @property
-    def num_rows(self) -> int:
-        """Height of the block."""
-        return self.offsets.shape[0] - 1
-
-    @property
-    def num_nonzeros(self) -> int:
-        """nnz."""
-        return self.columns.shape[0]
-
-    @property
     def num_bytes(self) -> int:
         """Memory of the three arrays."""
         return sum(part.nbytes for part in (self.offsets, self.columns, self.weights))

@@ -230,13 +230,7 @@ def predicted_events(
 
     Kind, dimension, group and bytes of every collective; seconds are 0 and the purpose is empty.
 
-    Args:
-        sizes: of the rank's part of the graph.
-        method: what travels.
-        widths: features, hidden layers, classes.
-        model: `gcn` or `sage`.
-        item: bytes of a number.
-        input_dropout: the features change in every step.
+    Args as of `plan_layers`, and `sizes` of the rank's part of the graph; `item` bytes of a number.
     """
     rank = _Rank(sizes, method, item)
     plans = plan_layers(widths, method, model=model, input_dropout=input_dropout)
