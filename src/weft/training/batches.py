@@ -54,6 +54,12 @@ class Share:
     counts: bool = True
 
 
+def share_of(rows: Any, rank: int, ranks: int) -> tuple[Any, bool]:
+    """The rows of a batch that a rank computes with, and whether they are its own, see `Share`."""
+    own = rows[rank::ranks]
+    return (own, True) if len(own) else (rows[:1], False)
+
+
 class RowBatches:
     """Batches of `batch_size` rows of some tensors, in an order of its own for each epoch.
 
@@ -84,9 +90,8 @@ class RowBatches:
             if self._ranks == 1:
                 yield tuple(tensor[chosen] for tensor in self.tensors)
             else:
-                own = chosen[self._rank :: self._ranks]
-                some = own if len(own) else chosen[:1]
-                yield Share(tuple(tensor[some] for tensor in self.tensors), len(own) > 0)
+                rows, counts = share_of(chosen, self._rank, self._ranks)
+                yield Share(tuple(tensor[rows] for tensor in self.tensors), counts)
 
 
 class Batches:

@@ -75,10 +75,7 @@ class Compilation:
     ) -> None:
         """Nothing is compiled yet: that happens when a wrapped model is called.
 
-        Args:
-            mode: `eager`, `static` or `dynamic`.
-            backend: of torch.compile: a name or a function.
-            limit: compilations at most.
+        `backend` is that of torch.compile: a name or a function.
         """
         if mode not in get_args(CompileMode):
             raise ValueError(
@@ -304,16 +301,13 @@ class _CompiledModel(nn.Module):
         if self._warned:
             return
         self._warned = True
+        what, remedy = f"{account.compilations} times", "look at what changes"
         if account.mode == "static":
-            what, remedy = (
-                f"for {account.compilations} shapes",
-                (
-                    "use dynamic or packed batching, whose batches share one shape, or compile in "
-                    "mode dynamic"
-                ),
+            what = f"for {account.compilations} shapes"
+            remedy = (
+                "use dynamic or packed batching, whose batches share one shape, or compile in mode "
+                "dynamic"
             )
-        else:
-            what, remedy = f"{account.compilations} times", "look at what changes"
         warnings.warn(
             f"the model has been compiled {what} (the last: {account.events[-1].cause}), which is "
             f"the limit; new shapes run uncompiled from here on: {remedy}, or raise the limit",
@@ -442,20 +436,17 @@ def worth_compiling(
 ) -> Payoff:
     """Whether a run of `steps` steps wins back the time of compiling; times in seconds."""
     saved = eager_step - compiled_step
-    if saved <= 0:
-        words = (
-            f"do not compile: a compiled step takes {compiled_step * 1e3:.3g} ms, an eager one "
+    needed = math.ceil(round(compile_seconds / saved, 6)) if saved > 0 else math.inf
+    if saved > 0:
+        account = (
+            f"it takes {compile_seconds:.3g} s and saves {steps * saved:.3g} s over {steps:,} "
+            f"steps (it pays from {needed:,} steps on)"
+        )
+    else:
+        account = (
+            f"a compiled step takes {compiled_step * 1e3:.3g} ms, an eager one "
             f"{eager_step * 1e3:.3g} ms"
         )
-        return Payoff(pays=False, steps_needed=math.inf, words=words)
-    needed = math.ceil(round(compile_seconds / saved, 6))
-    account = (
-        f"it takes {compile_seconds:.3g} s and saves {steps * saved:.3g} s over {steps:,} steps "
-        f"(it pays from {needed:,} steps on)"
-    )
     pays = steps >= needed
-    return Payoff(
-        pays=pays,
-        steps_needed=needed,
-        words=f"compile: {account}" if pays else f"do not compile: {account}",
-    )
+    words = f"{'compile' if pays else 'do not compile'}: {account}"
+    return Payoff(pays=pays, steps_needed=needed, words=words)

@@ -43,6 +43,13 @@ class NonFiniteLoss(ValueError):
         self.step, self.epoch, self.batch = step, epoch, batch
 
 
+def _check_at_least(low: int, config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value < low:
+            raise ValueError(f"{name} is {value}; it must be at least {low}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class FitConfig:
     """How long to train and what to watch.
@@ -80,18 +87,8 @@ class FitConfig:
     quiet: bool = False
 
     def __post_init__(self) -> None:
-        for name, low in (
-            ("epochs", 0),
-            ("max_steps", 0),
-            ("patience", 1),
-            ("evaluate_every", 1),
-            ("checkpoint_every", 0),
-            ("checkpoint_seconds", 0),
-            ("log_every", 1),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise ValueError(f"{name} is {value}; it must be at least {low}")
+        _check_at_least(0, self, "epochs", "max_steps", "checkpoint_every", "checkpoint_seconds")
+        _check_at_least(1, self, "patience", "evaluate_every", "log_every")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ValueError(f"clip_norm is {self.clip_norm}; it must be above 0, or None")
         if self.mode not in ("min", "max"):
@@ -176,9 +173,8 @@ class SparsityConfig:
                 f"form is sparse, but {why}: choose sparsify from {', '.join(_CONSTANT)}, or leave "
                 "the form dense"
             )
-        for name, low in (("update_every", 0), ("rounds", 1)):
-            if getattr(self, name) < low:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {low}")
+        _check_at_least(0, self, "update_every")
+        _check_at_least(1, self, "rounds")
         if not 0 < self.death <= 1:
             raise ValueError(f"death is {self.death}; it must be above 0 and at most 1")
         if not self.rho > 0:

@@ -34,7 +34,7 @@ from weft.training.step import Loss, LossStep, Step, metrics_of
 from weft.training.step_hooks import current_pace
 from weft.training.stopping import stop_on_signals
 
-# Of a checkpoint, to go on from.
+# The parts of a checkpoint that a run goes on from.
 _PARTS = (
     *("model", "kinds", "optimizer", "scheduler", "extras"),
     *("progress", "best", "batches", "metrics_lines"),
@@ -174,6 +174,7 @@ class _Fit:
             put_weights(self.model, self.best_weights, "the best epoch")
         elif self.run is not None:
             save_weights(self.run.weights, copy_weights(self.model), self.about())
+        seconds = self.at.train_seconds
         result = FitResult(
             epochs=self.at.epoch,
             steps=self.at.step,
@@ -182,7 +183,7 @@ class _Fit:
             best_metrics=self.at.best_metrics,
             best_epoch=self.at.best_epoch,
             seconds=self.tick(),
-            graphs_per_second=self.mean_rate(),
+            graphs_per_second=self.at.graphs / seconds if seconds else 0.0,
         )
         if self.run is not None:
             self.run.summarise(**dataclasses.asdict(result))
@@ -350,10 +351,6 @@ class _Fit:
         self.clock = now
         return self.at.seconds
 
-    def mean_rate(self) -> float:
-        """Graphs per second of all training steps."""
-        return self.at.graphs / self.at.train_seconds if self.at.train_seconds else 0.0
-
     def total_steps(self) -> int | None:
         """Steps of the whole run, as far as the length of this epoch tells."""
         count, limit = self.batches.count(), self.config.max_steps
@@ -364,31 +361,30 @@ class _Fit:
         return total if limit is None else min(total, limit)
 
     def save(self, *, rewind: bool = False) -> None:
-        """Look at the weights and write a checkpoint, if there is a run to write it to."""
-        self.check_weights()
-        if self.run is not None and self.pace is None:
-            self.write(self.run, rewind=rewind)
-        self.saved_at = time.perf_counter()
+        """Look at the weights and write a checkpoint, if there is a run to write it to.
 
-    def write(self, run: Run, *, rewind: bool) -> None:
-        """Write a checkpoint, then the best weights if they are new."""
-        run.metrics.sync()
-        self.tick()
-        save_fit_checkpoint(
-            run.checkpoint,
-            self.at,
-            model=dict(plain_module(self.model).state_dict()),
-            best=self.best_weights,
-            optimizer=self.optimizer,
-            scheduler=self.scheduler,
-            extras=self.extras,
-            batches=self.batches.state(self.at.position, rewind=rewind),
-            metrics_lines=run.metrics.lines,
-        )
-        # After the checkpoint, which holds them too: a resume writes this file again.
-        if self.best_weights is not None and not self.best_is_saved:
-            save_weights(run.weights, self.best_weights, self.about())
-            self.best_is_saved = True
+        The best weights are written after it if they are new: it holds them too, and a resume
+        writes their file again.
+        """
+        self.check_weights()
+        if (run := self.run) is not None and self.pace is None:
+            run.metrics.sync()
+            self.tick()
+            save_fit_checkpoint(
+                run.checkpoint,
+                self.at,
+                model=dict(plain_module(self.model).state_dict()),
+                best=self.best_weights,
+                optimizer=self.optimizer,
+                scheduler=self.scheduler,
+                extras=self.extras,
+                batches=self.batches.state(self.at.position, rewind=rewind),
+                metrics_lines=run.metrics.lines,
+            )
+            if self.best_weights is not None and not self.best_is_saved:
+                save_weights(run.weights, self.best_weights, self.about())
+                self.best_is_saved = True
+        self.saved_at = time.perf_counter()
 
     def check_weights(self) -> None:
         """Stop where a parameter is nan or infinite."""

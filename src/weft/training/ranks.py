@@ -15,7 +15,7 @@ from torch import nn
 from weft.batching import GraphLoader, GraphSampler
 from weft.errors import DataError
 from weft.graphs import GraphBatch, GraphTable
-from weft.training.batches import Share
+from weft.training.batches import Share, share_of
 from weft.training.run import Run
 
 if TYPE_CHECKING:
@@ -96,9 +96,8 @@ class SharedLoader(GraphLoader):
         plan = self.sampler.plan()
         first = self.sampler.begin()
         for number, batch in enumerate(self._batches(first), start=first):
-            yield Share(batch, self._rank < len(plan[number].graphs))
+            yield Share(batch, share_of(plan[number].graphs, self._rank, self._ranks)[1])
 
     def _make(self, planned: PlannedBatch, used: GraphBatch | None = None) -> GraphBatch:
-        own = planned.graphs[self._rank :: self._ranks]
-        some = own if len(own) else planned.graphs[:1]
-        return super()._make(replace(planned, graphs=some), used)
+        graphs, _ = share_of(planned.graphs, self._rank, self._ranks)
+        return super()._make(replace(planned, graphs=graphs), used)

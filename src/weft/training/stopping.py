@@ -14,10 +14,6 @@ SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 """Names of the signals that ask a run to stop: Ctrl-C, a scheduler, a closed terminal."""
 
 
-# Those that have come while `stop_on_signals` listened last.
-_came: list[str] = []
-
-
 @dataclass
 class StopRequest:
     """What has been asked for while `stop_on_signals` listens.
@@ -27,6 +23,9 @@ class StopRequest:
     """
 
     signal: str | None = None
+
+
+_latest = StopRequest()
 
 
 @contextmanager
@@ -39,13 +38,13 @@ def stop_on_signals(*, patient: bool = False) -> Iterator[StopRequest]:
         patient: none of them does. Of one Ctrl-C a rank hears from the terminal, and from its
             launcher too, which ends it for good if it takes too long.
     """
+    global _latest
     request, heard, shown = StopRequest(), heard_signals(), terminals()
-    _came.clear()
+    _latest = request
 
     def note(number: int, frame: FrameType | None) -> None:
         leave_lost_terminal(shown)
         name = signal.Signals(number).name
-        _came.append(name)
         if request.signal is None:
             request.signal = name
         elif name != "SIGHUP" and not patient:
@@ -59,7 +58,7 @@ def stop_on_signals(*, patient: bool = False) -> Iterator[StopRequest]:
 
 def was_asked_to_stop() -> bool:
     """Whether a signal has come while `stop_on_signals` listened last."""
-    return bool(_came)
+    return _latest.signal is not None
 
 
 @contextmanager
@@ -82,7 +81,7 @@ def handlers_kept(names: Iterable[str]) -> Iterator[bool]:
 
 
 def heard_signals() -> list[str]:
-    """Those of SIGNALS that this system has; SIGHUP only where nobody (nohup) has it ignored."""
+    """The signals to listen to here: SIGHUP only where nobody (nohup) has it ignored."""
     there = [name for name in SIGNALS if hasattr(signal, name)]
     if "SIGHUP" in there and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         there.remove("SIGHUP")
