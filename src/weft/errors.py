@@ -1,4 +1,4 @@
-"""The one error class for a user's mistake that is not a plain bad value."""
+"""The one class of user errors that are more than a bad value."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """Of an epoch."""
+        """Seconds of an epoch."""
         return self.compute + self.bandwidth + self.latency - self.hidden
 
     def to_json(self) -> dict[str, Any]:

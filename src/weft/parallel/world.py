@@ -101,11 +101,11 @@ class World:
         self._groups = groups or {}
 
     def size(self, along: Along) -> int:
-        """How many ranks are in the group."""
+        """Number of ranks in the group."""
         return self.grid.group_size(along)
 
     def position(self, along: Along) -> int:
-        """Which of them this one is."""
+        """Position of this rank in the group."""
         place = self.place
         own = {"row": place.row, "column": place.column, "layer": place.layer}
         return {**own, "weights": self.grid.block_of(place), "world": self.rank}[along]
@@ -416,7 +416,7 @@ def _groups(
 
 
 def _backend(device: torch.device, timeout: timedelta) -> tuple[str, Any]:
-    """For one group of a mesh, which would give it torch's own half an hour, also to be made in.
+    """Backend and options of one group of a mesh, whose own timeout would be half an hour.
 
     Made anew for each: a group of NCCL writes its name into its options.
     """

@@ -13,7 +13,7 @@ from typing import Any
 
 
 def cores() -> int:
-    """Those of the processor that this process may use."""
+    """How many cores of the processor this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -267,7 +267,7 @@ def _is_peer_lost(error: Exception) -> bool:
 
 @contextmanager
 def lost_ranks_named() -> Iterator[None]:
-    """In a rank of torchrun, one sentence where another rank is gone or does not answer."""
+    """Raise one sentence, in a rank of torchrun, where another rank is gone or does not answer."""
     try:
         yield
     except Exception as error:

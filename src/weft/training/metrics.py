@@ -93,7 +93,7 @@ class MetricsLog:
 
 
 def _hush_tensorboard() -> Callable[[], None]:
-    """Leave errors of TensorBoard's thread to `log` and `sync`, which meet them; gives the undo."""
+    """Leave errors of TensorBoard's thread to `log` and `sync`; returns what undoes that."""
     before = threading.excepthook
 
     def hook(args: threading.ExceptHookArgs) -> None:

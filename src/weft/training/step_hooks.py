@@ -54,5 +54,5 @@ def note_compilation(compilation: Compilation) -> None:
 
 
 def noted_compilations() -> tuple[Compilation, ...]:
-    """Those made under the current pace, in order."""
+    """The compilations made under the current pace, in order."""
     return _compilations.get()
