@@ -29,10 +29,8 @@ from weft.sparsify.accelerate import fastest
 from weft.sparsify.densities import EmptyLayer, choose_weights
 from weft.sparsify.flop_counter import count_flops
 from weft.sparsify.magnitude_pruning import lottery_ticket
-from weft.sparsify.mask_schedules import DropSchedule
 from weft.sparsify.sparse_layers import SparseLinear, to_dense
 from weft.sparsify.train_and_prune import ADMM, SLR, TrainAndPrune
-from weft.training.batches import Stateful
 from weft.training.checkpoint import shared_checkpoint
 from weft.training.config import FitConfig, FitResult, SparsityConfig
 from weft.training.loop import fit
@@ -63,26 +61,8 @@ def check_form(config: SparsityConfig, world: World | None) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Sparsifier:
-    """What a training loop needs to know of how its model becomes sparse.
-
-    Attributes:
-        masks: of the model; None where it stays dense, or has sparse layers alone.
-        extras: what has a state to be resumed, for `fit`.
-        penalty: to be added to every batch's loss; None for nothing.
-        end_epoch: to be told of every epoch's end, with the loss over fixed training data.
-        finished: whether the model is as sparse by now as it shall be, so that its weights may be
-            called the best.
-        schedule: when weights are dropped and grown, where they are.
-    """
-
-    masks: Masks | None
-    extras: Mapping[str, Stateful]
-    penalty: Callable[[], Tensor] | None = None
-    end_epoch: Callable[[Callable[[], Tensor]], None] = lambda objective: None
-    finished: Callable[[], bool] = lambda: True
-    schedule: DropSchedule | None = None
+_Method = DropAndGrow | GradualPruning | TrainAndPrune | Masks
+"""What makes a model sparse; its state is resumed with the model's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +87,7 @@ class StepCosts:
 
     @property
     def time(self) -> float:
-        """Of a step, over that of the same step dense."""
+        """Time of a step over that of the same step dense."""
         return self.seconds / self.dense_seconds
 
     @property
@@ -177,13 +157,13 @@ class SparseStep(LossStep):
             to_sparse_form_of(model, saved[1]["model"])
         elif config.form == "sparse":
             # The masks that a dense training starts with.
-            masks = self._sparsify(resumed=False)[-1].masks
+            masks = _masks_of(self._sparsify(resumed=False)[-1])
             assert masks is not None
             masks.detach()
             to_sparse_form(model, masks)
-        self.optimizer, self.scheduler, self._sparsifier = self._sparsify(resumed=saved is not None)
-        self.extras = self._sparsifier.extras
-        self.masks = self._sparsifier.masks
+        self.optimizer, self.scheduler, self._method = self._sparsify(resumed=saved is not None)
+        self.extras = {} if self._method is None else {"sparsifier": self._method}
+        self.masks = _masks_of(self._method)
 
     def fit_config(self, *, checkpoint_every: int = 0) -> FitConfig:
         """What `fit` is asked to do: it keeps the weights of the best `selection`."""
@@ -211,16 +191,24 @@ class SparseStep(LossStep):
             return self._loss(self._model, self._sample)
 
         def measure(model: nn.Module) -> dict[str, float]:
-            self._sparsifier.end_epoch(objective)
+            if isinstance(self._method, TrainAndPrune):
+                self._method.end_epoch(objective)
             values = rank0_metrics(self.world, lambda: evaluate(model))
             if self._config.sparsify != "none":
                 values["sparsity"] = self._sparsity()
-            return {**values, SELECTION: values[score] - (not self._sparsifier.finished())}
+            return {**values, SELECTION: values[score] - (not self._finished())}
 
         return measure
 
+    def _finished(self) -> bool:
+        """Whether the model is as sparse by now as it shall be: its weights may be the best."""
+        method = self._method
+        if isinstance(method, TrainAndPrune):
+            return method.phase in ("retrain", "done")
+        return not isinstance(method, GradualPruning) or method.step >= method.schedule.end
+
     def counts(self, result: FitResult) -> dict[str, int]:
-        """Of a trained model: `weights` of matrices that may be sparse, and how many are `active`.
+        """How many `weights` the matrices that may be sparse have, and how many are `active`.
 
         Active are those that masks do not force to 0, though one may be 0.
         """
@@ -244,7 +232,8 @@ class SparseStep(LossStep):
         if is_dense or self.is_shared or result.stopped.startswith("interrupted"):
             return None
         model, masks, config = self._model, self.masks, self._config
-        schedule, batch = self._sparsifier.schedule, next(iter(self._batches))
+        schedule = self._method.schedule if isinstance(self._method, DropAndGrow) else None
+        batch = next(iter(self._batches))
         count = count_flops(model, masks, example, training=True)
         # Steps that change masks, and those before them that watch dense gradients.
         changing = schedule.updates / schedule.total_steps if schedule else 0.0
@@ -302,46 +291,46 @@ class SparseStep(LossStep):
         self, model: nn.Module, batch: Any
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         value = self._loss(model, batch)
-        if self._sparsifier.penalty is None:
+        if not isinstance(self._method, TrainAndPrune):
             return value
-        penalty = self._sparsifier.penalty()
+        penalty = self._method.penalty()
         return value + penalty, {"penalty": penalty.detach()}
 
-    def _sparsify(self, *, resumed: bool) -> tuple[Optimizer, LRScheduler, _Sparsifier]:
+    def _sparsify(self, *, resumed: bool) -> tuple[Optimizer, LRScheduler, _Method | None]:
         """Make the model sparse, or see to it that it becomes so; it may have sparse layers.
 
         Where `resumed`, a state will be loaded: nothing long need be computed first.
         """
         optimizer, scheduler = self._optimizer_for(self._model)
         name = self._config.sparsify
+        method: _Method | None = None
         try:
-            if name == "none":
-                sparsifier = _Sparsifier(masks=None, extras={})
-            elif name in _GROWING:
-                grown = self._grown(
+            if name in _GROWING:
+                method = self._grown(
                     self._model, optimizer, self._steps, self._every, quiet=self._quiet
                 )
-                sparsifier = _Sparsifier(
-                    masks=grown.masks if len(grown.masks) else None,
-                    extras={"sparsifier": grown},
-                    schedule=grown.schedule,
-                )
-            elif sparse_layers(self._model):
-                sparsifier = _Sparsifier(masks=None, extras={})
+            elif name == "none" or sparse_layers(self._model):
+                pass
             elif name == "gmp":
-                sparsifier = self._pruned_gradually(optimizer)
+                method = GradualPruning(
+                    self._model,
+                    optimizer,
+                    total_steps=self._steps,
+                    sparsity=self._config.sparsity,
+                    every=self._every,
+                    quiet=self._quiet,
+                )
             elif name in ("slr", "admm", "oneshot"):
-                sparsifier = self._pruned_once(optimizer)
+                method = self._pruned_once(optimizer)
             else:
-                masks = self._chosen(resumed=resumed)
-                masks.attach(optimizer)
-                sparsifier = _Sparsifier(masks=masks, extras={"sparsifier": masks})
+                method = self._chosen(resumed=resumed)
+                method.attach(optimizer)
         except EmptyLayer as error:
             raise ValueError(
                 f"{error.what}; --sparsity is {self._config.sparsity:g}: lower it, or make layers "
                 "wider"
             ) from None
-        return optimizer, scheduler, sparsifier
+        return optimizer, scheduler, method
 
     def _grown(
         self, model: nn.Module, optimizer: Optimizer, steps: int, every: int, *, quiet: bool
@@ -360,22 +349,7 @@ class SparseStep(LossStep):
             quiet=quiet,
         )
 
-    def _pruned_gradually(self, optimizer: Optimizer) -> _Sparsifier:
-        gradual = GradualPruning(
-            self._model,
-            optimizer,
-            total_steps=self._steps,
-            sparsity=self._config.sparsity,
-            every=self._every,
-            quiet=self._quiet,
-        )
-        return _Sparsifier(
-            masks=gradual.masks,
-            extras={"sparsifier": gradual},
-            finished=lambda: gradual.step >= gradual.schedule.end,
-        )
-
-    def _pruned_once(self, optimizer: Optimizer) -> _Sparsifier:
+    def _pruned_once(self, optimizer: Optimizer) -> TrainAndPrune:
         """Dense for half of the epochs, re-weighted for a quarter, pruned and retrained."""
         config, quarter = self._config, self._epochs // 4
         if quarter == 0:
@@ -386,20 +360,13 @@ class SparseStep(LossStep):
             )
         reweighting = 0 if config.sparsify == "oneshot" else quarter
         kind: Callable[..., TrainAndPrune] = partial(SLR, step=config.rho)
-        pruned = (ADMM if config.sparsify == "admm" else kind)(
+        return (ADMM if config.sparsify == "admm" else kind)(
             self._model,
             optimizer,
             sparsity=config.sparsity,
             phases=(self._epochs - reweighting - quarter, reweighting, quarter),
             rho=config.rho,
             quiet=self._quiet,
-        )
-        return _Sparsifier(
-            masks=pruned.masks,
-            extras={"sparsifier": pruned},
-            penalty=pruned.penalty,
-            end_epoch=pruned.end_epoch,
-            finished=lambda: pruned.phase in ("retrain", "done"),
         )
 
     def _chosen(self, *, resumed: bool) -> Masks:
@@ -450,6 +417,12 @@ class SparseStep(LossStep):
         layers = sparse_layers(self._model)
         size = sum(map(_size, layers))
         return 1 - sum(layer.values.numel() for layer in layers) / size if size else 0.0
+
+
+def _masks_of(method: _Method | None) -> Masks | None:
+    """Its masks; None where there are none, as a model has that has sparse layers alone."""
+    masks = method if method is None or isinstance(method, Masks) else method.masks
+    return masks if masks is not None and len(masks) else None
 
 
 def _size(layer: SparseLinear) -> int:
