@@ -20,8 +20,7 @@ from weft.parallel.grid import Grid
 from weft.parallel.method import PUBLISHED, Method
 from weft.parallel.network import GridNetwork
 from weft.parallel.prepare import prepare
-from weft.parallel.shard import GraphShard
-from weft.parallel.shard_io import row_offsets
+from weft.parallel.shard import GraphShard, row_offsets
 from weft.parallel.splits import share_split
 from weft.parallel.traffic_formulas import Sizes, count_graph, predicted_events
 from weft.parallel.world import World, alone, joined

@@ -26,8 +26,7 @@ from weft.parallel.grid import Grid, grid_of, grids_for
 from weft.parallel.method import PUBLISHED, Method
 from weft.parallel.prepare import prepare
 from weft.parallel.recorder import Event
-from weft.parallel.shard import GraphShard
-from weft.parallel.shard_io import row_offsets
+from weft.parallel.shard import GraphShard, row_offsets
 from weft.parallel.traffic_formulas import count_graph
 from weft.parallel.world import alone
 

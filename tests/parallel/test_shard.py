@@ -19,11 +19,11 @@ from weft.graphs import (
     table_from_graphs,
     write_table,
 )
-from weft.parallel import shard_io as shards
+from weft.parallel import shard as shards
 from weft.parallel.grid import grid_of
 from weft.parallel.partition import PARTITIONS
 from weft.parallel.prepare import prepare
-from weft.parallel.shard_io import fingerprint_of, read_blocks, read_nodes, row_offsets
+from weft.parallel.shard import fingerprint_of, read_blocks, read_nodes, row_offsets
 from weft.parallel.splits import PARTS
 
 quick = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])

@@ -20,8 +20,7 @@ from weft.parallel.grid import Grid, grid_of, grids_for
 from weft.parallel.method import PUBLISHED, Method
 from weft.parallel.network import GridNetwork
 from weft.parallel.prepare import prepare
-from weft.parallel.shard import GraphShard
-from weft.parallel.shard_io import row_offsets
+from weft.parallel.shard import GraphShard, row_offsets
 from weft.parallel.traffic_formulas import (
     count_graph,
     predicted_events,

@@ -18,8 +18,38 @@ from weft.graphs import Array
 from weft.kernels.segment_ops import add_product
 from weft.parallel.grid import balanced
 from weft.parallel.method import Method
-from weft.parallel.shard_io import CSRBlock
 from weft.parallel.world import Pending, World
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CSRBlock:
+    """A block of a sparse matrix; columns ascend in each row, and may repeat (they then add up).
+
+    Attributes:
+        offsets: int64 [rows + 1], where each row begins.
+        columns: int32 [nnz], counted from the block's first column.
+        weights: [nnz].
+        num_columns: width of the block.
+    """
+
+    offsets: Tensor
+    columns: Tensor
+    weights: Tensor
+    num_columns: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the three arrays."""
+        return sum(part.nbytes for part in (self.offsets, self.columns, self.weights))
+
+    def to(self, device: torch.device) -> CSRBlock:
+        """The same block on a device."""
+        return replace(
+            self,
+            offsets=self.offsets.to(device),
+            columns=self.columns.to(device),
+            weights=self.weights.to(device),
+        )
 
 
 class GridMatrix:

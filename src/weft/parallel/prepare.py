@@ -21,7 +21,7 @@ from weft.graphs.checksums import checksum, edges_checksum
 from weft.graphs.edge_loops import group_starts
 from weft.parallel.method import PARTITIONS
 from weft.parallel.partition import Partition, partition_nodes
-from weft.parallel.shard_io import KIND, fingerprint_of
+from weft.parallel.shard import KIND, fingerprint_of
 from weft.parallel.shard_loops import (
     count_cut,
     equals_transpose,

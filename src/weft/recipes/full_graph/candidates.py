@@ -13,7 +13,7 @@ from typing import Any
 
 from weft.graphs import GraphTable, open_table
 from weft.parallel.grid import Grid
-from weft.parallel.shard_io import KIND
+from weft.parallel.shard import KIND
 from weft.planning.candidate import Candidate, applied
 from weft.planning.plan import Measured, Plan
 from weft.planning.task import ENDLESS, PlanTask, content_of

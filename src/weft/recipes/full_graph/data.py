@@ -16,7 +16,7 @@ from weft.graphs import Array, Graph, GraphTable, open_table, symmetrised
 from weft.graphs.store import MANIFEST, array_sums
 from weft.parallel.grid import Grid
 from weft.parallel.prepare import prepare
-from weft.parallel.shard_io import KIND
+from weft.parallel.shard import KIND
 from weft.parallel.splits import one_graph, share_split, with_split
 from weft.recipes.full_graph.config import FullGraphConfig
 from weft.recipes.structures.data import file_name_of

@@ -24,8 +24,7 @@ from weft.parallel.grid import Grid
 from weft.parallel.network import GridNetwork
 from weft.parallel.prepare import prepare
 from weft.parallel.recorder import Recorder
-from weft.parallel.shard import GraphShard, predicted_own_bytes
-from weft.parallel.shard_io import fingerprint_of, release
+from weft.parallel.shard import GraphShard, fingerprint_of, predicted_own_bytes, release
 from weft.parallel.splits import PARTS
 from weft.parallel.world import World, alone, settle
 from weft.recipes.full_graph.config import FullGraphConfig
