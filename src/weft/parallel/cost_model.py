@@ -388,6 +388,23 @@ def rank_memory(problem: Problem, method: Method, sizes: Sizes) -> Memory:
     def cells(width: int, *, whole: bool = False) -> int:
         return rows * (width if whole else grid.slice_widths(width)[place.column])
 
+    def panel_bytes(panel: Direction) -> float:
+        edges = int(((4 + item) * panel.nonzeros + 8 * (height + 1)).sum())
+        if method.exchange == "rows" and grid.rows > 1:
+            # The own rows that other ranks want: about as many as this rank wants of theirs.
+            return edges + 8 * int(panel.wanted.sum())
+        return edges / C if method.panels == "sent" else edges
+
+    def travelling(panel: Direction) -> int:
+        """Bytes on their way at a time: a stage's, and with overlap those of the next."""
+        # A round of rows brings at most about a block, and about as much goes out.
+        by_rows = method.exchange == "rows"
+        moved = 2 * min(block, int(panel.wanted.sum())) if by_rows else block
+        stage = moved * widest * item if grid.rows > 1 else 0
+        if method.panels == "sent" and C > 1:
+            stage += (4 + item) * int(panel.nonzeros.max()) + 8 * (height + 1)
+        return stage * (2 if method.overlap else 1)
+
     first = plans[0]
     features = cells(first.width_in, whole=first.kept and first.gather)
     if first.kept and second:
@@ -413,17 +430,14 @@ def rank_memory(problem: Problem, method: Method, sizes: Sizes) -> Memory:
         plan.width_in * plan.width_out * (2 if second else 1) + plan.width_out for plan in plans
     )
     return Memory(
-        adjacency=sum(_panel_bytes(panel, grid, height, method, item) for panel in panels),
+        adjacency=sum(map(panel_bytes, panels)),
         # Beside features: number, class and three masks of each node.
         features=features * item + rows * (8 + 8 + 3),
         activations=(kept + passing) * item,
         # Beside what travels: the sums that it is added to. Later, the sums and their parts from
         # the other layers; or partial products, cut for the other columns, and theirs.
         buffers=max(
-            height * widest * item
-            + max(
-                _travelling(panel, grid, block, height, method, widest, item) for panel in panels
-            ),
+            height * widest * item + max(map(travelling, panels)),
             (height + grid.layers * rows) * widest * item * scattered_layers,
             3 * cells(max(map(_scattered, plans)), whole=True) * item * (C > 1),
         ),
@@ -438,32 +452,3 @@ def _scattered(plan: LayerPlan) -> int:
     if not plan.gather:
         return plan.width_out
     return plan.width_in if plan.learns else 0
-
-
-def _panel_bytes(panel: Direction, grid: Grid, height: int, method: Method, item: int) -> float:
-    edges = int(((4 + item) * panel.nonzeros + 8 * (height + 1)).sum())
-    if method.exchange == "rows" and grid.rows > 1:
-        # The own rows that other ranks want: about as many as this rank wants of theirs.
-        return edges + 8 * int(panel.wanted.sum())
-    return edges / grid.columns if method.panels == "sent" else edges
-
-
-def _travelling(
-    panel: Direction,
-    grid: Grid,
-    block: int,
-    height: int,
-    method: Method,
-    widest: int,
-    item: int,
-) -> int:
-    """Bytes on their way at a time: a stage's, and with overlap those of the next."""
-    if method.exchange == "rows":
-        # A round brings at most about a block, and about as much goes out.
-        stage = 2 * min(block, int(panel.wanted.sum())) * widest * item
-    else:
-        stage = block * widest * item
-    stage = stage if grid.rows > 1 else 0
-    if method.panels == "sent" and grid.columns > 1:
-        stage += (4 + item) * int(panel.nonzeros.max()) + 8 * (height + 1)
-    return stage * (2 if method.overlap else 1)
