@@ -299,7 +299,7 @@ def test_by_name(query: AflowQuery, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def at_home(**options: Any) -> AflowQuery:
         return AflowQuery(server=query.server, **options)
 
-    monkeypatch.setattr(weft.sources.aflow, "AflowQuery", at_home)
+    monkeypatch.setattr(weft.sources, "AflowQuery", at_home)
     fetched = load("aflow", data_dir=tmp_path / "data", progress=False)
     assert len(fetched) == 1
     assert "catalog(ICSD),enthalpy_formation_atom(*)" in REQUESTS[0]

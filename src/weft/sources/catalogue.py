@@ -14,10 +14,10 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from weft import sources
 from weft.errors import DataError
 from weft.files import read_object
 from weft.sources.python_units import EXTRACTION
@@ -63,19 +63,11 @@ class Request:
             raise DataError(f"'{self.name}' needs the files to read: name them with --files")
         return self.files
 
-    def planetoid_folder(self, name: str) -> Path:
-        """The folder with the Planetoid files of `name`, downloaded if need be."""
-        from weft.sources.citation_graphs import fetch_planetoid
-
-        return fetch_planetoid(name, self.downloads / "planetoid", progress=self.progress)
-
-    def write_graph(self, graph: Graph) -> GraphTable:
-        """A table of one graph."""
-        from weft.graphs import write_table
-
-        source = CATALOGUE[self.name]
-        metadata = {"source": source.title, "licence": source.licence}
-        return write_table(self.path, [graph], metadata=metadata)
+    def target_options(self) -> dict[str, Any]:
+        """Options of the readers of crystals: which targets, in which units."""
+        units = CATALOGUE[self.name].units
+        targets = self.targets or tuple(units)
+        return {"targets": targets, "units": units, "progress": self.progress}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +77,7 @@ class Source:
     Attributes:
         title: one line that describes it.
         kind: what its graphs are.
-        build: writes the table to request.path.
+        build: writes the table to request.path, or returns the one graph that the table holds.
         origin: where the data comes from; the user's own files by default.
         licence: of the data.
         units: the targets that are kept unless the user names others, with their units.
@@ -96,7 +88,7 @@ class Source:
 
     title: str
     kind: str
-    build: Callable[[Request], GraphTable]
+    build: Callable[[Request], GraphTable | Graph]
     origin: str = "--files"
     licence: str = "yours"
     units: Mapping[str, str] = field(default_factory=dict)
@@ -151,6 +143,8 @@ def load(
     }
 
     def build(path: Path) -> GraphTable:
+        from weft.graphs import GraphTable, write_table
+
         request = Request(
             path=path,
             name=name,
@@ -160,6 +154,9 @@ def load(
             progress=progress,
         )
         built = source.build(request)
+        if not isinstance(built, GraphTable):
+            about = {"source": source.title, "licence": source.licence}
+            built = write_table(path, [built], metadata=about)
         (path / _ASKED).write_text(json.dumps(asked), encoding="utf-8")
         return built
 
@@ -228,13 +225,6 @@ def _check_asked(found: GraphTable, asked: dict[str, Any], command: str) -> None
             )
 
 
-def _qm9(request: Request) -> GraphTable:
-    from weft.sources.qm9 import qm9_from_csv
-
-    folder = request.only_file() if request.files else None
-    return qm9_from_csv(request.path, folder=folder, progress=request.progress)
-
-
 def _qm9_official(request: Request) -> GraphTable:
     from weft.sources import qm9
 
@@ -248,147 +238,81 @@ def _qm9_official(request: Request) -> GraphTable:
     return qm9.qm9_from_archive(request.path, archive, leave_out=frozenset(listed), progress=show)
 
 
-def _cora_package(request: Request) -> GraphTable:
-    from weft.sources.citation_graphs import cora_from_package
+def _planetoid_folder(request: Request, name: str) -> Path:
+    from weft.sources.citation_graphs import fetch_planetoid
 
-    return request.write_graph(cora_from_package())
+    return fetch_planetoid(name, request.downloads / "planetoid", progress=request.progress)
 
 
-def _planetoid(request: Request) -> GraphTable:
-    from weft.sources.citation_graphs import planetoid
-
+def _planetoid(request: Request) -> Graph:
     name = request.name
-    folder = request.only_file() if request.files else request.planetoid_folder(name)
-    return request.write_graph(planetoid(folder, name))
+    folder = request.only_file() if request.files else _planetoid_folder(request, name)
+    return sources.planetoid(folder, name)
 
 
-def _shchur(request: Request) -> GraphTable:
-    from weft.sources.citation_graphs import shchur
-
-    return request.write_graph(shchur(request.only_file()))
-
-
-def _pubmed_temporal(request: Request) -> GraphTable:
-    from weft.sources.citation_graphs import pubmed_temporal
-
+def _pubmed_temporal(request: Request) -> Graph:
     if len(request.files) not in (1, 2):
         raise DataError(f"'{request.name}' reads the folder with edge_time.npy: name it in --files")
     folder, *papers = request.files
-    return request.write_graph(
-        pubmed_temporal(papers[0] if papers else request.planetoid_folder("pubmed"), folder)
+    return sources.pubmed_temporal(
+        papers[0] if papers else _planetoid_folder(request, "pubmed"), folder
     )
 
 
-def _snap(request: Request) -> GraphTable:
-    from weft.sources.download import fetch
-
+def _snap(request: Request) -> Graph:
     if request.files:
         file = request.only_file()
     else:
         address = f"https://snap.stanford.edu/data/{request.name}.txt.gz"
         sha256 = _SNAP_SHA256[request.name]
-        file = fetch(address, sha256, folder=request.downloads, progress=request.progress)
-    return _edges(request, file, ("src", "dst", "time"))
+        file = sources.fetch(address, sha256, folder=request.downloads, progress=request.progress)
+    return _edges(file, "src", "dst", "time")
 
 
-def _edge_list(request: Request, *, columns: Sequence[EdgeColumn]) -> GraphTable:
-    return _edges(request, request.only_file(), columns)
-
-
-def _edges(request: Request, file: Path, columns: Sequence[EdgeColumn]) -> GraphTable:
-    from weft.sources.edge_lists import edge_list_graph, read_edge_list
-
-    edges = read_edge_list(file, columns=columns)
+def _edges(file: Path, *columns: EdgeColumn) -> Graph:
+    edges = sources.read_edge_list(file, columns=columns)
     if edges.num_edges == 0:
         raise DataError(f"{file} holds no edges")
-    return request.write_graph(edge_list_graph(edges))
+    return sources.edge_list_graph(edges)
 
 
-def _labelled(request: Request) -> GraphTable:
-    from weft.sources.edge_lists import labelled_graph
-
+def _labelled(request: Request) -> Graph:
     if request.name == "patent" and len(request.files) == 1:
         edges, labels = (request.files[0] / name for name in _PATENT_FILES)
     elif len(request.files) == 2:
         edges, labels = request.files
     else:
         raise DataError(f"'{request.name}' reads an edge list and labels: name both with --files")
-    return request.write_graph(labelled_graph(edges, labels))
-
-
-def _matrix_market(request: Request) -> GraphTable:
-    from weft.sources.matrix_market import read_matrix_market
-
-    return request.write_graph(read_matrix_market(request.only_file()))
-
-
-def _atoms(request: Request) -> GraphTable:
-    from weft.sources.atoms import atoms_table
-
-    files, targets = request.some_files(), request.targets
-    return atoms_table(
-        request.path, files, targets=targets, missing="nan", progress=request.progress
-    )
+    return sources.labelled_graph(edges, labels)
 
 
 def _crystals(request: Request) -> GraphTable:
-    from weft.sources.crystals import crystals_table
-
-    return crystals_table(request.path, request.only_file(), **_target_options(request))
+    return sources.crystals_table(request.path, request.only_file(), **request.target_options())
 
 
 def _cif_csv(request: Request) -> GraphTable:
-    from weft.sources.cif_csv import cif_csv_table
-
-    return cif_csv_table(request.path, request.some_files(), **_target_options(request))
-
-
-def _target_options(request: Request) -> dict[str, Any]:
-    units = CATALOGUE[request.name].units
-    targets = request.targets or tuple(units)
-    return {"targets": targets, "units": units, "progress": request.progress}
+    return sources.cif_csv_table(request.path, request.some_files(), **request.target_options())
 
 
 def _aflow(request: Request) -> GraphTable:
-    from weft.sources.aflow import AflowQuery, aflow_table, fetch_aflow
     from weft.sources.atoms import files_of
 
-    query = AflowQuery(targets=request.targets) if request.targets else AflowQuery()
+    query = sources.AflowQuery(targets=request.targets) if request.targets else sources.AflowQuery()
     if request.files:
         pages = files_of(request.files, "*.json")
     else:
-        pages = fetch_aflow(request.downloads / "aflow", query, progress=request.progress)
-    return aflow_table(request.path, pages, targets=query.targets, progress=request.progress)
-
-
-def _python(request: Request) -> GraphTable:
-    from weft.sources.python_programs import program_table
-
-    return program_table(request.files or None, path=request.path, progress=request.progress)
+        pages = sources.fetch_aflow(request.downloads / "aflow", query, progress=request.progress)
+    return sources.aflow_table(
+        request.path, pages, targets=query.targets, progress=request.progress
+    )
 
 
 def _samples(request: Request) -> GraphTable:
     from weft.graphs import write_table
-    from weft.sources.great_files import read_great
-    from weft.sources.varmisuse_files import read_varmisuse
 
-    read = read_great if request.name == "great" else read_varmisuse
+    read = sources.read_great if request.name == "great" else sources.read_varmisuse
     table = read(request.some_files(), progress=request.progress)
     return write_table(request.path, [table], table.schema, metadata=table.metadata)
-
-
-def _planted_partition(request: Request) -> GraphTable:
-    from weft.sources.synthetic import planted_partition
-
-    return request.write_graph(
-        planted_partition(10_000, 8, mean_degree=10, homophily=0.8, num_features=32)
-    )
-
-
-def _rmat(request: Request) -> GraphTable:
-    from weft.sources.synthetic import rmat
-
-    return request.write_graph(rmat(num_nodes=100_000, num_edges=1_000_000, seed=0))
 
 
 def _family(titles: Mapping[str, str], **shared: Any) -> dict[str, Source]:
@@ -426,7 +350,11 @@ CATALOGUE: dict[str, Source] = {
         kind="molecules",
         origin="Python package qm9pack, or --files FOLDER with its CSV files",
         licence="CC0",
-        build=_qm9,
+        build=lambda request: sources.qm9_from_csv(
+            request.path,
+            folder=request.only_file() if request.files else None,
+            progress=request.progress,
+        ),
     ),
     "qm9-official": Source(
         title="QM9 from the authors' archive dsgdb9nsd.xyz.tar.bz2",
@@ -440,7 +368,7 @@ CATALOGUE: dict[str, Source] = {
         kind="one graph",
         origin="Python package graphdatascience",
         licence="Apache-2.0 (package)",
-        build=_cora_package,
+        build=lambda request: sources.cora_from_package(),
         takes_files=False,
     ),
     **_family(
@@ -463,7 +391,7 @@ CATALOGUE: dict[str, Source] = {
         kind="one graph",
         origin="npz or zip of gnn-benchmark: --files FILE",
         licence="MIT",
-        build=_shchur,
+        build=lambda request: sources.shchur(request.only_file()),
     ),
     **_family(
         {
@@ -552,19 +480,33 @@ CATALOGUE: dict[str, Source] = {
         kind="programs",
         origin="the running interpreter, or --files FOLDER with .py files",
         licence="PSF (the standard library)",
-        build=_python,
+        build=lambda request: sources.program_table(
+            request.files or None, path=request.path, progress=request.progress
+        ),
         table=f"python-{re.sub('[^A-Za-z0-9.]', '-', platform.python_version())}-{EXTRACTION}",
     ),
     "planted-partition": Source(
-        title="10,000 nodes in 8 classes, generated", build=_planted_partition, **_GENERATED
+        title="10,000 nodes in 8 classes, generated",
+        build=lambda request: sources.planted_partition(
+            10_000, 8, mean_degree=10, homophily=0.8, num_features=32
+        ),
+        **_GENERATED,
     ),
     "rmat": Source(
-        title="R-MAT, 100,000 nodes and 1,000,000 edges, generated", build=_rmat, **_GENERATED
+        title="R-MAT, 100,000 nodes and 1,000,000 edges, generated",
+        build=lambda request: sources.rmat(num_nodes=100_000, num_edges=1_000_000, seed=0),
+        **_GENERATED,
     ),
     "atoms": Source(
         title="your extxyz, CIF, ASE database, ...",
         kind="molecules or crystals",
-        build=_atoms,
+        build=lambda request: sources.atoms_table(
+            request.path,
+            request.some_files(),
+            targets=request.targets,
+            missing="nan",
+            progress=request.progress,
+        ),
         takes_targets=True,
     ),
     "crystals": Source(
@@ -579,17 +521,21 @@ CATALOGUE: dict[str, Source] = {
     "edge-list": Source(
         title="your edge list: src dst",
         kind="one graph",
-        build=partial(_edge_list, columns=("src", "dst")),
+        build=lambda request: _edges(request.only_file(), "src", "dst"),
     ),
     "temporal-edge-list": Source(
         title="your edge list: src dst time",
         kind="temporal graph",
-        build=partial(_edge_list, columns=("src", "dst", "time")),
+        build=lambda request: _edges(request.only_file(), "src", "dst", "time"),
     ),
     "labelled-edge-list": Source(
         title="your edge list: src dst time, and labels: node label",
         kind="temporal graph",
         build=_labelled,
     ),
-    "matrix-market": Source(title="your MatrixMarket file", kind="one graph", build=_matrix_market),
+    "matrix-market": Source(
+        title="your MatrixMarket file",
+        kind="one graph",
+        build=lambda request: sources.read_matrix_market(request.only_file()),
+    ),
 }
