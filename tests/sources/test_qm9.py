@@ -14,6 +14,7 @@ import pytest
 from weft.errors import DataError
 from weft.graphs import GraphTable
 from weft.sources import qm9
+from weft.sources.csv_rows import Row
 from weft.sources.qm9 import (
     ATOM_REFERENCES,
     HARTREE,
@@ -154,8 +155,8 @@ def test_the_slow_way_reads_the_same(tmp_path: Path) -> None:
     spaced = csv_rows()
     # Spaces after the commas are fine, but not what the fast way expects.
     spaced[1][6:9] = [text.replace(",", ", ") for text in spaced[1][6:9]]
-    rows = [(2, [spaced[1][HEADER.index(name)] for name in qm9._COLUMNS])]
-    assert qm9._fast(rows) is None
+    fields = [spaced[1][HEADER.index(name)] for name in qm9._COLUMNS]
+    assert qm9._fast([Row(tmp_path, 2, fields)], 0) is None
     (tmp_path / "spaced").mkdir()
     write_csv(tmp_path / "spaced" / "qm9_part1.csv", spaced)
     slow = qm9_from_csv(tmp_path / "slow", folder=tmp_path / "spaced", progress=False)

@@ -328,10 +328,8 @@ def _graph(where: str, name: str, entry: Mapping[str, Any], targets: Sequence[st
         frac=frac,
         lattice=lattice_vectors(where, geometry),
         values=values,
-        text={
-            "id": np.frombuffer(name.encode(errors="replace"), dtype=np.uint8),
-            "dataset": np.frombuffer(b"aflow", dtype=np.uint8),
-        },
+        name=name.encode(errors="replace").decode(),
+        dataset="aflow",
     )
 
 

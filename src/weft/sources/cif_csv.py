@@ -7,22 +7,19 @@ error, never a smaller crystal.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, cast
 
 import numpy as np
 
 from weft.errors import DataError
-from weft.files import DAMAGE, bounded_lines, finite_number, unpacked
+from weft.files import finite_number
 from weft.graphs import Array, Graph, GraphTable, write_table
 from weft.sources.atoms import ATOMIC_NUMBERS
 from weft.sources.crystals import crystal_graph, crystal_schema, lattice_vectors
-from weft.sources.progress_bar import Move, progress_bar
+from weft.sources.csv_rows import csv_rows
 
 _CELL = [
     *(f"_cell_length_{axis}" for axis in "abc"),
@@ -61,67 +58,31 @@ def cif_csv_table(
         DataError: a column is missing, or a row cannot be read; the message names file, line and
             field.
     """
-    schema = crystal_schema(targets, units)
-    for file in files:
-        if not file.is_file():
-            raise DataError(f"{file} is not there")
     metadata = {"source": "crystals as CIF in CSV", "files": [file.name for file in files]}
-    total = sum(file.stat().st_size for file in files)
-    with progress_bar("crystals", total, show=progress) as move:
-        return write_table(path, _graphs(files, targets, move), schema, metadata=metadata)
+    graphs = _graphs(files, targets, progress=progress)
+    return write_table(path, graphs, crystal_schema(targets, units), metadata=metadata)
 
 
-def _graphs(files: Sequence[Path], targets: Sequence[str], move: Move) -> Iterator[Graph]:
-    done = 0
+def _graphs(files: Sequence[Path], targets: Sequence[str], *, progress: bool) -> Iterator[Graph]:
+    met: set[Path] = set()
+    columns = ("material_id", "cif", *targets)
+    for file, line, fields in csv_rows(files, columns, what="crystals", progress=progress):
+        met.add(file)
+        where = f"{file}, line {line}"
+        name, cif, *values = fields
+        z, frac, lattice = read_cif(cif, where)
+        yield crystal_graph(
+            where,
+            z=z,
+            frac=frac,
+            lattice=lattice,
+            values={t: _value(where, t, text) for t, text in zip(targets, values, strict=True)},
+            name=name,
+            dataset=file.name.split(".csv")[0],
+        )
     for file in files:
-        dataset = np.frombuffer(file.name.split(".csv")[0].encode(), dtype=np.uint8)
-        empty = True
-        for line, row in _rows(file, targets, move, done):
-            empty = False
-            where = f"{file}, line {line}"
-            z, frac, lattice = read_cif(row["cif"], where)
-            name = np.frombuffer(row["material_id"].encode(), dtype=np.uint8)
-            yield crystal_graph(
-                where,
-                z=z,
-                frac=frac,
-                lattice=lattice,
-                values={target: _value(where, target, row[target]) for target in targets},
-                text={"id": name, "dataset": dataset},
-            )
-        if empty:
+        if file not in met:
             raise DataError(f"{file} holds no crystals")
-        done += file.stat().st_size
-
-
-def _rows(
-    file: Path, targets: Sequence[str], move: Move, done: int
-) -> Iterator[tuple[int, dict[str, str]]]:
-    """The line on which each row ends, and the row."""
-    with unpacked(file) as (raw, stream):
-        text = io.TextIOWrapper(cast("BinaryIO", stream), encoding="utf-8-sig", newline="")
-        reader = csv.DictReader((line for _, line in bounded_lines(file, text)), strict=True)
-        try:
-            names = reader.fieldnames or []
-            for name in ("material_id", "cif", *targets):
-                if name not in names:
-                    raise DataError(
-                        f"{file}: no column '{name}'; it has {', '.join(names) or 'none'}"
-                    )
-            for row in reader:
-                if None in row or None in row.values():
-                    raise DataError(
-                        f"{file}, line {reader.line_num}: the row does not have {len(names)} fields"
-                    )
-                yield reader.line_num, row
-                if reader.line_num % 64 == 0:
-                    move(done + raw.tell())
-        except DAMAGE as error:
-            raise DataError(
-                f"{file} is cut or damaged after line {reader.reader.line_num} ({error})"
-            ) from None
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise DataError(f"{file}, line {reader.reader.line_num}: {error}") from None
 
 
 def _value(where: str, name: str, text: str) -> Array:

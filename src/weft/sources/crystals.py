@@ -91,7 +91,9 @@ def _graphs(file: Path, targets: Sequence[str], *, progress: bool) -> Iterator[G
     )
     for sample in samples:
         where, crystal = sample.where, sample.fields(_FIELDS)
-        text = {name: _text(where, crystal, name) for name in ("id", "dataset")}
+        for field in ("id", "dataset"):
+            if not isinstance(crystal[field], str):
+                raise DataError(f"{where}, field '{field}': {crystal[field]!r} is not text")
         if not isinstance(crystal["targets"], dict):
             raise DataError(f"{where}, field 'targets': not an object of names and numbers")
         met.update(name for name, value in crystal["targets"].items() if value is not None)
@@ -102,7 +104,8 @@ def _graphs(file: Path, targets: Sequence[str], *, progress: bool) -> Iterator[G
             frac=_array(where, crystal, "frac", "if", (len(z), 3)),
             lattice=_array(where, crystal, "lattice", "if", (3, 3)),
             values={name: _target(where, crystal["targets"].get(name), name) for name in targets},
-            text=text,
+            name=crystal["id"],
+            dataset=crystal["dataset"],
         )
     for name in targets:
         if name not in met:
@@ -119,7 +122,8 @@ def crystal_graph(
     frac: Array,
     lattice: Array,
     values: Mapping[str, Array],
-    text: Mapping[str, Array],
+    name: str,
+    dataset: str,
 ) -> Graph:
     """One crystal, checked.
 
@@ -129,8 +133,18 @@ def crystal_graph(
         frac: [n, 3], positions in lattice vectors.
         lattice: [3, 3], Å, a vector in each row.
         values: the targets.
-        text: `id` and `dataset` as UTF-8 bytes.
+        name: the column `id`.
+        dataset: the set that it comes from.
+
+    Raises:
+        DataError: it is not a structure, or a text cannot be written as UTF-8.
     """
+    text = {}
+    for column, value in (("id", name), ("dataset", dataset)):
+        try:
+            text[column] = np.frombuffer(value.encode(), dtype=np.uint8)
+        except UnicodeEncodeError as error:  # JSON can escape half a character
+            raise DataError(f"{where}, field '{column}': {error}") from None
     with np.errstate(all="ignore"):  # infinite results are refused next
         pos = frac @ lattice
     check_structure(where, z, pos, lattice, _PBC)
@@ -192,12 +206,3 @@ def _target(where: str, value: Any, name: str) -> Array:
     elif isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _HUGE:
         raise DataError(f"{where}, target '{name}': {str(value)[:40]!r} is not a finite number")
     return np.array(value, dtype=np.float64)
-
-
-def _text(where: str, crystal: dict[str, Any], name: str) -> Array:
-    if not isinstance(crystal[name], str):
-        raise DataError(f"{where}, field '{name}': {crystal[name]!r} is not text")
-    try:
-        return np.frombuffer(crystal[name].encode(), dtype=np.uint8)
-    except UnicodeEncodeError as error:  # JSON can escape half a character
-        raise DataError(f"{where}, field '{name}': {error}") from None

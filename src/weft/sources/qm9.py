@@ -11,14 +11,14 @@ extent in Bohr², the heat capacity in cal/(mol K). The files are the CSV files 
 
 from __future__ import annotations
 
-import csv
 import importlib.util
 import io
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from weft.errors import DataError
 from weft.files import finite_number
 from weft.graphs import Array, Column, GraphTable, table_from_columns, write_table
 from weft.sources.archive import members
+from weft.sources.atoms import ATOMS_SCHEMA
+from weft.sources.csv_rows import Row, csv_rows
 from weft.sources.download import fetch
 from weft.sources.progress_bar import Move, progress_bar
 
@@ -68,8 +70,8 @@ QM9_TARGETS = {
 """The 15 properties by the name of their column in the table."""
 
 QM9_SCHEMA = {
-    "z": Column(level="node", dtype="uint8", doc="atomic number"),
-    "pos": Column(level="node", dtype="float32", shape=(3,), unit="Å", doc="position"),
+    "z": ATOMS_SCHEMA["z"],
+    "pos": ATOMS_SCHEMA["pos"],
     "charge": Column(level="node", dtype="float32", unit="e", doc="Mulliken charge"),
     "index": Column(level="graph", dtype="int32", doc="number of the molecule in dsgdb9nsd"),
     **{
@@ -117,65 +119,56 @@ class Molecule:
     targets: Sequence[float]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Molecules:
-    """m molecules of N atoms in all, as columns in the files' units.
-
-    Attributes:
-        num_atoms: int [m].
-        z: uint8 [N].
-        pos: float64 [N, 3] in Å.
-        charge: float64 [N] in e.
-        index: int [m].
-        targets: float64 [m, 15], in the order of QM9_TARGETS.
-        smiles: m texts.
-    """
-
-    num_atoms: Array
-    z: Array
-    pos: Array
-    charge: Array
-    index: Array
-    targets: Array
-    smiles: Sequence[str]
-
-    def table(self, *, first: int, metadata: dict[str, Any] | None = None) -> GraphTable:
-        """The molecules as a table with QM9_SCHEMA; `first` is the number of the first one."""
-        texts = [text.encode() for text in self.smiles]
-        return table_from_columns(
-            QM9_SCHEMA,
-            num_nodes=self.num_atoms,
-            columns={
-                "z": self.z,
-                "pos": self.pos,
-                "charge": self.charge,
-                "index": self.index,
-                "smiles": np.frombuffer(b"".join(texts), dtype=np.uint8),
-                **{
-                    name: self.targets[:, i] * target.factor
-                    for i, (name, target) in enumerate(QM9_TARGETS.items())
-                },
-            },
-            ragged_rows={"smiles": np.array([len(text) for text in texts], dtype=np.int64)},
-            metadata=metadata,
-            first=first,
-        )
-
-
-def molecules_of(molecules: Sequence[Molecule]) -> Molecules:
-    """Molecules one by one as columns."""
+def molecules_table(molecules: Sequence[Molecule], *, first: int = 0) -> GraphTable:
+    """Molecules as a table with QM9_SCHEMA; `first` is the number of the first one."""
 
     def numbers(name: str) -> Array:
         return np.array([x for m in molecules for x in getattr(m, name)], dtype=np.float64)
 
-    return Molecules(
+    return _table(
         num_atoms=np.array([len(m.elements) for m in molecules], dtype=np.int64),
         z=np.array([QM9_ELEMENTS[e] for m in molecules for e in m.elements], dtype=np.uint8),
-        pos=numbers("positions").reshape(-1, 3),
+        pos=numbers("positions"),
         charge=numbers("charges"),
         index=np.array([m.index for m in molecules], dtype=np.int64),
-        targets=numbers("targets").reshape(-1, len(QM9_TARGETS)),
+        targets=numbers("targets").reshape(-1, len(QM9_TARGETS)).T,
         smiles=[m.smiles for m in molecules],
+        first=first,
+    )
+
+
+def _table(
+    *,
+    num_atoms: Array,
+    z: Array,
+    pos: Array,
+    charge: Array,
+    index: Array,
+    targets: Array,
+    smiles: Sequence[str],
+    first: int,
+) -> GraphTable:
+    """The table of m molecules of N atoms in all, given as columns in the files' units.
+
+    Shapes: num_atoms [m], z [N], pos [3 N], charge [N], index [m], targets [15, m], smiles [m].
+    """
+    texts = [text.encode() for text in smiles]
+    return table_from_columns(
+        QM9_SCHEMA,
+        num_nodes=num_atoms,
+        columns={
+            "z": z,
+            "pos": pos.reshape(-1, 3),
+            "charge": charge,
+            "index": index,
+            "smiles": np.frombuffer(b"".join(texts), dtype=np.uint8),
+            **{
+                name: values * target.factor
+                for (name, target), values in zip(QM9_TARGETS.items(), targets, strict=True)
+            },
+        },
+        ragged_rows={"smiles": np.array([len(text) for text in texts], dtype=np.int64)},
+        first=first,
     )
 
 
@@ -202,8 +195,6 @@ _Z_OF_LETTER = np.zeros(256, dtype=np.uint8)
 for _element, _z in QM9_ELEMENTS.items():
     _Z_OF_LETTER[ord(_element)] = _z
 
-_Row = tuple[int, list[str]]  # line of its start in the file, the fields of _COLUMNS
-
 
 def qm9_from_csv(path: Path, *, folder: Path | None = None, progress: bool = True) -> GraphTable:
     """Write the table of QM9 to the folder `path`, read from the CSV files of `qm9pack`.
@@ -226,9 +217,8 @@ def qm9_from_csv(path: Path, *, folder: Path | None = None, progress: bool = Tru
         "files": [file.name for file in files],
     }
     expected = _PACKAGE_MOLECULES if folder is None else None
-    total = sum(file.stat().st_size for file in files)
-    with progress_bar("QM9", total, show=progress) as move:
-        return write_table(path, _csv_tables(files, expected, move), QM9_SCHEMA, metadata=metadata)
+    tables = _csv_tables(files, expected, progress=progress)
+    return write_table(path, tables, QM9_SCHEMA, metadata=metadata)
 
 
 def _folder_files(folder: Path) -> list[Path]:
@@ -257,78 +247,41 @@ def _package_files() -> list[Path]:
     return files
 
 
-def _csv_tables(files: Sequence[Path], expected: int | None, move: Move) -> Iterator[GraphTable]:
-    first = done = 0
+def _csv_tables(
+    files: Sequence[Path], expected: int | None, *, progress: bool
+) -> Iterator[GraphTable]:
     met: set[int] = set()
-    for file in files:
-        for rows, position in _chunks(file):
-            molecules = _molecules(file, rows)
-            for (line, _), index in zip(rows, molecules.index.tolist(), strict=True):
-                if index in met:
-                    raise DataError(f"{file}, line {line}, field Index: {index} is there twice")
-                met.add(index)
-            yield molecules.table(first=first)
-            first += len(rows)
-            move(done + position)
-        done += file.stat().st_size
-    if expected is not None and first != expected:
+    every = csv_rows(files, _COLUMNS, what="QM9", progress=progress)
+    while rows := list(islice(every, _CHUNK_MOLECULES)):
+        table = _fast(rows, len(met))
+        if table is None:
+            # Something is unusual in these rows: reading them one by one names it, or succeeds.
+            table = molecules_table([_csv_molecule(row) for row in rows], first=len(met))
+        for row, index in zip(rows, table.columns["index"].tolist(), strict=True):
+            if index in met:
+                raise _bad(row, "Index", f"{index} is there twice")
+            met.add(index)
+        yield table
+    if expected is not None and len(met) != expected:
         raise DataError(
-            f"{files[0].parent} holds {first:,} molecules, {expected:,} expected; install the "
+            f"{files[0].parent} holds {len(met):,} molecules, {expected:,} expected; install the "
             "package again: pip install --force-reinstall --no-deps qm9pack"
         )
 
 
-def _chunks(file: Path) -> Iterator[tuple[list[_Row], int]]:
-    """Rows with the fields of _COLUMNS, some thousand at a time, and the bytes read so far."""
-    with file.open("rb") as raw, io.TextIOWrapper(raw, "utf-8", newline="") as lines:
-        reader = csv.reader(lines, strict=True)
-        rows: list[_Row] = []
-        line = 1
-        try:
-            header = next(reader, [])
-            absent = [name for name in _COLUMNS if name not in header]
-            if absent:
-                raise DataError(f"{file}, line 1: no column {', '.join(absent)}")
-            wanted = [header.index(name) for name in _COLUMNS]
-            line = reader.line_num + 1
-            for fields in reader:
-                if fields and len(fields) != len(header):
-                    raise DataError(
-                        f"{file}, line {line}: {len(fields)} fields, but the header has "
-                        f"{len(header)}"
-                    )
-                if fields:
-                    rows.append((line, [fields[i] for i in wanted]))
-                line = reader.line_num + 1
-                if len(rows) == _CHUNK_MOLECULES:
-                    yield rows, raw.tell()
-                    rows = []
-        except csv.Error as error:
-            raise DataError(f"{file}, line {line}: {error}") from None
-        except UnicodeDecodeError as error:
-            raise DataError(f"{file}, not far after line {line}: {error}") from None
-        if rows:
-            yield rows, raw.tell()
+def _bad(row: Row, field: str, problem: str) -> DataError:
+    return DataError(f"{row.file}, line {row.line}, field {field}: {problem}")
 
 
-def _molecules(file: Path, rows: Sequence[_Row]) -> Molecules:
-    molecules = _fast(rows)
-    if molecules is None:
-        # Something is unusual in these rows: reading them one by one names it, or succeeds.
-        molecules = molecules_of([_csv_molecule(file, line, fields) for line, fields in rows])
-    return molecules
-
-
-def _fast(rows: Sequence[_Row]) -> Molecules | None:
+def _fast(rows: Sequence[Row], first: int) -> GraphTable | None:
     """All rows at once, or None if one of them is not written as expected."""
     index, smiles, counts, elements, xyz, charges, *targets = zip(
-        *(fields for _, fields in rows), strict=True
+        *(row.fields for row in rows), strict=True
     )
     numbers = [_whole(text) for text in index]
     counted = [_whole(text) for text in counts]
     if not all(numbers) or not all(counted):
         return None
-    num_atoms = np.array(counted, dtype=np.int64)
     if max(counted) > max(map(len, elements)):
         return None
     skeletons = {n: _skeletons(n) for n in set(counted)}
@@ -340,7 +293,7 @@ def _fast(rows: Sequence[_Row]) -> Molecules | None:
         )
         if found != skeletons[n]:
             return None
-    total = int(num_atoms.sum())
+    total = sum(counted)
     z = _Z_OF_LETTER[np.frombuffer("".join(elements).encode(), dtype=np.uint8)]
     z = z[z > 0]
     pos = _numbers(",".join(xyz).translate(_NO_BRACKETS), 3 * total)
@@ -349,14 +302,15 @@ def _fast(rows: Sequence[_Row]) -> Molecules | None:
     if pos is None or charge is None or values is None:
         return None
     assert len(z) == total
-    return Molecules(
-        num_atoms=num_atoms,
+    return _table(
+        num_atoms=np.array(counted, dtype=np.int64),
         z=z,
-        pos=pos.reshape(-1, 3),
+        pos=pos,
         charge=charge,
         index=np.array(numbers, dtype=np.int64),
-        targets=values.reshape(len(targets), -1).T,
+        targets=values.reshape(len(targets), -1),
         smiles=smiles,
+        first=first,
     )
 
 
@@ -387,39 +341,36 @@ def _numbers(text: str, count: int) -> Array | None:
     return values if len(values) == count and np.isfinite(values).all() else None
 
 
-def _csv_molecule(file: Path, line: int, fields: Sequence[str]) -> Molecule:
+def _csv_molecule(row: Row) -> Molecule:
     """One row, with every field checked on its own."""
-    texts = dict(zip(_COLUMNS, fields, strict=True))
-
-    def fail(name: str, problem: str) -> DataError:
-        return DataError(f"{file}, line {line}, field {name}: {problem}")
+    texts = dict(zip(_COLUMNS, row.fields, strict=True))
 
     def numbers(name: str, parts: Sequence[str]) -> list[float]:
-        return [finite_number(part, f"{file}, line {line}, field {name}") for part in parts]
+        return [finite_number(part, f"{row.file}, line {row.line}, field {name}") for part in parts]
 
     def items(name: str, text: str, count: int) -> list[str]:
         text = text.strip()
         if not (text.startswith("[") and text.endswith("]")):
-            raise fail(name, f"{text[:40]!r} is not a list in square brackets")
+            raise _bad(row, name, f"{text[:40]!r} is not a list in square brackets")
         parts = [part.strip() for part in text[1:-1].split(",")]
         if len(parts) != count:
-            raise fail(name, f"{len(parts)} items, {count} expected")
+            raise _bad(row, name, f"{len(parts)} items, {count} expected")
         return parts
 
     whole = {}
     for name in ("Index", "N_atoms"):
         whole[name] = _whole(texts[name].strip())
         if not whole[name]:
-            raise fail(name, f"{texts[name][:40]!r} is not a positive whole number")
+            raise _bad(row, name, f"{texts[name][:40]!r} is not a positive whole number")
     n = whole["N_atoms"]
     elements = [part.strip("'\"") for part in items("Elements", texts["Elements"], n)]
     for element in elements:
         if element not in QM9_ELEMENTS:
-            raise fail("Elements", f"{element!r} is not one of {', '.join(QM9_ELEMENTS)}")
+            raise _bad(row, "Elements", f"{element!r} is not one of {', '.join(QM9_ELEMENTS)}")
     triples = texts["XYZ_Ang"].replace(" ", "").replace("],[", "]|[")
     atoms = triples.removeprefix("[").removesuffix("]").split("|")
     if len(atoms) != n:
-        raise fail("XYZ_Ang", f"{len(atoms)} positions for {n} atoms")
+        raise _bad(row, "XYZ_Ang", f"{len(atoms)} positions for {n} atoms")
     coordinates = [part for atom in atoms for part in items("XYZ_Ang", atom, 3)]
     return Molecule(
         index=whole["Index"],
@@ -513,7 +464,7 @@ def _archive_tables(
     waiting: list[Molecule] = []
 
     def flush() -> GraphTable:
-        table = molecules_of(waiting).table(first=counts["molecules"])
+        table = molecules_table(waiting, first=counts["molecules"])
         counts["molecules"] += len(waiting)
         move(counts["molecules"] + counts["left_out"])
         waiting.clear()

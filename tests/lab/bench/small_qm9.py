@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from weft.graphs import GraphTable
-from weft.sources.qm9 import QM9_ELEMENTS, QM9_TARGETS, Molecule, molecules_of
+from weft.sources.qm9 import QM9_ELEMENTS, QM9_TARGETS, Molecule, molecules_table
 
 
 def small_qm9(count: int) -> GraphTable:
@@ -25,4 +25,4 @@ def small_qm9(count: int) -> GraphTable:
                 targets=rng.normal(size=len(QM9_TARGETS)).tolist(),
             )
         )
-    return molecules_of(molecules).table(first=0)
+    return molecules_table(molecules)
