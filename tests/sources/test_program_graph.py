@@ -23,6 +23,7 @@ from weft.sources.program_graph import (
     VOCABULARY,
     EdgeType,
     GraphBuilder,
+    label_array,
     label_buckets,
     program_graph,
     subtokens_of,
@@ -91,7 +92,7 @@ def test_a_graph_has_the_columns_and_every_reverse_once() -> None:
     builder = chain(5)
     edges = np.concatenate([builder.edge_array(), [[EdgeType.LAST_USE, 3, 0]] * 2])
     graph, places = program_graph(
-        builder.label_array(),
+        label_array(builder.labels),
         edges,
         slot=1,
         candidates=[3, 4],
@@ -132,10 +133,10 @@ def test_nodes_are_in_the_order_that_layout_gives() -> None:
         builder.edge(EdgeType.CHILD, i, j)
     edges = builder.edge_array()
     graph, _ = program_graph(
-        builder.label_array(), edges, slot=0, candidates=[1, 2], correct=1, recent=1
+        label_array(builder.labels), edges, slot=0, candidates=[1, 2], correct=1, recent=1
     )
     order = ORDERS["rcm"](40, edges[:, 1], edges[:, 2])
-    assert np.array_equal(graph.nodes["subtokens"], builder.label_array()[order])
+    assert np.array_equal(graph.nodes["subtokens"], label_array(builder.labels)[order])
 
 
 @pytest.mark.parametrize(
@@ -166,4 +167,4 @@ def test_what_is_no_sample_is_refused(change: dict[str, object], says: str) -> N
         **change,
     }
     with pytest.raises(DataError, match=says):
-        program_graph(builder.label_array(), **given)  # type: ignore[arg-type]
+        program_graph(label_array(builder.labels), **given)  # type: ignore[arg-type]

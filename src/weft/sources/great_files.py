@@ -49,10 +49,10 @@ from typing import Any
 
 import numpy as np
 
-from weft.graphs import GraphTable
-from weft.sources.json_samples import BadSample, JsonSample, Skips
-from weft.sources.program_graph import SLOT_LABEL
-from weft.sources.varmisuse_files import ProgramSample, check_node, collect
+from weft.graphs import Graph, GraphTable
+from weft.sources.json_samples import JsonSample
+from weft.sources.program_graph import EDGE_TYPES, SLOT_LABEL, label_array, program_graph
+from weft.sources.varmisuse_files import FileOf, Unanswered, bad_field, check_node, collect
 
 GREAT_EDGES: dict[str, str | None] = {
     "enum_FIELD": "Child",
@@ -105,31 +105,33 @@ def read_great(
         DataError: a bad sample or a file that cannot be read; the message names file, line and
             field.
     """
-    skips, left_out = Skips(skip_bad=skip_bad), Counter[str]()
+    left_out = Counter[str]()
     return collect(
         paths,
-        lambda sample: _program(sample, skips.counts, left_out),
+        lambda sample, file_of: _program(sample, file_of, left_out),
         source="GREAT, variable misuse (Hellendoorn et al. 2020)",
-        skips=skips,
+        skip_bad=skip_bad,
         limit=limit,
         progress=progress,
         more={"edges left out": left_out},
     )
 
 
-def _program(
-    sample: JsonSample, skipped: Counter[str], left_out: Counter[str]
-) -> ProgramSample | None:
+def _program(sample: JsonSample, file_of: FileOf, left_out: Counter[str]) -> Graph:
     where = sample.where
     content = sample.fields(_FIELDS)
-    tokens = _tokens(where, content)
+    tokens = content["source_tokens"]
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        raise bad_field(where, "source_tokens", "not a list of texts")
     edges, others = _edges(where, content, len(tokens))
     candidates = _positions(where, content, "repair_candidates", len(tokens))
     targets = _positions(where, content, "repair_targets", len(tokens))
     if not candidates:
-        raise BadSample("no candidates", f"{where}, field 'repair_candidates': no candidates")
+        raise bad_field(where, "repair_candidates", "no candidates", reason="no candidates")
+    if not isinstance(content["has_bug"], bool):
+        raise bad_field(where, "has_bug", "neither true nor false")
     slot: int | None
-    if _truth(where, content):
+    if content["has_bug"]:
         slot = check_node(where, "error_location", content["error_location"], len(tokens))
         right = {tokens[target] for target in targets}
     else:
@@ -140,13 +142,11 @@ def _program(
     names = list(dict.fromkeys(tokens[place] for place in sorted(candidates)))
     answers = right.intersection(names)
     if len(answers) > 1:
-        raise BadSample(
-            "two right answers",
-            f"{where}, field 'repair_targets': they name {', '.join(sorted(answers))}, not one",
-        )
+        problem = f"they name {', '.join(sorted(answers))}, not one"
+        raise bad_field(where, "repair_targets", problem, reason="two right answers")
     if slot is None or not answers or len(names) == 1:
-        skipped[_why(slot, right, answers)] += 1
-        return None
+        why = _why(slot, right, answers)
+        raise Unanswered(why, f"{where}: {why}")
     (answer,) = answers
     left_out.update(others)
     _take_name_out(edges, slot)
@@ -155,20 +155,19 @@ def _program(
         place for place in candidates if place < slot and (place == 0 or tokens[place - 1] != ".")
     ]
     last = _add_candidates(edges, tokens, names, uses)
-    return ProgramSample(
-        program=_program_name(where, content, sample.file.name),
-        labels=[*tokens[:slot], SLOT_LABEL, *tokens[slot + 1 :], *names],
-        edges={
-            kind: np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2)
-            for kind, pairs in edges.items()
-        },
+    rows = [(EDGE_TYPES.index(kind), *pair) for kind, pairs in edges.items() for pair in pairs]
+    graph, _ = program_graph(
+        label_array([*tokens[:slot], SLOT_LABEL, *tokens[slot + 1 :], *names]),
+        np.array(rows, dtype=np.int64).reshape(-1, 3),
         slot=slot,
         candidates=range(first, first + len(names)),
         correct=first + names.index(answer),
         recent=first + (names.index(last) if last else 0),
+        file=file_of(_program_name(where, content, sample.file.name)),
         line=sample.number,
         column=slot,
     )
+    return graph
 
 
 def _why(slot: int | None, right: set[str], answers: set[str]) -> str:
@@ -197,12 +196,6 @@ def _add_candidates(
     return tokens[max(uses)] if uses else None
 
 
-def _truth(where: str, content: dict[str, Any]) -> bool:
-    if not isinstance(content["has_bug"], bool):
-        raise BadSample("wrong type", f"{where}, field 'has_bug': neither true nor false")
-    return content["has_bug"]
-
-
 def _program_name(where: str, content: dict[str, Any], default: str) -> str:
     """The path of the program in its provenance."""
     if "provenances" not in content:
@@ -212,24 +205,15 @@ def _program_name(where: str, content: dict[str, Any], default: str) -> str:
     except (KeyError, IndexError, TypeError):
         name = None
     if not isinstance(name, str):
-        raise BadSample(
-            "wrong type", f"{where}, field 'provenances': no datasetProvenance with a filepath"
-        )
+        raise bad_field(where, "provenances", "no datasetProvenance with a filepath")
     return name
-
-
-def _tokens(where: str, content: dict[str, Any]) -> list[str]:
-    tokens = content["source_tokens"]
-    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
-        raise BadSample("wrong type", f"{where}, field 'source_tokens': not a list of texts")
-    return tokens
 
 
 def _positions(where: str, content: dict[str, Any], name: str, num_tokens: int) -> list[int]:
     """The tokens that field `name` lists, without the texts among them."""
     listed = content[name]
     if not isinstance(listed, list):
-        raise BadSample("wrong type", f"{where}, field '{name}': not a list of tokens' numbers")
+        raise bad_field(where, name, "not a list of tokens' numbers")
     return [
         check_node(where, name, item, num_tokens) for item in listed if not isinstance(item, str)
     ]
@@ -237,24 +221,20 @@ def _positions(where: str, content: dict[str, Any], name: str, num_tokens: int) 
 
 def _edges(where: str, content: dict[str, Any], num_tokens: int) -> tuple[Edges, Counter[str]]:
     """The edges by type, and the number of edges of kinds that have no type."""
-    field = f"{where}, field 'edges'"
     if not isinstance(content["edges"], list):
-        raise BadSample("wrong type", f"{field}: not a list")
+        raise bad_field(where, "edges", "not a list")
     edges: Edges = {name: set() for name in GREAT_EDGES.values() if name}
     others = Counter[str]()
     for edge in content["edges"]:
         if not isinstance(edge, list) or len(edge) != 4:
-            raise BadSample(
-                "wrong type", f"{field}: {str(edge)[:60]} is not [before, after, number, kind]"
-            )
+            problem = f"{str(edge)[:60]} is not [before, after, number, kind]"
+            raise bad_field(where, "edges", problem)
         before, after, _, kind = edge
         if not isinstance(kind, str) or kind not in GREAT_EDGES:
-            raise BadSample(
-                "an unknown type of edge",
-                f"{field}: no kind {kind!r}; choose from {', '.join(GREAT_EDGES)}",
-            )
-        check_node(field, "before", before, num_tokens)
-        check_node(field, "after", after, num_tokens)
+            problem = f"no kind {kind!r}; choose from {', '.join(GREAT_EDGES)}"
+            raise bad_field(where, "edges", problem, reason="an unknown type of edge")
+        for end, token in (("before", before), ("after", after)):
+            check_node(f"{where}, field 'edges'", end, token, num_tokens)
         name = GREAT_EDGES[kind]
         if name is None:
             others[kind] += 1

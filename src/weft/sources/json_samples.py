@@ -11,10 +11,8 @@ import gzip
 import io
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -38,29 +36,6 @@ class BadSample(DataError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
-
-
-@dataclass(frozen=True, kw_only=True)
-class Skips:
-    """Which samples are left out, and why.
-
-    Attributes:
-        skip_bad: count bad samples instead of raising.
-        counts: samples left out by reason.
-    """
-
-    skip_bad: bool = False
-    counts: Counter[str] = field(default_factory=Counter)
-
-    @contextmanager
-    def sample(self) -> Iterator[None]:
-        """Within this context a BadSample is counted, if `skip_bad` asks for it."""
-        try:
-            yield
-        except BadSample as error:
-            if not self.skip_bad:
-                raise
-            self.counts[error.reason] += 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import re
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -90,6 +90,24 @@ def label_buckets(label: str) -> tuple[int, ...]:
     return tuple(buckets + [0] * (SUBTOKENS - len(buckets)))
 
 
+def label_array(labels: Sequence[str]) -> Array:
+    """int32 [n, 6], the buckets of n labels."""
+    buckets = [label_buckets(label) for label in labels]
+    return np.array(buckets, dtype=np.int32).reshape(-1, SUBTOKENS)
+
+
+def program_metadata(files: list[str], **more: Any) -> dict[str, Any]:
+    """Metadata of a table of programs: `files` are those that the column `file` counts."""
+    return {
+        "kind": "programs",
+        "edge_types": list(EDGE_NAMES),
+        "files": files,
+        "vocabulary": VOCABULARY,
+        "order": "rcm",
+        **more,
+    }
+
+
 class GraphBuilder:
     """Collects the labelled nodes and typed edges of a program."""
 
@@ -105,12 +123,6 @@ class GraphBuilder:
     def edge(self, kind: int, sender: int, receiver: int) -> None:
         """An edge of a type; one that is there already stays single."""
         self.edges.add((kind, sender, receiver))
-
-    def label_array(self) -> Array:
-        """int32 [n, 6], the buckets of the labels."""
-        return np.array([label_buckets(label) for label in self.labels], dtype=np.int32).reshape(
-            -1, SUBTOKENS
-        )
 
     def edge_array(self) -> Array:
         """int64 [e, 3], (type, sender, receiver) of each edge, in order."""

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from weft.graphs import Array, Graph
-from weft.sources.program_graph import SLOT_LABEL, EdgeType, label_buckets, program_graph
+from weft.sources.program_graph import SLOT_LABEL, EdgeType, label_array, program_graph
 from weft.sources.python_flow import Flow
 from weft.sources.python_nodes import Occurrence, TooLarge, UnitNodes, Variable
 from weft.sources.python_units import Program, Unusable, read_source
@@ -213,7 +213,7 @@ class _Base:
 
     def __init__(self, nodes: UnitNodes, flow: Flow) -> None:
         self.nodes, self.flow = nodes, flow
-        self.labels = nodes.builder.label_array()
+        self.labels = label_array(nodes.builder.labels)
         self.fixed = nodes.builder.edge_array()
         self.last = _rows(sorted(flow.last))
         self.lexical = _rows(
@@ -240,12 +240,9 @@ class _Base:
                 _rows(added),
             ]
         )
-        labels = np.concatenate(
-            [self.labels, [label_buckets(variable.name) for variable, _ in candidates]],
-            dtype=np.int32,
-        )
-        labels[slot.node] = label_buckets(SLOT_LABEL)
         variables = [variable for variable, _ in candidates]
+        labels = np.concatenate([self.labels, label_array([v.name for v in variables])])
+        labels[slot.node] = label_array([SLOT_LABEL])
         line, column = nodes.program.starts[slot.token]
         graph, places = program_graph(
             labels,

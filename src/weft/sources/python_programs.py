@@ -11,19 +11,18 @@ import multiprocessing
 import os
 import platform
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from weft.errors import DataError
-from weft.graphs import Array, GraphTable, table_from_columns, table_from_graphs, write_table
-from weft.sources.program_graph import EDGE_NAMES, PROGRAM_SCHEMA, VOCABULARY
+from weft.graphs import Array, GraphTable, table_from_graphs, write_table
+from weft.sources.program_graph import PROGRAM_SCHEMA, program_metadata
 from weft.sources.progress_bar import progress_bar
 from weft.sources.python_code import MAX_NODES, samples_of
 from weft.sources.python_units import EXTRACTION, Unusable, read_source
@@ -35,14 +34,7 @@ _NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
 _FILES_A_WORKER = 16
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Task:
-    path: Path
-    name: str
-    number: int
-    slots: int | None
-    max_nodes: int
-    seed: int
+_FileTable = tuple[GraphTable | None, dict[str, int]]
 
 
 def standard_library() -> Path:
@@ -120,46 +112,43 @@ def program_table(
     Raises:
         DataError: no .py files, or none with a slot.
     """
-    for what, value in (("slots_per_unit", slots_per_unit), ("limit", limit), ("workers", workers)):
+    limits = {
+        "slots_per_unit": slots_per_unit,
+        "limit": limit,
+        "workers": workers,
+        "max_nodes": max_nodes,
+    }
+    for what, value in limits.items():
         if value is not None and value < 1:
             raise DataError(f"{what} is {value}; it must be at least 1")
-    if max_nodes < 1:
-        raise DataError(f"max_nodes is {max_nodes}; it must be at least 1")
     chosen = standard_library() if paths is None else paths
     files = python_files(chosen, tests=tests or paths is not None)
     if limit is not None:
         files.sort(key=lambda file: _digest(file[0], seed))
     names: list[str] = []
     skipped: dict[str, int] = {}
-    metadata = {
-        "kind": "programs",
-        "source": "Python files" if paths is not None else "the standard library of Python",
-        "python": platform.python_version(),
-        "edge_types": list(EDGE_NAMES),
-        "vocabulary": VOCABULARY,
-        "extraction": EXTRACTION,
-        "order": "rcm",
-        "slots_per_unit": slots_per_unit,
-        "max_nodes": max_nodes,
-        "seed": seed,
-        # Filled while the graphs are made; a table's metadata are written last.
-        "files": names,
-        "skipped": skipped,
-    }
-    tasks = [
-        _Task(path=file, name=name, number=i, slots=slots_per_unit, max_nodes=max_nodes, seed=seed)
-        for i, (name, file) in enumerate(files)
-    ]
-    with progress_bar("Python files", len(tasks), show=progress, count=True) as move:
+    # `names` and `skipped` are filled while the graphs are made; metadata are written last.
+    metadata = program_metadata(
+        names,
+        skipped=skipped,
+        source="Python files" if paths is not None else "the standard library of Python",
+        python=platform.python_version(),
+        extraction=EXTRACTION,
+        slots_per_unit=slots_per_unit,
+        max_nodes=max_nodes,
+        seed=seed,
+    )
+    table_of = partial(_file_table, slots=slots_per_unit, max_nodes=max_nodes, seed=seed)
+    with progress_bar("Python files", len(files), show=progress, count=True) as move:
 
         def tables() -> Iterator[GraphTable]:
             count = 0
-            with _results(tasks, workers) as results:
-                for task, (table, left_out) in zip(tasks, results, strict=False):
-                    names.append(task.name)
+            with _results(table_of, files, workers) as results:
+                for (name, _), (table, left_out) in zip(files, results, strict=False):
+                    names.append(name)
                     for reason, times in left_out.items():
                         skipped[reason] = skipped.get(reason, 0) + times
-                    move(task.number + 1)
+                    move(len(names))
                     if table is None:
                         continue
                     if limit is not None and count + len(table) >= limit:
@@ -169,64 +158,48 @@ def program_table(
                     yield table
             if not count:
                 raise DataError(
-                    f"no variable in {len(tasks)} Python files has another in scope, so there is "
+                    f"no variable in {len(files)} Python files has another in scope, so there is "
                     f"nothing to choose from (left out: {skipped or 'nothing'})"
                 )
 
         if path is not None:
             return write_table(path, tables(), PROGRAM_SCHEMA, metadata=metadata)
-        return _joined(list(tables()), metadata)
+        graphs = [graph for table in tables() for graph in table]
+        return table_from_graphs(graphs, PROGRAM_SCHEMA, metadata=metadata)
 
 
-def _file_table(task: _Task) -> tuple[GraphTable | None, dict[str, int]]:
+def _file_table(
+    file: tuple[int, tuple[str, Path]], *, slots: int | None, max_nodes: int, seed: int
+) -> _FileTable:
     """The samples of a file (None without any), and what was left out."""
+    number, (name, path) = file
     try:
-        source = read_source(task.path)
+        source = read_source(path)
     except Unusable as reason:
         return None, {str(reason): 1}
-    found = samples_of(
-        source,
-        task.name,
-        slots=task.slots,
-        seed=task.seed,
-        max_nodes=task.max_nodes,
-        file=task.number,
-    )
+    found = samples_of(source, name, slots=slots, seed=seed, max_nodes=max_nodes, file=number)
     graphs = [sample.graph for sample in found.samples]
     return table_from_graphs(graphs, PROGRAM_SCHEMA) if graphs else None, found.skipped
 
 
-def _joined(tables: list[GraphTable], metadata: dict[str, Any]) -> GraphTable:
-    if not tables:
-        return table_from_graphs([], PROGRAM_SCHEMA, metadata=metadata)
-    return table_from_columns(
-        PROGRAM_SCHEMA,
-        num_nodes=np.concatenate([table.num_nodes for table in tables]),
-        num_edges=np.concatenate([table.num_edges for table in tables]),
-        columns={
-            name: np.concatenate([table.columns[name] for table in tables])
-            for name in (*PROGRAM_SCHEMA, "senders", "receivers")
-        },
-        metadata=metadata,
-    )
-
-
 @contextmanager
 def _results(
-    tasks: list[_Task], workers: int | None
-) -> Iterator[Iterator[tuple[GraphTable | None, dict[str, int]]]]:
-    """The result of `_file_table` for each task, in order."""
+    table_of: Callable[[tuple[int, tuple[str, Path]]], _FileTable],
+    files: list[tuple[str, Path]],
+    workers: int | None,
+) -> Iterator[Iterator[_FileTable]]:
+    """The table of every file, in order."""
     if workers is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        workers = min(cores or 1, 1 + len(tasks) // _FILES_A_WORKER)
+        workers = min(cores or 1, 1 + len(files) // _FILES_A_WORKER)
     if workers == 1:
-        yield map(_file_table, tasks)
+        yield map(table_of, enumerate(files))
         return
     # A fork of a process with threads, such as torch's, may hang.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context)
     try:
-        yield pool.map(_file_table, tasks, chunksize=4)
+        yield pool.map(table_of, enumerate(files), chunksize=4)
     except BrokenProcessPool:
         raise DataError(
             "a process that reads Python files ended early: out of memory, or the main script "

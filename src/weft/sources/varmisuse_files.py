@@ -15,8 +15,8 @@ them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,71 +24,53 @@ import numpy as np
 
 from weft.errors import DataError
 from weft.graphs import Array, Graph, GraphTable, table_from_graphs
-from weft.sources.json_samples import BadSample, JsonSample, Skips, checked_fields, json_samples
+from weft.sources.json_samples import BadSample, JsonSample, checked_fields, json_samples
 from weft.sources.program_graph import (
-    EDGE_NAMES,
     EDGE_TYPES,
     PROGRAM_SCHEMA,
-    VOCABULARY,
-    label_buckets,
+    label_array,
     program_graph,
+    program_metadata,
 )
 
+FileOf = Callable[[str], int]
+"""The number of a program in the column `file`, by its name."""
 
-@dataclass(frozen=True, kw_only=True)
-class ProgramSample:
-    """One slot in one program.
 
-    Attributes:
-        program: the name of the program.
-        labels: of the n nodes.
-        edges: int64 [e, 2], senders and receivers, for types of EDGE_TYPES; no reversed ones.
-        slot: its node.
-        candidates: their nodes.
-        correct: the node of the right one.
-        recent: the node of the one used last before the slot.
-        line: where the slot is, from 1.
-        column: where it is in the line, from 0.
-    """
+class Unanswered(BadSample):
+    """A sample that is right but has no answer to learn; it is left out and counted."""
 
-    program: str
-    labels: Sequence[str]
-    edges: Mapping[str, Array]
-    slot: int
-    candidates: Sequence[int]
-    correct: int
-    recent: int
-    line: int
-    column: int
+
+def bad_field(where: str, field: str, problem: str, *, reason: str = "wrong type") -> BadSample:
+    """What is wrong with a field of a sample."""
+    return BadSample(reason, f"{where}, field '{field}': {problem}")
 
 
 def check_node(where: str, name: str, node: Any, num_nodes: int) -> int:
     """`node` of field `name`, which must be one of 0 to num_nodes - 1."""
     if not isinstance(node, int) or isinstance(node, bool) or not 0 <= node < num_nodes:
-        raise BadSample(
-            "a missing node",
-            f"{where}, field '{name}': {str(node)[:40]} is none of the nodes 0 to {num_nodes - 1}",
-        )
+        problem = f"{str(node)[:40]} is none of the nodes 0 to {num_nodes - 1}"
+        raise bad_field(where, name, problem, reason="a missing node")
     return node
 
 
 def collect(
     paths: Sequence[Path],
-    program: Callable[[JsonSample], ProgramSample | None],
+    program: Callable[[JsonSample, FileOf], Graph],
     *,
     source: str,
-    skips: Skips,
+    skip_bad: bool,
     limit: int | None,
     progress: bool,
     more: Mapping[str, Any] | None = None,
 ) -> GraphTable:
-    """The programs that `program` makes of the samples, as a table in memory.
+    """The graphs that `program` makes of the samples, as a table in memory.
 
     Args:
         paths: the files with the samples.
-        program: raises BadSample for a bad sample; None leaves it out.
+        program: raises BadSample for a bad sample, Unanswered for one to leave out.
         source: where they come from, for the metadata.
-        skips: counts what is left out.
+        skip_bad: count bad samples instead of raising.
         limit: stop after this number of programs.
         progress: show a progress bar.
         more: metadata that is ready when all is read.
@@ -97,48 +79,24 @@ def collect(
         raise ValueError(f"limit is {limit}; it must be 1 or more, or None for all samples")
     names: dict[str, int] = {}
     graphs: list[Graph] = []
+    skipped = Counter[str]()
     for sample in json_samples(paths, progress=progress):
-        with skips.sample():
-            found = program(sample)
-            if found is not None:
-                graphs.append(_graph(found, names.setdefault(found.program, len(names))))
+        try:
+            graphs.append(program(sample, lambda name: names.setdefault(name, len(names))))
+        except BadSample as error:
+            if not skip_bad and not isinstance(error, Unanswered):
+                raise
+            skipped[error.reason] += 1
         if len(graphs) == limit:
             break
     if not graphs:
-        raise DataError(
-            f"{', '.join(map(str, paths))}: no sample can be used: {dict(skips.counts)}"
-        )
+        raise DataError(f"{', '.join(map(str, paths))}: no sample can be used: {dict(skipped)}")
     metadata = {
-        "kind": "programs",
-        "edge_types": list(EDGE_NAMES),
-        "files": list(names),
-        "vocabulary": VOCABULARY,
-        "order": "rcm",
-        "skipped": dict(skips.counts),
-        "source": source,
+        **program_metadata(list(names), skipped=dict(skipped), source=source),
         "read": [path.name for path in paths],
         **(more or {}),
     }
     return table_from_graphs(graphs, PROGRAM_SCHEMA, metadata=metadata)
-
-
-def _graph(sample: ProgramSample, file: int) -> Graph:
-    edges = [
-        np.column_stack([np.full(len(pairs), EDGE_TYPES.index(name)), pairs])
-        for name, pairs in sample.edges.items()
-    ]
-    graph, _ = program_graph(
-        np.array([label_buckets(label) for label in sample.labels], dtype=np.int32),
-        np.concatenate([np.empty((0, 3), dtype=np.int64), *edges]),
-        slot=sample.slot,
-        candidates=sample.candidates,
-        correct=sample.correct,
-        recent=sample.recent,
-        file=file,
-        line=sample.line,
-        column=sample.column,
-    )
-    return graph
 
 
 _GRAPH, _SLOT, _CANDIDATES = "ContextGraph", "SlotDummyNode", "SymbolCandidates"
@@ -172,13 +130,13 @@ def read_varmisuse(
         paths,
         _program,
         source="VarMisuse graphs of Allamanis et al.",
-        skips=Skips(skip_bad=skip_bad),
+        skip_bad=skip_bad,
         limit=limit,
         progress=progress,
     )
 
 
-def _program(sample: JsonSample) -> ProgramSample:
+def _program(sample: JsonSample, file_of: FileOf) -> Graph:
     content = sample.fields((_GRAPH, _SLOT, _CANDIDATES))
     where = sample.where
     graph = checked_fields(f"{where}, field '{_GRAPH}'", content[_GRAPH], ("Edges", "NodeLabels"))
@@ -187,48 +145,50 @@ def _program(sample: JsonSample) -> ProgramSample:
     slot = check_node(where, _SLOT, content[_SLOT], len(labels))
     candidates, correct = _candidates(where, content[_CANDIDATES], len(labels))
     if slot in candidates:
-        raise BadSample(
-            "the slot is a candidate",
-            f"{where}, field '{_CANDIDATES}': node {slot} is the slot itself",
-        )
+        problem = f"node {slot} is the slot itself"
+        raise bad_field(where, _CANDIDATES, problem, reason="the slot is a candidate")
     name = content.get("filename", sample.file.name)
     if not isinstance(name, str):
-        raise BadSample("wrong type", f"{where}, field 'filename': {name!r} is not text")
-    return ProgramSample(
-        program=name,
-        labels=labels,
-        edges=edges,
+        raise bad_field(where, "filename", f"{name!r} is not text")
+    typed = [
+        np.column_stack([np.full(len(pairs), EDGE_TYPES.index(kind)), pairs])
+        for kind, pairs in edges.items()
+    ]
+    found, _ = program_graph(
+        label_array(labels),
+        np.concatenate([np.empty((0, 3), dtype=np.int64), *typed]),
         slot=slot,
         candidates=candidates,
         correct=correct,
         recent=_recent(edges, slot, candidates),
+        file=file_of(name),
         line=sample.number,
-        column=0,
     )
+    return found
 
 
 def _labels(where: str, labels: Any) -> list[str]:
-    field = f"{where}, field 'NodeLabels'"
     if not isinstance(labels, dict) or not labels:
-        raise BadSample("wrong type", f"{field}: not an object with the label of every node")
+        raise bad_field(where, "NodeLabels", "not an object with the label of every node")
     found = []
     for node in range(len(labels)):
         label = labels.get(str(node))
         if label is None:
-            raise BadSample(
-                "a node has no label",
-                f"{field}: node {node} has none, but there are {len(labels)}: they must be those "
-                f"of nodes 0 to {len(labels) - 1}",
+            problem = (
+                f"node {node} has none, but there are {len(labels)}: they must be those of nodes "
+                f"0 to {len(labels) - 1}"
             )
+            raise bad_field(where, "NodeLabels", problem, reason="a node has no label")
         if not isinstance(label, str):
-            raise BadSample("wrong type", f"{field}: {label!r} of node {node} is not text")
+            raise bad_field(where, "NodeLabels", f"{label!r} of node {node} is not text")
         found.append(label)
     return found
 
 
 def _edges(where: str, edges: Any, num_nodes: int) -> dict[str, Array]:
+    """int64 [e, 2], the pairs of nodes of each type of edge."""
     if not isinstance(edges, dict):
-        raise BadSample("wrong type", f"{where}, field 'Edges': not an object of types and pairs")
+        raise bad_field(where, "Edges", "not an object of types and pairs")
     found = {}
     for name, pairs in edges.items():
         field = f"{where}, field 'Edges', type '{name}'"
@@ -237,55 +197,50 @@ def _edges(where: str, edges: Any, num_nodes: int) -> dict[str, Array]:
                 "an unknown type of edge",
                 f"{field}: no such type; choose from {', '.join(EDGE_TYPES)}",
             )
-        found[name] = _pairs(field, pairs, num_nodes)
+        try:
+            array = np.array(pairs)
+        except ValueError:  # lists of different lengths
+            array = np.array(None)
+        if array.size == 0 and isinstance(pairs, list):
+            array = np.empty((0, 2), dtype=np.int64)
+        if array.dtype.kind != "i" or array.ndim != 2 or array.shape[1] != 2:
+            raise BadSample("wrong type", f"{field}: not a list of [source, target] node numbers")
+        outside = ((array < 0) | (array >= num_nodes)).any(axis=1)
+        if outside.any():
+            raise BadSample(
+                "an edge to a missing node",
+                f"{field}: {array[outside][0].tolist()} leaves the nodes 0 to {num_nodes - 1}",
+            )
+        found[name] = array.astype(np.int64)
     return found
-
-
-def _pairs(field: str, pairs: Any, num_nodes: int) -> Array:
-    """int64 [e, 2] of a list of pairs of nodes."""
-    try:
-        array = np.array(pairs)
-    except ValueError:  # lists of different lengths
-        array = np.array(None)
-    if array.size == 0 and isinstance(pairs, list):
-        return np.empty((0, 2), dtype=np.int64)
-    if array.dtype.kind != "i" or array.ndim != 2 or array.shape[1] != 2:
-        raise BadSample("wrong type", f"{field}: not a list of [source, target] node numbers")
-    outside = ((array < 0) | (array >= num_nodes)).any(axis=1)
-    if outside.any():
-        raise BadSample(
-            "an edge to a missing node",
-            f"{field}: {array[outside][0].tolist()} leaves the nodes 0 to {num_nodes - 1}",
-        )
-    return array.astype(np.int64)
 
 
 def _candidates(where: str, candidates: Any, num_nodes: int) -> tuple[list[int], int]:
     """The nodes of the candidates, and that of the right one."""
-    field = f"{where}, field '{_CANDIDATES}'"
+
+    def bad(reason: str, problem: str) -> BadSample:
+        return bad_field(where, _CANDIDATES, problem, reason=reason)
+
     if not isinstance(candidates, list):
-        raise BadSample("wrong type", f"{field}: not a list")
+        raise bad("wrong type", "not a list")
     if not candidates:
-        raise BadSample("no candidates", f"{field}: no candidates")
+        raise bad("no candidates", "no candidates")
+    field = f"{where}, field '{_CANDIDATES}'"
     nodes, right = [], []
     for candidate in candidates:
         about = checked_fields(field, candidate, ("SymbolDummyNode", "IsCorrect"))
         node = check_node(field, "SymbolDummyNode", about["SymbolDummyNode"], num_nodes)
         if not isinstance(about["IsCorrect"], bool):
-            raise BadSample(
-                "wrong type", f"{field}: IsCorrect of node {node} is neither true nor false"
-            )
+            raise bad("wrong type", f"IsCorrect of node {node} is neither true nor false")
         nodes.append(node)
         right += [node] if about["IsCorrect"] else []
     if len(set(nodes)) < len(nodes):
-        raise BadSample("a candidate twice", f"{field}: two candidates have one node in {nodes}")
+        raise bad("a candidate twice", f"two candidates have one node in {nodes}")
     if len(nodes) == 1:
-        raise BadSample("one candidate only", f"{field}: one candidate is nothing to choose from")
+        raise bad("one candidate only", "one candidate is nothing to choose from")
     if len(right) != 1:
         reason = "two right answers" if right else "no right answer"
-        raise BadSample(
-            reason, f"{field}: {len(right)} of {len(nodes)} candidates are right, there must be one"
-        )
+        raise bad(reason, f"{len(right)} of {len(nodes)} candidates are right, there must be one")
     return nodes, right[0]
 
 
