@@ -109,7 +109,11 @@ class Flow:
         # The variables written so far, and those that other functions may write at any time.
         self._written: list[Variable] = []
         self._always = frozenset(nodes.written_elsewhere())
-        self._ever = {o.variable for part, o in nodes.place.items() if _gives_value(part)}
+        self._ever = {
+            o.variable
+            for part, o in nodes.place.items()
+            if not isinstance(part, ast.Name) or isinstance(part.ctx, ast.Store)
+        }
         self._state.values.update(dict.fromkeys(self._always, _SOME))
         self._walk(nodes.unit.node)
         for kind, node, variable, mark in self._marked:
@@ -201,10 +205,10 @@ class Flow:
             special(self, part)
             return
         self._walk_all(children(part))
-        if part not in self.nodes.place:
-            return
-        occurrence = self.nodes.place[part]
+        occurrence = self.nodes.place.get(part)
         context = part.ctx if isinstance(part, ast.Name) else None
+        if occurrence is None:
+            return
         if isinstance(context, ast.Load):
             self._use(occurrence, write=False)
         elif isinstance(context, ast.Del):
@@ -272,9 +276,12 @@ class Flow:
         """`if` and the conditional expression."""
         self._walk(part.test)
         before = self._state.copy()
-        self._guarded(part.test, EdgeType.GUARDED_BY, _listed(part.body))
+        if_true, if_false = (
+            way if isinstance(way, list) else [way] for way in (part.body, part.orelse)
+        )
+        self._guarded(part.test, EdgeType.GUARDED_BY, if_true)
         after, self._state = self._state, before
-        self._guarded(part.test, EdgeType.GUARDED_BY_NEGATION, _listed(part.orelse))
+        self._guarded(part.test, EdgeType.GUARDED_BY_NEGATION, if_false)
         self._state = _united(after, self._state)
 
     def _guarded(self, test: ast.AST, kind: int, body: Sequence[ast.AST]) -> None:
@@ -359,21 +366,17 @@ class Flow:
             ends[-1].append(self._state.copy())
         self._state.live = False
 
-    def _leave(self, part: ast.Return | ast.Raise) -> None:
+    def _leave(self, part: ast.AST) -> None:
+        """`return` and `yield`, which also give a value to the caller, and `raise`."""
         self._walk_all(children(part))
-        if isinstance(part, ast.Return):
-            self._returns(part)
-        self._state.live = False
-
-    def _yield(self, part: ast.AST) -> None:
-        self._walk_all(children(part))
-        self._returns(part)
-
-    def _returns(self, part: ast.AST) -> None:
-        token = self.nodes.token_node.get(self.nodes.program.span(part)[0])
-        if isinstance(self.nodes.unit.node, Function) and token is not None:
-            root = self.nodes.node_of[self.nodes.unit.node]
-            self.builder.edge(EdgeType.RETURNS_TO, token, root)
+        root, token = (
+            self.nodes.unit.node,
+            self.nodes.token_node.get(self.nodes.program.span(part)[0]),
+        )
+        if not isinstance(part, ast.Raise) and isinstance(root, Function) and token is not None:
+            self.builder.edge(EdgeType.RETURNS_TO, token, self.nodes.node_of[root])
+        if isinstance(part, (ast.Return, ast.Raise)):
+            self._state.live = False
 
     def _try(self, part: Any) -> None:
         before, start, jumps = self._state.copy(), len(self._written), self._jumps()
@@ -465,28 +468,25 @@ class Flow:
         self._state = after
 
     def _comprehension(self, part: Any) -> None:
-        first, *others = part.generators
+        first = part.generators[0]
         self._walk(first.iter)
+
+        def generate() -> None:
+            for generator in part.generators:
+                if generator is not first:
+                    self._walk(generator.iter)
+                self._walk(generator.target)
+                self._compute(generator.target, generator.iter)
+                self._walk_all(generator.ifs)
+            self._walk_all([part.key, part.value] if isinstance(part, ast.DictComp) else [part.elt])
+
         if isinstance(part, ast.GeneratorExp):
-            self._later(lambda: self._generate(part, first, others))
+            self._later(generate)
         else:
             # A comprehension comes back to its beginning with what it bound.
             bound = [o.variable for o in self._mentioned(part) if not o.reads]
             self._state.values.update(dict.fromkeys(bound, _SOME))
-            self._generate(part, first, others)
-
-    def _generate(self, part: Any, first: ast.comprehension, others: list[Any]) -> None:
-        for generator in (first, *others):
-            if generator is not first:
-                self._walk(generator.iter)
-            self._walk(generator.target)
-            self._compute(generator.target, generator.iter)
-            self._walk_all(generator.ifs)
-        if isinstance(part, ast.DictComp):
-            self._walk(part.key)
-            self._walk(part.value)
-        else:
-            self._walk(part.elt)
+            generate()
 
     def _lambda(self, part: ast.Lambda) -> None:
         self._walk(part.args)
@@ -525,19 +525,11 @@ class Flow:
         self.builder.edge(EdgeType.FORMAL_ARG_NAME, node, self._formal[callee, name])
 
 
-def _listed(body: Any) -> list[ast.AST]:
-    return body if isinstance(body, list) else [body]
-
-
 def _elements(part: ast.AST) -> Sequence[ast.AST]:
     """The parts of a tuple, of a list, or of a pattern of one; none of anything else."""
     if isinstance(part, (ast.Tuple, ast.List)):
         return part.elts
     return part.patterns if isinstance(part, ast.MatchSequence) else ()
-
-
-def _gives_value(part: ast.AST) -> bool:
-    return not isinstance(part, ast.Name) or isinstance(part.ctx, ast.Store)
 
 
 def _fits_all(pattern: ast.pattern) -> bool:
@@ -548,34 +540,21 @@ def _fits_all(pattern: ast.pattern) -> bool:
     )
 
 
-_SPECIAL: dict[type[ast.AST], Callable[[Flow, Any], None]] = {
-    ast.Assign: Flow._assign,
-    ast.AugAssign: Flow._assign,
-    ast.AnnAssign: Flow._assign,
-    ast.NamedExpr: Flow._assign,
-    ast.If: Flow._branch,
-    ast.IfExp: Flow._branch,
-    ast.While: Flow._while,
-    ast.For: Flow._for,
-    ast.AsyncFor: Flow._for,
-    ast.Break: Flow._break,
-    ast.Continue: Flow._break,
-    ast.Return: Flow._leave,
-    ast.Raise: Flow._leave,
-    ast.Yield: Flow._yield,
-    ast.YieldFrom: Flow._yield,
-    ast.Try: Flow._try,
-    ast.Match: Flow._match,
-    ast.MatchOr: Flow._either,
-    ast.With: Flow._with,
-    ast.AsyncWith: Flow._with,
-    ast.withitem: Flow._with_item,
-    ast.Lambda: Flow._lambda,
-    ast.ListComp: Flow._comprehension,
-    ast.SetComp: Flow._comprehension,
-    ast.DictComp: Flow._comprehension,
-    ast.GeneratorExp: Flow._comprehension,
-    ast.Call: Flow._call,
+_WALKS: dict[Callable[[Flow, Any], None], tuple[str, ...]] = {
+    Flow._assign: ("Assign", "AugAssign", "AnnAssign", "NamedExpr"),
+    Flow._branch: ("If", "IfExp"),
+    Flow._while: ("While",),
+    Flow._for: ("For", "AsyncFor"),
+    Flow._break: ("Break", "Continue"),
+    Flow._leave: ("Return", "Raise", "Yield", "YieldFrom"),
+    Flow._try: ("Try", "TryStar"),
+    Flow._match: ("Match",),
+    Flow._either: ("MatchOr",),
+    Flow._with: ("With", "AsyncWith"),
+    Flow._with_item: ("withitem",),
+    Flow._lambda: ("Lambda",),
+    Flow._comprehension: ("ListComp", "SetComp", "DictComp", "GeneratorExp"),
+    Flow._call: ("Call",),
 }
-if hasattr(ast, "TryStar"):
-    _SPECIAL[ast.TryStar] = Flow._try
+# By name: Python 3.10 has no TryStar.
+_SPECIAL = {getattr(ast, name, None): walk for walk, names in _WALKS.items() for name in names}
