@@ -15,7 +15,7 @@ import pytest
 from weft.errors import DataError
 from weft.sources import Nearest, cif_csv_table, load, with_neighbours
 from weft.sources.atoms import ATOMIC_NUMBERS
-from weft.sources.cif_csv import read_cif
+from weft.sources.crystals import read_cif
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
@@ -146,7 +146,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         assert not (tmp_path / "t").exists()
 
     good = write_rows(tmp_path / "good.csv", [[0, "m", CIF, "wide", "a"]])
-    check(tmp_path / "no.csv", "is not there")
+    check(tmp_path / "no.csv", "is not a file")
     check(good, "line 1: no column energy; it has , material_id, cif, gap, name", "energy")
     check(good, "'gap': 'wide' is not a finite number", "gap")
     check(write_rows(tmp_path / "a.csv", [[0, "m", CIF]]), "line 2: 3 fields, but the header has 5")

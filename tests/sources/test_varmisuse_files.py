@@ -15,8 +15,8 @@ import pytest
 from weft.errors import DataError
 from weft.graphs import Graph, GraphTable
 from weft.sources import load, read_great, read_varmisuse
+from weft.sources.file_records import BadSample, json_samples
 from weft.sources.great_files import GREAT_EDGES
-from weft.sources.json_samples import BadSample, json_samples
 from weft.sources.program_graph import (
     CANDIDATE,
     EDGE_TYPES,

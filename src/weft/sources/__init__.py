@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from weft.sources.catalogue import CATALOGUE as CATALOGUE
     from weft.sources.catalogue import Source as Source
     from weft.sources.catalogue import load as load
-    from weft.sources.cif_csv import cif_csv_table as cif_csv_table
     from weft.sources.citation_graphs import cora_from_package as cora_from_package
     from weft.sources.citation_graphs import planetoid as planetoid
     from weft.sources.citation_graphs import pubmed_temporal as pubmed_temporal
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from weft.sources.config import FullyConnected as FullyConnected
     from weft.sources.config import Nearest as Nearest
     from weft.sources.config import Neighbours as Neighbours
+    from weft.sources.crystals import cif_csv_table as cif_csv_table
     from weft.sources.crystals import crystals_table as crystals_table
     from weft.sources.download import fetch as fetch
     from weft.sources.edge_lists import EdgeList as EdgeList

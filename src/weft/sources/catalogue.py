@@ -196,19 +196,19 @@ def _rebuild_command(
 
 def _stamp(file: Path) -> list[Any]:
     """What identifies a file and its state; of a folder, those of the files directly in it."""
+
+    def size_and_time(file: Path | os.DirEntry[str]) -> list[int]:
+        about = file.stat()
+        return [about.st_size, about.st_mtime_ns]
+
     stamp: list[Any] = [str(file.resolve())]
     if file.is_file():
-        stamp += _size_and_time(file)
+        stamp += size_and_time(file)
     elif file.is_dir():
         with os.scandir(file) as entries:
-            inside = sorted([e.name, *_size_and_time(e)] for e in entries if e.is_file())
+            inside = sorted([e.name, *size_and_time(e)] for e in entries if e.is_file())
         stamp.append(hashlib.sha256(json.dumps(inside).encode()).hexdigest())
     return stamp
-
-
-def _size_and_time(file: Path | os.DirEntry[str]) -> list[int]:
-    about = file.stat()
-    return [about.st_size, about.st_mtime_ns]
 
 
 def _check_asked(found: GraphTable, asked: dict[str, Any], command: str) -> None:
@@ -233,8 +233,11 @@ def _qm9_official(request: Request) -> GraphTable:
     if request.files:
         archive = request.only_file()
     else:
-        archive = qm9.fetch_qm9_archive(request.downloads, progress=show)
-        listed = qm9.uncharacterized(qm9.fetch_uncharacterized(request.downloads, progress=show))
+        archive, without = (
+            qm9.fetch_qm9(name, request.downloads, progress=show)
+            for name in (qm9.QM9_ARCHIVE, qm9.UNCHARACTERIZED)
+        )
+        listed = qm9.uncharacterized(without)
     return qm9.qm9_from_archive(request.path, archive, leave_out=frozenset(listed), progress=show)
 
 

@@ -1,30 +1,32 @@
-"""JSON objects from files of any length, one at a time: JSON lines, or one list of all objects.
+"""Records of files of any length, one at a time: JSON lines, one JSON list, or rows of CSV.
 
-Both come plain or gzip'd; the content decides, not the file's name. Memory holds one object
-and a block of the file.
+All come plain or gzip'd; the content decides, not the file's name. Memory holds one record and a
+block of the file.
 """
 
 from __future__ import annotations
 
 import codecs
+import csv
 import gzip
 import io
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, BinaryIO, NamedTuple, cast
 
 from weft.errors import DataError
-from weft.files import DAMAGE, refuse_constant, unpacked
+from weft.files import DAMAGE, bounded_lines, refuse_constant, unpacked
 from weft.sources.progress_bar import progress_bar
 
 LONGEST = 64 * 2**20
 """Bytes of one object; the largest program graphs of Allamanis et al. have about 10 MiB."""
 
 _BLOCK = 2**20
-# Samples between two moves of the progress bar.
+# Records between two moves of the progress bar.
 _SHOWN = 64
 _SIGN = re.compile(r"\s*(\S)")
 _Stream = gzip.GzipFile | io.BufferedReader
@@ -106,28 +108,41 @@ def json_samples(
         DataError: a file is not there, empty, cut or damaged, or a list is not JSON, so that it
             is not known where its next item begins.
     """
+    decoder = json.JSONDecoder(parse_constant=refuse_constant if finite else None)
+    with closing(_opened(files, what, progress=progress)) as opened:
+        for file, stream, show in opened:
+            read = 0
+            try:
+                is_list = lists and cast("_Stream", stream).peek(1).lstrip()[:1] == b"["
+                for sample in (_items if is_list else _lines)(file, stream, decoder, longest):
+                    read += 1
+                    yield sample
+                    show(read)
+            except (*DAMAGE, UnicodeDecodeError) as error:
+                raise DataError(f"{file} is cut or damaged after {read} {what} ({error})") from None
+            if not read:
+                raise DataError(f"{file} holds no {what}")
+
+
+def _opened(
+    files: Sequence[Path], what: str, *, progress: bool
+) -> Generator[tuple[Path, IO[bytes], Callable[[int], None]], None, None]:
+    """Each file, its content, and what shows the progress after a number of its records."""
     if not files:
         raise DataError(f"no files to read {what} from: name at least one")
     for file in files:
         if not file.is_file():
             raise DataError(f"{file} is not a file; name the files themselves, not their folder")
-    decoder = json.JSONDecoder(parse_constant=refuse_constant if finite else None)
     done, total = 0, sum(file.stat().st_size for file in files)
     with progress_bar(what, total, show=progress) as move:
         for file in files:
-            read = 0
-            try:
-                with unpacked(file) as (raw, stream):
-                    is_list = lists and cast("_Stream", stream).peek(1).lstrip()[:1] == b"["
-                    for sample in (_items if is_list else _lines)(file, stream, decoder, longest):
-                        read += 1
-                        yield sample
-                        if read % _SHOWN == 0:
-                            move(done + raw.tell())
-            except (*DAMAGE, UnicodeDecodeError) as error:
-                raise DataError(f"{file} is cut or damaged after {read} {what} ({error})") from None
-            if not read:
-                raise DataError(f"{file} holds no {what}")
+            with unpacked(file) as (raw, stream):
+
+                def show(read: int, before: int = done, raw: BinaryIO = raw) -> None:
+                    if read % _SHOWN == 0:
+                        move(before + raw.tell())
+
+                yield file, stream, show
             done += file.stat().st_size
             move(done)
 
@@ -215,3 +230,52 @@ class _Text:
                     raise DataError(f"{where}: not JSON, or cut off ({error})") from None
             else:
                 return value
+
+
+class Row(NamedTuple):
+    """The fields that were asked for, and the line of `file` (from 1) on which the row begins."""
+
+    file: Path
+    line: int
+    fields: list[str]
+
+
+def csv_rows(
+    files: Sequence[Path], columns: Sequence[str], *, what: str, progress: bool
+) -> Iterator[Row]:
+    """The fields `columns` of every row of all files; empty lines are passed over.
+
+    Raises:
+        DataError: a file is missing, cut, damaged or not UTF-8, lacks a column, or has a row with
+            more or fewer fields than its header; the message names file and line.
+    """
+    with closing(_opened(files, what, progress=progress)) as opened:
+        for file, stream, show in opened:
+            line = 1
+            text = io.TextIOWrapper(cast("BinaryIO", stream), "utf-8-sig", newline="")
+            reader = csv.reader((line for _, line in bounded_lines(file, text)), strict=True)
+            try:
+                header = next(reader, [])
+                if absent := [name for name in columns if name not in header]:
+                    raise DataError(
+                        f"{file}, line 1: no column {', '.join(absent)}; it has "
+                        f"{', '.join(header) or 'none'}"
+                    )
+                wanted = [header.index(name) for name in columns]
+                line = reader.line_num + 1
+                for read, fields in enumerate(reader):
+                    if fields and len(fields) != len(header):
+                        raise DataError(
+                            f"{file}, line {line}: {len(fields)} fields, but the header has "
+                            f"{len(header)}"
+                        )
+                    if fields:
+                        yield Row(file, line, [fields[i] for i in wanted])
+                    line = reader.line_num + 1
+                    show(read)
+            except csv.Error as error:
+                raise DataError(f"{file}, line {line}: {error}") from None
+            except (*DAMAGE, UnicodeDecodeError) as error:
+                raise DataError(
+                    f"{file} is cut or damaged not far after line {line} ({error})"
+                ) from None

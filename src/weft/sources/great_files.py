@@ -5,22 +5,8 @@ tokens), `has_bug`, `error_location` (a token), `repair_targets` (tokens that na
 variable) and `repair_candidates` (tokens that name any candidate, and their texts, which are
 ignored); `provenances` names the program. Token and node are one, with the candidates behind them.
 
-| kind of GREAT          | type here      |                                                   |
-|------------------------|----------------|---------------------------------------------------|
-| enum_FIELD             | Child          | from a syntax node's token to its part's          |
-| enum_SYNTAX            | Child          |                                                   |
-| enum_NEXT_SYNTAX       | NextToken      | line ends and indents are not on the chain        |
-| enum_LAST_READ         | LastUse        | reads only                                        |
-| enum_LAST_WRITE        | LastWrite      |                                                   |
-| enum_LAST_LEXICAL_USE  | LastLexicalUse |                                                   |
-| enum_COMPUTED_FROM     | ComputedFrom   |                                                   |
-| enum_FORMAL_ARG_NAME   | FormalArgName  |                                                   |
-| enum_RETURNS_TO        | left out       | leads to the call, ReturnsTo to the declaration   |
-| enum_CALLS             | left out       | from the call to the declaration                  |
-| enum_CFG_NEXT          | left out       | control flow                                      |
-| enum_UNSPECIFIED       | left out       |                                                   |
-
-Nothing stands for GuardedBy and GuardedByNegation. Edges left out are counted in the metadata.
+GREAT_EDGES says which type each kind of edge becomes. Nothing stands for GuardedBy
+and GuardedByNegation. Edges left out are counted in the metadata.
 
 **The slot.** With a bug it is the token at `error_location`. Without one any read of a variable
 would do: it is one with a known last write, into which no last write and from which no computation
@@ -50,22 +36,22 @@ from typing import Any
 import numpy as np
 
 from weft.graphs import Graph, GraphTable
-from weft.sources.json_samples import JsonSample
+from weft.sources.file_records import JsonSample
 from weft.sources.program_graph import EDGE_TYPES, SLOT_LABEL, label_array, program_graph
 from weft.sources.varmisuse_files import FileOf, Unanswered, bad_field, check_node, collect
 
 GREAT_EDGES: dict[str, str | None] = {
-    "enum_FIELD": "Child",
+    "enum_FIELD": "Child",  # from a syntax node's token to its part's
     "enum_SYNTAX": "Child",
-    "enum_NEXT_SYNTAX": "NextToken",
-    "enum_LAST_READ": "LastUse",
+    "enum_NEXT_SYNTAX": "NextToken",  # line ends and indents are not on the chain
+    "enum_LAST_READ": "LastUse",  # reads only
     "enum_LAST_WRITE": "LastWrite",
     "enum_LAST_LEXICAL_USE": "LastLexicalUse",
     "enum_COMPUTED_FROM": "ComputedFrom",
     "enum_FORMAL_ARG_NAME": "FormalArgName",
-    "enum_RETURNS_TO": None,
-    "enum_CALLS": None,
-    "enum_CFG_NEXT": None,
+    "enum_RETURNS_TO": None,  # leads to the call, ReturnsTo to the declaration
+    "enum_CALLS": None,  # from the call to the declaration
+    "enum_CFG_NEXT": None,  # control flow
     "enum_UNSPECIFIED": None,
 }
 """Kinds of edges in GREAT, and the type each becomes; None if there is none that means it."""

@@ -24,7 +24,7 @@ import numpy as np
 
 from weft.errors import DataError
 from weft.graphs import Array, Graph, GraphTable, table_from_graphs
-from weft.sources.json_samples import BadSample, JsonSample, checked_fields, json_samples
+from weft.sources.file_records import BadSample, JsonSample, checked_fields, json_samples
 from weft.sources.program_graph import (
     EDGE_TYPES,
     PROGRAM_SCHEMA,
@@ -246,8 +246,11 @@ def _candidates(where: str, candidates: Any, num_nodes: int) -> tuple[list[int],
 
 def _recent(edges: Mapping[str, Array], slot: int, candidates: Sequence[int]) -> int:
     """The candidate that was used last before the slot; the first if none was."""
-    uses = {use: node for node, use in _list(edges.get("LastLexicalUse")) if node in candidates}
-    before = {after: node for node, after in _list(edges.get("NextToken"))}
+    none: Array = np.empty((0, 2))
+    uses = {
+        use: node for node, use in edges.get("LastLexicalUse", none).tolist() if node in candidates
+    }
+    before = {after: node for node, after in edges.get("NextToken", none).tolist()}
     token: int | None = slot
     while token is not None and token not in uses:
         token = before.pop(token, None)  # taken out, so that a circle has an end
@@ -255,7 +258,3 @@ def _recent(edges: Mapping[str, Array], slot: int, candidates: Sequence[int]) ->
         # Without a chain, tokens are in the order of their numbers.
         token = max((use for use in uses if use < slot), default=None)
     return candidates[0] if token is None else uses[token]
-
-
-def _list(pairs: Array | None) -> list[list[int]]:
-    return [] if pairs is None else pairs.tolist()
