@@ -214,14 +214,14 @@ def test_names_inside_an_f_string_are_uses() -> None:
     nodes = UnitNodes(program, program.units[1], 1000)
     flow = Flow(nodes, ())
     (last,) = {r for t, s, r in flow.last if t == EdgeType.LAST_USE}
-    inside = nodes.builder.labels[last]
+    inside = nodes.labels[last]
     assert inside == ("a" if sys.version_info >= (3, 12) else 'f"{a} is"')
 
 
 def test_a_function_stands_in_its_own_unit_only() -> None:
     source = "def f(a):\n    @dec(a)\n    def g(b):\n        return b\n    return g(a)\n"
     program = Program(source)
-    units = [UnitNodes(program, unit, 1000).builder.labels for unit in program.units]
+    units = [UnitNodes(program, unit, 1000).labels for unit in program.units]
     assert units[0] == ["<Module>"]
     assert "b" not in units[1]
     assert "dec" not in units[1]

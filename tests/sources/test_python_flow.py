@@ -25,11 +25,11 @@ def edges(source: str, kind: int, unit: int = 1) -> set[Pair]:
     nodes = UnitNodes(program, program.units[unit], 10**6)
     flow = Flow(nodes, ())
     all_of_them = {
-        *nodes.builder.edges,
+        *nodes.edges,
         *flow.last,
         *((guard[0], guard[1], guard[2]) for guard in flow.guards),
     }
-    labels = nodes.builder.labels
+    labels = nodes.labels
     counts = Counter(labels)
     names, met = {}, Counter()
     for node, label in enumerate(labels):

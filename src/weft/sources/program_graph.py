@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft.errors import DataError
 from weft.graphs import Array, Column, Graph
 
 if TYPE_CHECKING:
@@ -108,27 +107,6 @@ def program_metadata(files: list[str], **more: Any) -> dict[str, Any]:
     }
 
 
-class GraphBuilder:
-    """Collects the labelled nodes and typed edges of a program."""
-
-    def __init__(self) -> None:
-        self.labels: list[str] = []
-        self.edges: set[tuple[int, int, int]] = set()
-
-    def node(self, label: str) -> int:
-        """A new node; returns its number."""
-        self.labels.append(label)
-        return len(self.labels) - 1
-
-    def edge(self, kind: int, sender: int, receiver: int) -> None:
-        """An edge of a type; one that is there already stays single."""
-        self.edges.add((kind, sender, receiver))
-
-    def edge_array(self) -> Array:
-        """int64 [e, 3], (type, sender, receiver) of each edge, in order."""
-        return np.array(sorted(self.edges), dtype=np.int64).reshape(-1, 3)
-
-
 def program_graph(
     subtokens: Array,
     edges: Array,
@@ -159,16 +137,19 @@ def program_graph(
 
     Returns:
         The graph, and int64 [c]: the candidates' new node numbers in the order of `candidates`.
-
-    Raises:
-        DataError: an edge to a node that is not there, fewer than two candidates, or a slot,
-            right or recent candidate that is none.
     """
     # The constants above are read where options are printed, without waiting for scipy.
     from weft.layout.orders import ORDERS
 
     n = len(subtokens)
-    _check(n, edges, slot, candidates, correct, recent)
+    limits = (len(EDGE_TYPES), n, n)
+    places = (slot, *candidates)
+    # Readers of files have checked what they read, with messages for users.
+    assert edges.shape == (len(edges), 3), f"edges have shape {list(edges.shape)}"
+    assert ((edges >= 0) & (edges < limits)).all(), f"edges beyond {limits}: {edges.max(axis=0)}"
+    assert len(set(places)) == len(places) > 2, f"slot and two or more candidates: {places}"
+    assert 0 <= min(places) <= max(places) < n, f"{places} beyond the {n} nodes"
+    assert {correct, recent} <= set(candidates), f"{correct} or {recent} is none of {candidates}"
     keys = np.unique((edges[:, 0] * n + edges[:, 1]) * n + edges[:, 2])
     kinds, pairs = np.divmod(keys, n * n)
     senders, receivers = np.divmod(pairs, n)
@@ -181,9 +162,9 @@ def program_graph(
     place[order] = np.arange(n)
     role = np.zeros(n, dtype=np.int8)
     right, latest = role.copy(), role.copy()
-    places = place[np.asarray(candidates)]
+    new_places: Array = place[np.asarray(candidates)]
     role[place[slot]] = SLOT
-    role[places] = CANDIDATE
+    role[new_places] = CANDIDATE
     right[place[correct]] = 1
     latest[place[recent]] = 1
     graph = Graph(
@@ -198,33 +179,7 @@ def program_graph(
             "column": np.array(column, dtype=np.int32),
         },
     )
-    return graph, places
-
-
-def _check(
-    n: int, edges: Array, slot: int, candidates: Sequence[int], correct: int, recent: int
-) -> None:
-    if edges.ndim != 2 or edges.shape[1] != 3:
-        raise DataError(f"edges have shape {list(edges.shape)}; (type, sender, receiver) needed")
-    kinds, ends = edges[:, 0], edges[:, 1:]
-    if kinds.size and not 0 <= kinds.min() <= kinds.max() < len(EDGE_TYPES):
-        bad = kinds[(kinds < 0) | (kinds >= len(EDGE_TYPES))][0]
-        raise DataError(f"an edge has type {bad}; there are types 0 to {len(EDGE_TYPES) - 1}")
-    if ends.size and not 0 <= ends.min() <= ends.max() < n:
-        bad = ends[(ends < 0) | (ends >= n)][0]
-        raise DataError(f"an edge ends at node {bad}, but there are {n} nodes")
-    if len(candidates) < 2 or len(set(candidates)) < len(candidates):
-        raise DataError(
-            f"candidates are {list(candidates)}; a sample needs two or more different ones"
-        )
-    for node in (slot, *candidates):
-        if not 0 <= node < n:
-            raise DataError(f"slot or candidate is node {node}, but there are {n} nodes")
-    if slot in candidates:
-        raise DataError(f"node {slot} is both the slot and a candidate")
-    for what, node in (("right", correct), ("most recent", recent)):
-        if node not in candidates:
-            raise DataError(f"the {what} candidate is node {node}, none of {list(candidates)}")
+    return graph, new_places
 
 
 def text_order(table: GraphTable) -> Array:

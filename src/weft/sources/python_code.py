@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,8 @@ from weft.sources.python_units import Program, Unusable, read_source
 
 MAX_CANDIDATES = 8
 MAX_NODES = 1000
+_place = attrgetter("line", "column")
+_token = attrgetter("token")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +108,6 @@ def samples_of(
     return FileSamples(samples=sorted(found, key=_place), skipped=dict(skipped))
 
 
-def _place(use: Use) -> tuple[int, int]:
-    return use.line, use.column
-
-
 def each_sample(
     source: str,
     name: str,
@@ -156,7 +155,7 @@ def _units(
 
 def _slots(nodes: UnitNodes) -> list[Occurrence]:
     found = [o for all_of_one in nodes.occurrences.values() for o in all_of_one if o.can_be_slot]
-    return sorted(found, key=lambda occurrence: occurrence.token)
+    return sorted(found, key=_token)
 
 
 def _candidates(nodes: UnitNodes, flow: Flow, slot: Occurrence) -> list[tuple[Variable, int]]:
@@ -181,10 +180,6 @@ def _candidates(nodes: UnitNodes, flow: Flow, slot: Occurrence) -> list[tuple[Va
     if len(found) < 2:
         return []
     return found if any(variable is slot.variable for variable, _ in found) else []
-
-
-def _token(occurrence: Occurrence) -> int:
-    return occurrence.token
 
 
 def _unit_samples(
@@ -213,8 +208,8 @@ class _Base:
 
     def __init__(self, nodes: UnitNodes, flow: Flow) -> None:
         self.nodes, self.flow = nodes, flow
-        self.labels = label_array(nodes.builder.labels)
-        self.fixed = nodes.builder.edge_array()
+        self.labels = label_array(nodes.labels)
+        self.fixed = _rows(sorted(nodes.edges))
         self.last = _rows(sorted(flow.last))
         self.lexical = _rows(
             [

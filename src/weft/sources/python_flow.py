@@ -92,7 +92,7 @@ class Flow:
 
     def __init__(self, nodes: UnitNodes, slots: Iterable[int]) -> None:
         """Walk the unit; `slots` are the nodes that `last_at` and `reached` will be asked for."""
-        self.nodes, self.builder = nodes, nodes.builder
+        self.nodes = nodes
         self.last: set[tuple[int, int, int]] = set()
         self.guards: set[tuple[int, int, int, Variable]] = set()
         self.conditions: dict[int, dict[Variable, set[int]]] = {}
@@ -256,7 +256,7 @@ class Flow:
         for bound in [self.nodes.place.get(target)] if within else self._bound(target):
             for source in sources:
                 if bound is not None and bound.node != source.node:
-                    self.builder.edge(EdgeType.COMPUTED_FROM, bound.node, source.node)
+                    self.nodes.edges.add((EdgeType.COMPUTED_FROM, bound.node, source.node))
 
     def _bound(self, target: ast.AST) -> list[Occurrence]:
         found, waiting = [], [target]
@@ -374,7 +374,7 @@ class Flow:
             self.nodes.token_node.get(self.nodes.program.span(part)[0]),
         )
         if not isinstance(part, ast.Raise) and isinstance(root, Function) and token is not None:
-            self.builder.edge(EdgeType.RETURNS_TO, token, self.nodes.node_of[root])
+            self.nodes.edges.add((EdgeType.RETURNS_TO, token, self.nodes.node_of[root]))
         if isinstance(part, (ast.Return, ast.Raise)):
             self._state.live = False
 
@@ -519,10 +519,10 @@ class Flow:
 
     def _formal_name(self, callee: ast.AST, name: str, argument: ast.AST) -> None:
         if (callee, name) not in self._formal:
-            self._formal[callee, name] = self.builder.node(name)
+            self._formal[callee, name] = self.nodes.add_node(name)
         place = self.nodes.place.get(argument)
         node = self.nodes.node_of[argument] if place is None else place.node
-        self.builder.edge(EdgeType.FORMAL_ARG_NAME, node, self._formal[callee, name])
+        self.nodes.edges.add((EdgeType.FORMAL_ARG_NAME, node, self._formal[callee, name]))
 
 
 def _elements(part: ast.AST) -> Sequence[ast.AST]:

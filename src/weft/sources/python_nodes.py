@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from weft.sources.program_graph import EdgeType, GraphBuilder
+from weft.sources.program_graph import EdgeType
 from weft.sources.python_units import WHOLE_F_STRINGS, Function, Program, Scope, Unit, children
 
 
@@ -50,7 +50,8 @@ class UnitNodes:
     Attributes:
         program: the file.
         unit: the unit.
-        builder: nodes and edges.
+        labels: those of the nodes.
+        edges: (type, sender, receiver) of each edge.
         node_of: the node of each part of the syntax tree.
         token_node: the node of each token, by the token's number in the file.
         place: where a variable is read or bound: the occurrence of a part of the syntax tree.
@@ -64,7 +65,8 @@ class UnitNodes:
             TooLarge: there are more than `max_nodes`.
         """
         self.program, self.unit = program, unit
-        self.builder = GraphBuilder()
+        self.labels: list[str] = []
+        self.edges: set[tuple[int, int, int]] = set()
         self._max_nodes = max_nodes
         self.token_node: dict[int, int] = {}
         self.node_of: dict[ast.AST, int] = {}
@@ -124,17 +126,22 @@ class UnitNodes:
                     return found, 0 if static else 1
         return None, 0
 
+    def add_node(self, label: str) -> int:
+        """A new node; returns its number."""
+        self.labels.append(label)
+        return len(self.labels) - 1
+
     def _node(self, label: str) -> int:
-        if len(self.builder.labels) >= self._max_nodes:
+        if len(self.labels) >= self._max_nodes:
             raise TooLarge
-        return self.builder.node(label)
+        return self.add_node(label)
 
     def _add_tokens(self) -> None:
         before = None
         for number in self.unit.tokens():
             node = self.token_node[number] = self._node(self.program.tokens[number].string)
             if before is not None:
-                self.builder.edge(EdgeType.NEXT_TOKEN, before, node)
+                self.edges.add((EdgeType.NEXT_TOKEN, before, node))
             before = node
 
     def _add_tree(self) -> None:
@@ -146,7 +153,7 @@ class UnitNodes:
             part, parent, scope, text = waiting.pop()
             node = self.node_of[part] = self._node(f"<{type(part).__name__}>")
             if parent is not None:
-                self.builder.edge(EdgeType.CHILD, parent, node)
+                self.edges.add((EdgeType.CHILD, parent, node))
             if text is None and hasattr(part, "lineno"):
                 self._spans.append((self.program.start(part), self.program.end(part), node))
             self._place(part, scope, text)
@@ -231,7 +238,7 @@ class UnitNodes:
                 next_span += 1
             while around and around[-1][0] <= token.start:
                 around.pop()
-            self.builder.edge(EdgeType.CHILD, around[-1][1] if around else root, node)
+            self.edges.add((EdgeType.CHILD, around[-1][1] if around else root, node))
 
 
 def _name(part: Any, program: Program) -> tuple[str | None, int | None]:

@@ -57,10 +57,8 @@ def read_source(path: Path) -> str:
         Unusable: it cannot be opened, or is not written in the encoding that it names.
     """
     try:
-        with path.open("rb") as file:
-            encoding, _ = tokenize.detect_encoding(file.readline)
-            file.seek(0)
-            return file.read().decode(encoding)
+        with tokenize.open(path) as file:
+            return file.read()
     except OSError:
         raise Unusable("cannot be read") from None
     except (SyntaxError, UnicodeError, LookupError):
@@ -172,7 +170,9 @@ class Scope:
             # tells two on one line apart.
             for expression in _evaluated_outside(node):
                 self._open_all(expression)
-            waiting = self._waiting().get(_block_key(node))
+            opener: Any = node
+            name = _NAMELESS.get(type(node)) or opener.name
+            waiting = self._waiting().get((name, opener.lineno))
             self._opened[node] = Scope(waiting.pop(0), self, node) if waiting else None
         return self._opened[node]
 
@@ -192,11 +192,6 @@ class Scope:
                 key = (block.get_name().strip("<>"), block.get_lineno())
                 self._blocks.setdefault(key, []).append(block)
         return self._blocks
-
-
-def _block_key(node: Any) -> tuple[str, int]:
-    name = node.name if isinstance(node, (ast.ClassDef, *Function)) else _NAMELESS[type(node)]
-    return name, node.lineno
 
 
 def _evaluated_outside(node: ast.AST) -> list[ast.expr]:
