@@ -18,6 +18,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +128,17 @@ def fetch_aflow(
                 body = _downloaded(query.url(number), folder)
                 digest = hashlib.sha256(body).hexdigest()
                 path = folder / f"page-{number:05d}-{digest}.json"
-            _check_expected(path, number, sha256)
+            if sha256 is not None:
+                found = path.stem.rsplit("-", 1)[1]
+                wanted = sha256[number - 1] if number <= len(sha256) else "no such page"
+                if found != wanted:
+                    raise DataError(
+                        f"page {number} from AFLUX has SHA-256 {found}, {wanted} expected: the "
+                        "database has changed since; leave the list of checksums out to take it "
+                        "as it is now"
+                    )
             if body:
-                _save(path, body)
+                write_atomically(path, methodcaller("write", body))
             pages.append(path)
             move(number)
             if len(_entries(path.read_bytes(), str(path))) < query.page_size:
@@ -139,28 +148,12 @@ def fetch_aflow(
     return pages
 
 
-def _save(path: Path, body: bytes) -> None:
-    write_atomically(path, lambda file: file.write(body))
-
-
 def _stored(folder: Path, number: int) -> Path | None:
     """The page in the folder, if it is whole."""
     for path in sorted(folder.glob(f"page-{number:05d}-*.json")):
         if hashlib.sha256(path.read_bytes()).hexdigest() == path.stem.rsplit("-", 1)[1]:
             return path
     return None
-
-
-def _check_expected(path: Path, number: int, sha256: Sequence[str] | None) -> None:
-    if sha256 is None:
-        return
-    found = path.stem.rsplit("-", 1)[1]
-    wanted = sha256[number - 1] if number <= len(sha256) else "no such page"
-    if found != wanted:
-        raise DataError(
-            f"page {number} from AFLUX has SHA-256 {found}, {wanted} expected: the database has "
-            "changed since; leave the list of checksums out to take it as it is now"
-        )
 
 
 def _downloaded(url: str, folder: Path) -> bytes:
@@ -299,66 +292,55 @@ def _graph(where: str, name: str, entry: Mapping[str, Any], targets: Sequence[st
     for field in _STRUCTURE:
         if entry.get(field) in (None, "", []):
             raise _Unusable(f"no {field}")
-    counts = _numbers(entry["composition"])
+    counts, geometry = _numbers(entry["composition"]), _numbers(entry["geometry"])
     species = entry["species"]
     symbols = species.split(",") if isinstance(species, str) else species
     frac = _positions(entry["positions_fractional"])
-    geometry = _numbers(entry["geometry"])
     if (
-        counts is None
-        or not isinstance(symbols, list)
+        not isinstance(symbols, list)
         or len(symbols) != len(counts)
-        or not all(count > 0 and count == int(count) for count in counts)
-        or frac is None
-        or len(frac) != sum(counts)
+        or not ((counts > 0) & (counts % 1 == 0)).all()
+        or len(frac) != counts.sum()
+        or np.isnan(frac).any()
     ):
         raise _Unusable("species, composition and positions_fractional disagree")
-    if geometry is None or len(geometry) != 6:
+    if len(geometry) != 6 or np.isnan(geometry).any():
         raise _Unusable("geometry is not six numbers")
     numbers = [ATOMIC_NUMBERS.get(str(symbol).strip(), 0) for symbol in symbols]
     if 0 in numbers:
         raise _Unusable("species that are no elements")
-    values = {}
-    for target in targets:
-        value = _number(entry.get(target))
-        values[target] = np.array(math.nan if value is None else value)
     return crystal_graph(
         where,
-        z=np.repeat(np.array(numbers), [int(count) for count in counts]),
+        z=np.repeat(np.array(numbers), counts.astype(np.int64)),
         frac=frac,
-        lattice=lattice_vectors(where, geometry),
-        values=values,
+        lattice=lattice_vectors(where, geometry.tolist()),
+        values={target: np.array(_number(entry.get(target))) for target in targets},
         name=name.encode(errors="replace").decode(),
         dataset="aflow",
     )
 
 
-def _number(value: Any) -> float | None:
-    """A finite number or text that is one, else None."""
+def _number(value: Any) -> float:
+    """The finite number that `value` is or spells, else NaN."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
+        return math.nan
     try:
         number = float(value)
     except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
+        return math.nan
+    return number if math.isfinite(number) else math.nan
 
 
-def _numbers(value: Any) -> list[float] | None:
-    """`[1, 2]` or `"1,2"`, else None."""
+def _numbers(value: Any) -> Array:
+    """`[1, 2]` or `"1,2"` as float64 [n]; NaN is what is no number."""
     items = value.split(",") if isinstance(value, str) else value
-    if not isinstance(items, list):
-        return None
-    numbers = [_number(item) for item in items]
-    return [number for number in numbers if number is not None] if None not in numbers else None
+    return np.array([_number(item) for item in (items if isinstance(items, list) else [None])])
 
 
-def _positions(value: Any) -> Array | None:
-    """`[[x, y, z], ...]` or `"x,y,z;..."` as float64 [n, 3], else None."""
+def _positions(value: Any) -> Array:
+    """`[[x, y, z], ...]` or `"x,y,z;..."` as float64 [n, 3]; NaN is what is no number."""
     rows = value.split(";") if isinstance(value, str) else value
-    if not isinstance(rows, list):
-        return None
-    found = [_numbers(row) for row in rows]
-    if not found or any(row is None or len(row) != 3 for row in found):
-        return None
-    return np.array(found, dtype=np.float64)
+    found = [_numbers(row) for row in rows] if isinstance(rows, list) else []
+    if not found or any(len(row) != 3 for row in found):
+        return np.full((1, 3), math.nan)
+    return np.array(found)

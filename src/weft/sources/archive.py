@@ -91,14 +91,10 @@ def members(
 def _tar(path: Path, limit: int) -> Iterator[tuple[str, io.BytesIO]]:
     with tarfile.open(path, "r:*", tarinfo=_Header) as archive:
         for member in archive:
-            _check_name(path, member.name)
+            plain = member.isreg() or member.isdir()
+            _check(path, member.name, member.size if member.isreg() else 0, limit, plain=plain)
             if member.isdir():
                 continue
-            if not member.isreg():
-                raise DataError(
-                    f"{path}: member {member.name!r} is a link or a device, not a plain file"
-                )
-            _check_size(path, member.name, member.size, limit)
             file = archive.extractfile(member)
             assert file is not None
             yield member.name, io.BytesIO(file.read())
@@ -115,23 +111,20 @@ def _tar(path: Path, limit: int) -> Iterator[tuple[str, io.BytesIO]]:
 def _zip(path: Path, content: Path | io.BytesIO, limit: int) -> Iterator[tuple[str, io.BytesIO]]:
     with zipfile.ZipFile(content) as archive:
         for member in archive.infolist():
-            if not member.filename:
+            name = member.filename
+            if not name:
                 raise DataError(f"{path}: a member has no name; get the archive again")
-            _check_name(path, member.filename)
+            kind = stat.S_IFMT(member.external_attr >> 16)
+            plain = member.is_dir() or kind in (0, stat.S_IFREG)
+            _check(path, name, 0 if member.is_dir() else member.file_size, limit, plain=plain)
             if member.is_dir():
                 continue
-            kind = stat.S_IFMT(member.external_attr >> 16)
-            if kind not in (0, stat.S_IFREG):
-                raise DataError(
-                    f"{path}: member {member.filename!r} is a link or a device, not a plain file"
-                )
             if member.flag_bits & 1:
-                raise DataError(f"{path}: member {member.filename!r} is encrypted")
-            _check_size(path, member.filename, member.file_size, limit)
+                raise DataError(f"{path}: member {name!r} is encrypted")
             if member.compress_type not in _BOUNDED:
                 raise DataError(
-                    f"{path}: member {member.filename!r} is compressed with method "
-                    f"{member.compress_type}; pack it again with deflate, which every tool has"
+                    f"{path}: member {name!r} is compressed with method {member.compress_type}; "
+                    "pack it again with deflate, which every tool has"
                 )
             with archive.open(member) as file:
                 # Step by step: a member may unpack to more than its header says.
@@ -139,16 +132,16 @@ def _zip(path: Path, content: Path | io.BytesIO, limit: int) -> Iterator[tuple[s
                 while block := file.read(2**20):
                     content.write(block)
             content.seek(0)
-            yield member.filename, content
+            yield name, content
 
 
-def _check_name(path: Path, name: str) -> None:
+def _check(path: Path, name: str, size: int, limit: int, *, plain: bool) -> None:
+    """Refuse a member that leads outside, is no `plain` file or folder, or is too large."""
     posix, windows = PurePosixPath(name), PureWindowsPath(name)
     outside = posix.is_absolute() or windows.anchor or ".." in windows.parts
     if outside or "\0" in name:
         raise DataError(f"{path}: member {name!r} leads out of the archive's folder")
-
-
-def _check_size(path: Path, name: str, size: int, limit: int) -> None:
+    if not plain:
+        raise DataError(f"{path}: member {name!r} is a link or a device, not a plain file")
     if size > limit:
         raise DataError(f"{path}: member {name!r} has {size:,} bytes; the limit is {limit:,}")

@@ -113,19 +113,16 @@ def read_structures(files: Sequence[Path], move: Move) -> Iterator[Structure]:
             if found is None:
                 break
             atoms, info = found
-            yield _structure(where, atoms, {**info, **beside} if beside else info)
+            results = atoms.calc.results if atoms.calc is not None else {}
+            values = {**results, **atoms.arrays, **info, **beside}
+            per_atom = _ATOM_RESULTS | (atoms.arrays.keys() - info.keys() - beside.keys())
+            yield Structure(where, atoms, values, per_atom)
             if len(files) == 1:
                 move(number + 1, total=len(starts) or None)
         if number == 0:
             raise DataError(f"{file} holds no structures")
         if len(files) > 1:
             move(done + 1)
-
-
-def _structure(where: str, atoms: Any, info: Mapping[str, Any]) -> Structure:
-    results = atoms.calc.results if atoms.calc is not None else {}
-    values = {**results, **atoms.arrays, **info}
-    return Structure(where, atoms, values, _ATOM_RESULTS | (atoms.arrays.keys() - info.keys()))
 
 
 def _listed_values(folder: Path) -> dict[str, dict[str, float]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from weft.graphs import Array, Graph
 from weft.sources.archive import members
 from weft.sources.download import fetch
 from weft.sources.edge_lists import both_directions
-from weft.sources.pickles import load_pickle
+from weft.sources.pickles import checked_csr, load_pickle
 
 PLANETOID_NAMES = ("cora", "citeseer", "pubmed")
 
@@ -54,13 +53,12 @@ _PLANETOID_ADDRESS = (
 _VALIDATION_NODES = 500
 # Bytes of an array of Shchur et al.: Coauthor Physics has 1.2 GB of features.
 _ARRAY_LIMIT = 2**31
-_SHCHUR_ARRAYS = frozenset(
-    {
-        *("labels", "attr_matrix"),
-        *("adj_data", "adj_indices", "adj_indptr", "adj_shape"),
-        *("attr_data", "attr_indices", "attr_indptr", "attr_shape"),
-    }
-)
+_CSR = ("data", "indices", "indptr", "shape")
+_SHCHUR_ARRAYS = {
+    "labels",
+    "attr_matrix",
+    *(f"{m}_{part}" for m in ("adj", "attr") for part in _CSR),
+}
 
 
 def fetch_planetoid(name: str, folder: str | Path, *, progress: bool = True) -> Path:
@@ -309,9 +307,10 @@ def shchur(path: str | Path) -> Graph:
     path = Path(path)
     arrays = _npz(path)
     try:
-        adjacency = _stored_csr(arrays, "adj")
+        adjacency = checked_csr(*(arrays[f"adj_{part}"] for part in _CSR))
         dense = "attr_matrix" in arrays
-        x = arrays["attr_matrix"] if dense else _stored_csr(arrays, "attr").toarray()
+        attributes = [] if dense else [arrays[f"attr_{part}"] for part in _CSR]
+        x = arrays["attr_matrix"] if dense else checked_csr(*attributes).toarray()
         y = arrays["labels"].astype(np.int64)
     except KeyError as error:
         raise DataError(f"{path} has no array {error}") from None
@@ -349,13 +348,6 @@ def _npz(path: Path) -> dict[str, Array]:
                 except (ValueError, EOFError, MemoryError) as error:
                     raise DataError(f"{path} cannot be read: {member}: {error}") from None
     return {name.removesuffix(".npy"): array for name, array in arrays.items()}
-
-
-def _stored_csr(arrays: Mapping[str, Array], name: str) -> csr_matrix[Any]:
-    parts = tuple(arrays[f"{name}_{part}"] for part in ("data", "indices", "indptr"))
-    matrix = csr_matrix(parts, shape=tuple(arrays[f"{name}_shape"]))
-    matrix.check_format(full_check=True)
-    return matrix
 
 
 def pubmed_temporal(planetoid_folder: str | Path, temporal_folder: str | Path) -> Graph:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -190,30 +190,26 @@ def _roles(columns: Sequence[EdgeColumn]) -> Array:
 
 def _blocks(path: Path) -> Iterator[bytes]:
     """The file's bytes in blocks of whole lines."""
+    tail = b""
+    mark = _UTF8_MARK
     try:
         with unpacked(path) as (_, content):
-            yield from _whole_lines(path, content)
+            while chunk := content.read(_BLOCK_BYTES):
+                chunk = chunk.removeprefix(mark)
+                mark = b""
+                cut = chunk.rfind(b"\n") + 1
+                if cut:
+                    yield tail + chunk[:cut]
+                    tail = chunk[cut:]
+                    continue
+                tail += chunk
+                if len(tail) > _LONGEST_LINE:
+                    raise DataError(
+                        f"{path} has a line of more than {_LONGEST_LINE} bytes: it is not an edge "
+                        "list"
+                    )
     except (OSError, *DAMAGE) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
-
-
-def _whole_lines(path: Path, file: IO[bytes]) -> Iterator[bytes]:
-    tail = b""
-    first = True
-    while chunk := file.read(_BLOCK_BYTES):
-        if first:
-            chunk = chunk.removeprefix(_UTF8_MARK)
-            first = False
-        cut = chunk.rfind(b"\n") + 1
-        if cut:
-            yield tail + chunk[:cut]
-            tail = chunk[cut:]
-        else:
-            tail += chunk
-            if len(tail) > _LONGEST_LINE:
-                raise DataError(
-                    f"{path} has a line of more than {_LONGEST_LINE} bytes: it is not an edge list"
-                )
     if tail:
         yield tail
 

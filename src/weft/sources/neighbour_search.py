@@ -130,17 +130,13 @@ class Pairs:
     image: Array
     distance: Array = field(default_factory=lambda: np.empty(0))
 
-    def moved(self, base: int) -> Pairs:
-        """The same edges between atoms that are numbered from `base`."""
-        return Pairs(receiver=self.receiver + base, sender=self.sender + base, image=self.image)
-
     @staticmethod
-    def joined(parts: Sequence[Pairs]) -> Pairs:
-        """All edges of `parts`."""
+    def joined(parts: Sequence[tuple[int, Pairs]]) -> Pairs:
+        """All edges; those of each part are between atoms that are numbered from its base."""
         return Pairs(
-            receiver=np.concatenate([part.receiver for part in parts]),
-            sender=np.concatenate([part.sender for part in parts]),
-            image=np.concatenate([part.image for part in parts]),
+            receiver=np.concatenate([part.receiver + base for base, part in parts]),
+            sender=np.concatenate([part.sender + base for base, part in parts]),
+            image=np.concatenate([part.image for _, part in parts]),
         )
 
     def taken(self, which: Array) -> Pairs:
@@ -160,17 +156,12 @@ class Pairs:
         An atom's edges with its own images come in pairs, an edge and then its reverse.
         """
         key = np.where((self.sender > self.receiver)[:, None], -self.image, self.image)
-        back = (self.sender == self.receiver) & _is_negative(key)
-        key[back] *= -1
         x, y, z = key.T
+        # The first number of the image that is not 0 is negative.
+        negative = (x < 0) | ((x == 0) & ((y < 0) | ((y == 0) & (z < 0))))
+        back = (self.sender == self.receiver) & negative
+        key[back] *= -1
         return self.taken(np.lexsort((back, z, y, x, self.sender, self.receiver)))
-
-
-def _is_negative(image: Array) -> Array:
-    """bool [e]: the first number of the image that is not 0 is negative."""
-    x, y, z = image.T
-    negative: Array = (x < 0) | ((x == 0) & ((y < 0) | ((y == 0) & (z < 0))))
-    return negative
 
 
 def pairs_of_images(

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -187,15 +187,21 @@ def _chunks(
         for first, stop in pairwise(bounds):
             part = table.select(np.arange(first, stop))
             edges = _edges(part, structures, neighbours, first)
+            graph = np.repeat(np.arange(len(part)), part.num_nodes)[edges.receiver]
+            shift = {}
+            if structures.periodic:
+                # The reverse edge's image is the exact negative, so its shift is too.
+                cell = structures.cell[first:stop][graph]
+                shift["shift"] = np.einsum("ei,eij->ej", edges.image, cell).astype(np.float32)
             yield table_from_columns(
                 schema,
                 num_nodes=part.num_nodes,
-                num_edges=np.bincount(edges.graph, minlength=len(part)),
+                num_edges=np.bincount(graph, minlength=len(part)),
                 columns={
                     **{name: part.columns[name] for name in table.schema},
-                    **({"shift": edges.shift} if structures.periodic else {}),
-                    "senders": edges.sender - part.node_offsets[edges.graph],
-                    "receivers": edges.receiver - part.node_offsets[edges.graph],
+                    **shift,
+                    "senders": edges.sender - part.node_offsets[graph],
+                    "receivers": edges.receiver - part.node_offsets[graph],
                 },
                 ragged_rows={name: np.diff(rows) for name, rows in part.ragged_offsets.items()},
                 first=first,
@@ -203,17 +209,8 @@ def _chunks(
             move(stop)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Edges:
-    """Edges of a chunk: its graph, ends numbered through the chunk, shift in Å."""
-
-    graph: Array
-    sender: Array
-    receiver: Array
-    shift: Array
-
-
-def _edges(part: GraphTable, structures: _Structures, neighbours: Neighbours, first: int) -> _Edges:
+def _edges(part: GraphTable, structures: _Structures, neighbours: Neighbours, first: int) -> Pairs:
+    """The edges of a chunk, whose first graph is `first`; its atoms are numbered through."""
     pos = np.asarray(part.column("pos"))
     finite = np.isfinite(pos).all(axis=1)
     if not finite.all():
@@ -223,26 +220,15 @@ def _edges(part: GraphTable, structures: _Structures, neighbours: Neighbours, fi
             f"graph {first + graph}: atom {atom - part.node_offsets[graph]} is at "
             f"{pos[atom].tolist()}, which is not finite; correct or remove it"
         )
-    pbc = structures.pbc[first : first + len(part)]
-    periodic = pbc.any(axis=1)
+    periodic = structures.pbc[first : first + len(part)].any(axis=1)
     sender, receiver = _open_edges(part, pos, np.flatnonzero(~periodic), neighbours, first)
     image = np.zeros((len(sender), 3), dtype=np.int32)
-    if periodic.any():
-        found = [Pairs(receiver=receiver, sender=sender, image=image)]
-        for graph in np.flatnonzero(periodic & (part.num_nodes > 0)).tolist():
-            base, stop = part.node_offsets[graph : graph + 2].tolist()
-            pairs = _periodic_pairs(pos[base:stop], structures, first + graph, neighbours)
-            found.append(pairs.moved(base))
-        every = Pairs.joined(found).in_order()
-        sender, receiver, image = every.sender, every.receiver, every.image
-    graph_of_node = np.repeat(np.arange(len(part)), part.num_nodes)
-    graph_of_edge = graph_of_node[receiver]
-    cell = structures.cell[first : first + len(part)]
-    # The reverse edge's image is the exact negative, so its shift is too.
-    shift = np.einsum("ei,eij->ej", image, cell[graph_of_edge]) if periodic.any() else image
-    return _Edges(
-        graph=graph_of_edge, sender=sender, receiver=receiver, shift=shift.astype(np.float32)
-    )
+    found = [(0, Pairs(receiver=receiver, sender=sender, image=image))]
+    for graph in np.flatnonzero(periodic & (part.num_nodes > 0)).tolist():
+        base, stop = part.node_offsets[graph : graph + 2].tolist()
+        pairs = _periodic_pairs(pos[base:stop], structures, first + graph, neighbours)
+        found.append((base, pairs))
+    return Pairs.joined(found).in_order() if len(found) > 1 else found[0][1]
 
 
 def _open_edges(

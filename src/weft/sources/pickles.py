@@ -144,7 +144,9 @@ def load_pickle(path: str | Path) -> Any:
         check_pickle(content)
         loaded = _Unpickler(io.BytesIO(content), encoding="latin1").load()
         if isinstance(loaded, _Csr):
-            return _csr(loaded)
+            state = loaded.state
+            data, indices, indptr = (_array(state[name]) for name in ("data", "indices", "indptr"))
+            return checked_csr(data, indices, indptr, state["_shape"])
         return _array(loaded) if isinstance(loaded, _Array) else loaded
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
@@ -171,8 +173,12 @@ def _array(held: _Array) -> Array:
     return array
 
 
-def _csr(held: _Csr) -> csr_matrix[Any]:
-    parts = tuple(_array(held.state[name]) for name in ("data", "indices", "indptr"))
-    matrix = csr_matrix(parts, shape=held.state["_shape"])
+def checked_csr(data: Array, indices: Array, indptr: Array, shape: Any) -> csr_matrix[Any]:
+    """The matrix of these arrays, checked index by index.
+
+    Raises:
+        ValueError: they are not those of a csr_matrix.
+    """
+    matrix = csr_matrix((data, indices, indptr), shape=tuple(shape))
     matrix.check_format(full_check=True)
     return matrix
