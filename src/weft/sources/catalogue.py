@@ -168,7 +168,17 @@ def load(
         rebuild=rebuild,
         remedy=f"run `{command}`",
     )
-    _check_asked(found, asked, command)
+    assert found.path is not None
+    if not (found.path / _ASKED).exists():
+        return found  # a table that was not built here
+    built = read_object(found.path / _ASKED, dict.fromkeys(asked, object))
+    for what, now in asked.items():
+        # What is left out may differ.
+        if now and now != built[what]:
+            raise DataError(
+                f"the table {found.path} was built with another {what}: leave it out to take the "
+                f"table as it is, or build it again with `{command}` (--table NAME keeps both)"
+            )
     return found
 
 
@@ -209,20 +219,6 @@ def _stamp(file: Path) -> list[Any]:
             inside = sorted([e.name, *size_and_time(e)] for e in entries if e.is_file())
         stamp.append(hashlib.sha256(json.dumps(inside).encode()).hexdigest())
     return stamp
-
-
-def _check_asked(found: GraphTable, asked: dict[str, Any], command: str) -> None:
-    """Refuse a cached table that was built from something else; options left out may differ."""
-    assert found.path is not None
-    if not (found.path / _ASKED).exists():
-        return  # a table that was not built here
-    built = read_object(found.path / _ASKED, dict.fromkeys(asked, object))
-    for what, now in asked.items():
-        if now and now != built[what]:
-            raise DataError(
-                f"the table {found.path} was built with another {what}: leave it out to take the "
-                f"table as it is, or build it again with `{command}` (--table NAME keeps both)"
-            )
 
 
 def _qm9_official(request: Request) -> GraphTable:

@@ -119,18 +119,9 @@ def planetoid(folder: str | Path, name: str) -> Graph:
     y[:known] = _classes(path("ally"), known)
     y[test] = _classes(path("ty"), len(test))
     senders, receivers = _neighbour_lists(path("graph"), num_nodes)
-    return Graph(
-        num_nodes=num_nodes,
-        senders=senders,
-        receivers=receivers,
-        nodes={
-            "x": x,
-            "y": y,
-            "train": _mask(num_nodes, np.arange(num_train)),
-            "validation": _mask(num_nodes, np.arange(num_train, num_train + _VALIDATION_NODES)),
-            "test": _mask(num_nodes, test),
-        },
-    )
+    chosen = (slice(num_train), slice(num_train, num_train + _VALIDATION_NODES), test)
+    nodes = {"x": x, "y": y, **_masks(num_nodes, *chosen)}
+    return Graph(num_nodes=num_nodes, senders=senders, receivers=receivers, nodes=nodes)
 
 
 def _check_name(name: str) -> None:
@@ -161,8 +152,7 @@ def _classes(path: Path, rows: int | None = None) -> Array:
 
 def _read_numbers(path: Path) -> Array:
     try:
-        lines = path.read_text(encoding="ascii").split()
-        return np.array([int(line) for line in lines], dtype=np.int64)
+        return np.array(path.read_text(encoding="ascii").split(), dtype=np.int64)
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except (ValueError, OverflowError) as error:
@@ -192,10 +182,12 @@ def _node_numbers(values: list[Any]) -> Array:
     return np.array(values, dtype=np.int64)
 
 
-def _mask(num_nodes: int, chosen: Array) -> Array:
-    mask = np.zeros(num_nodes, dtype=np.bool_)
-    mask[chosen] = True
-    return mask
+def _masks(num_nodes: int, *chosen: Array | slice) -> dict[str, Array]:
+    """bool [n] for training, validation and test: the nodes `chosen` for each."""
+    masks = np.zeros((3, num_nodes), dtype=np.bool_)
+    for mask, nodes in zip(masks, chosen, strict=True):
+        mask[nodes] = True
+    return dict(zip(("train", "validation", "test"), masks, strict=True))
 
 
 def row_normalise(x: Array) -> Array:
@@ -230,17 +222,13 @@ def random_split(
             )
         chosen.append(members[:per_class])
     train = np.concatenate([np.empty(0, dtype=np.int64), *chosen])
-    rest = order[~_mask(len(y), train)[order]]
+    rest = order[~np.isin(order, train)]
     if len(rest) < validation + test:
         raise DataError(
             f"{len(rest)} nodes are left after the {len(train)} training nodes, too few for "
             f"{validation} validation and {test} test nodes"
         )
-    return {
-        "train": _mask(len(y), train),
-        "validation": _mask(len(y), rest[:validation]),
-        "test": _mask(len(y), rest[validation : validation + test]),
-    }
+    return _masks(len(y), train, rest[:validation], rest[validation : validation + test])
 
 
 def cora_from_package() -> Graph:
@@ -270,17 +258,10 @@ def cora_from_package() -> Graph:
     )
     senders, receivers = both_directions(senders, receivers, len(ids))
     features = nodes["features"].combine_chunks().flatten().to_numpy()
+    x = features.reshape(len(ids), -1).astype(np.float32)
     y = nodes["subject"].to_numpy().astype(np.int64)
-    return Graph(
-        num_nodes=len(ids),
-        senders=senders,
-        receivers=receivers,
-        nodes={
-            "x": features.reshape(len(ids), -1).astype(np.float32),
-            "y": y,
-            **random_split(y),
-        },
-    )
+    columns = {"x": x, "y": y, **random_split(y)}
+    return Graph(num_nodes=len(ids), senders=senders, receivers=receivers, nodes=columns)
 
 
 def _read_parquet(path: Path, columns: tuple[str, ...]) -> Any:

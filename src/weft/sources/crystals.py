@@ -269,17 +269,16 @@ def _csv_graphs(
             z=z,
             frac=frac,
             lattice=lattice,
-            values={t: _value(where, t, text) for t, text in zip(targets, values, strict=True)},
+            values={
+                target: np.array(_number(where, target, text) if text.strip() else math.nan)
+                for target, text in zip(targets, values, strict=True)
+            },
             name=name,
             dataset=file.name.split(".csv")[0],
         )
     for file in files:
         if file not in met:
             raise DataError(f"{file} holds no crystals")
-
-
-def _value(where: str, name: str, text: str) -> Array:
-    return np.array(_number(where, name, text) if text.strip() else math.nan)
 
 
 def _number(where: str, name: str, text: str) -> float:

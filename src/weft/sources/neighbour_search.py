@@ -24,33 +24,33 @@ def _squared(pos: Any, a: int, b: int) -> Any:
 
 
 @compiled()
-def closest(pos: Any, starts: Any, stops: Any, limit: float) -> tuple[int, int, int]:
-    """The first pair of atoms nearer than `limit` Å: (place in starts, atom, atom), or -1s.
+def count_within(
+    pos: Any, starts: Any, stops: Any, radius: float, limit: float
+) -> tuple[Any, tuple[int, int, int]]:
+    """Count the ordered pairs of each molecule's atoms that are nearer than `radius`.
 
     Args:
         pos: [N, 3], positions in Å.
         starts: int64 [m], the first atom of each molecule.
         stops: int64 [m], one past its last atom.
+        radius: in Å.
         limit: in Å.
+
+    Returns:
+        Counts int64 [m]; the first pair nearer than `limit` as (place in starts, atom, atom), or
+        -1s.
     """
-    for g in range(starts.shape[0]):
-        for a in range(starts[g], stops[g]):
-            for b in range(a + 1, stops[g]):
-                if _squared(pos, a, b) < limit * limit:
-                    return g, a - starts[g], b - starts[g]
-    return -1, -1, -1
-
-
-@compiled()
-def count_within(pos: Any, starts: Any, stops: Any, radius: float) -> Any:
-    """int64 [m], the ordered pairs of each molecule's atoms that are nearer than `radius` Å."""
     counts = np.zeros(starts.shape[0], dtype=np.int64)
+    first = (-1, -1, -1)
     for g in range(starts.shape[0]):
         for a in range(starts[g], stops[g]):
             for b in range(a + 1, stops[g]):
-                if _squared(pos, a, b) < radius * radius:
+                squared = _squared(pos, a, b)
+                if squared < radius * radius:
                     counts[g] += 2
-    return counts
+                if squared < limit * limit and first[0] < 0:
+                    first = (g, a - starts[g], b - starts[g])
+    return counts, first
 
 
 @compiled()

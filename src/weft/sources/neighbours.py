@@ -19,7 +19,6 @@ from weft.graphs.table import offsets_of
 from weft.sources.config import Cutoff, FullyConnected, Nearest, Neighbours
 from weft.sources.neighbour_search import (
     Pairs,
-    closest,
     count_within,
     nearest_images,
     nearest_within,
@@ -236,16 +235,13 @@ def _open_edges(
 ) -> tuple[Array, Array]:
     """Senders and receivers, numbered through the chunk, of its molecules in open space."""
     starts, stops = part.node_offsets[graphs], part.node_offsets[graphs + 1]
-    graph, a, b = closest(pos, starts, stops, _ONE_PLACE)
+    radius = neighbours.radius if isinstance(neighbours, Cutoff) else math.inf
+    counts, (graph, a, b) = count_within(pos, starts, stops, radius, _ONE_PLACE)
     if graph >= 0:
         raise _one_place(first + int(graphs[graph]), a, b)
     sizes = stops - starts
     if isinstance(neighbours, Nearest):
         counts = sizes * np.minimum(neighbours.k, sizes - 1)
-    elif isinstance(neighbours, Cutoff):
-        counts = count_within(pos, starts, stops, neighbours.radius)
-    else:
-        counts = sizes * (sizes - 1)
     if (counts > _MOST_EDGES).any():
         i = int(np.argmax(counts > _MOST_EDGES))
         raise _too_many(first + int(graphs[i]), int(sizes[i]), float(counts[i]), neighbours)
@@ -253,7 +249,6 @@ def _open_edges(
     if isinstance(neighbours, Nearest):
         nearest_within(pos, starts, stops, neighbours.k, _TIE, senders, receivers)
     else:
-        radius = neighbours.radius if isinstance(neighbours, Cutoff) else math.inf
         pairs_within(pos, starts, stops, radius, senders, receivers)
     return senders, receivers
 

@@ -6,17 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from rich import progress as rich
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 
 class Move(Protocol):
@@ -38,10 +29,14 @@ def progress_bar(
         show: False draws nothing.
         count: positions are things, not bytes.
     """
-    amount: ProgressColumn = MofNCompleteColumn() if count else DownloadColumn()
-    columns = (TextColumn("{task.description}"), BarColumn(), amount)
-    times = (TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, *times, console=Console(stderr=True), disable=not show) as progress:
+    columns = (
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(),
+        rich.MofNCompleteColumn() if count else rich.DownloadColumn(),
+        rich.TimeElapsedColumn(),
+        rich.TimeRemainingColumn(),
+    )
+    with rich.Progress(*columns, console=Console(stderr=True), disable=not show) as progress:
         task = progress.add_task(text, total=total)
 
         def move(position: int, *, total: int | None = None) -> None:

@@ -12,6 +12,7 @@ import tokenize
 import warnings
 from bisect import bisect_left
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -88,28 +89,18 @@ class Scope:
         block: what the compiler knows about its names.
         parent: the scope around it.
         node: its node in the syntax tree.
+        is_class: its names are not seen by the functions in it.
+        is_module: its names are global.
+        is_expression: a lambda or a comprehension, whose names are bound wherever one is inside.
     """
 
     def __init__(self, block: symtable.SymbolTable, parent: Scope | None, node: ast.AST) -> None:
         self.block, self.parent, self.node = block, parent, node
+        self.is_class = isinstance(node, ast.ClassDef)
+        self.is_module = isinstance(node, ast.Module)
+        self.is_expression = not isinstance(node, (ast.Module, ast.ClassDef, *Function))
         self._kinds: dict[str, bool | None] = {}
         self._opened: dict[ast.AST, Scope | None] = {}
-        self._blocks: dict[tuple[str, int], list[symtable.SymbolTable]] | None = None
-
-    @property
-    def is_class(self) -> bool:
-        """Its names are not seen by the functions in it."""
-        return isinstance(self.node, ast.ClassDef)
-
-    @property
-    def is_module(self) -> bool:
-        """Its names are global."""
-        return isinstance(self.node, ast.Module)
-
-    @property
-    def is_expression(self) -> bool:
-        """A lambda or a comprehension, whose names are bound wherever one is inside."""
-        return not isinstance(self.node, (ast.Module, ast.ClassDef, *Function))
 
     def binds(self, name: str) -> bool | None:
         """True: a variable of this scope. False: bound here to something else. None: not here.
@@ -172,7 +163,7 @@ class Scope:
                 self._open_all(expression)
             opener: Any = node
             name = _NAMELESS.get(type(node)) or opener.name
-            waiting = self._waiting().get((name, opener.lineno))
+            waiting = self._waiting.get((name, opener.lineno))
             self._opened[node] = Scope(waiting.pop(0), self, node) if waiting else None
         return self._opened[node]
 
@@ -185,13 +176,14 @@ class Scope:
             else:
                 waiting += reversed(list(children(node)))
 
+    @cached_property
     def _waiting(self) -> dict[tuple[str, int], list[symtable.SymbolTable]]:
-        if self._blocks is None:
-            self._blocks = {}
-            for block in _blocks(self.block):
-                key = (block.get_name().strip("<>"), block.get_lineno())
-                self._blocks.setdefault(key, []).append(block)
-        return self._blocks
+        """The blocks inside that no scope was made for yet, by name and line."""
+        waiting: dict[tuple[str, int], list[symtable.SymbolTable]] = {}
+        for block in _blocks(self.block):
+            key = (block.get_name().strip("<>"), block.get_lineno())
+            waiting.setdefault(key, []).append(block)
+        return waiting
 
 
 def _evaluated_outside(node: ast.AST) -> list[ast.expr]:
@@ -220,16 +212,13 @@ class Unit:
         first: its first token.
         stop: the token after its last.
         holes: (first, stop) of the functions in it, in order.
+        is_module: it is the module's body.
     """
 
     def __init__(self, node: ast.AST, scope: Scope, first: int, stop: int) -> None:
         self.node, self.scope, self.first, self.stop = node, scope, first, stop
         self.holes: list[tuple[int, int]] = []
-
-    @property
-    def is_module(self) -> bool:
-        """It is the module's body."""
-        return self.scope.is_module
+        self.is_module = scope.is_module
 
     def tokens(self) -> Iterator[int]:
         """Numbers of its tokens."""
