@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hostile_drawings import HOSTILE
 
 from weft.report import write_page
 
@@ -67,7 +68,17 @@ def test_it_renders_quietly_and_asks_for_nothing(run, plan, study, tmp_path) -> 
     page = everything(run, plan, study, tmp_path)
     shown, said, asked = look(tmp_path, page)
     assert "test MAE" in shown
-    assert shown.count("<svg") == page.read_text(encoding="utf-8").count("<svg") == 7
+    assert shown.count("<svg") == page.read_text(encoding="utf-8").count("<svg") == 6
+    assert said == []
+    assert {url for url in asked if not url.startswith(("file:", "data:"))} == set()
+
+
+def test_a_studys_drawings_run_and_fetch_nothing(study, tmp_path) -> None:
+    for number, drawing in enumerate(HOSTILE):
+        loud = drawing.replace("x()", "console.error(1)").replace("example.org", "127.0.0.1:9")
+        (study / f"hostile_{number:02}.svg").write_text(loud)
+    shown, said, asked = look(tmp_path, write_page([study], tmp_path / "page.html"))
+    assert shown.count("<img") == len(HOSTILE) + 2
     assert said == []
     assert {url for url in asked if not url.startswith(("file:", "data:"))} == set()
 

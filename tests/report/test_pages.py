@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
+from hostile_drawings import HOSTILE, SVG
 from sound_pages import Looked, assert_is_sound
 
 from weft.errors import DataError
@@ -254,17 +256,37 @@ def test_a_study(study, tmp_path) -> None:
     page = page_on(study, out=tmp_path / "page.html")
     for words in ("Study of <nothing>", "dynamic <old>", "Packed is fastest; published: 1.4."):
         assert words in page.words
-    assert len(page.all("svg")) == 1
-    assert page.all("img")[0]["src"].startswith("data:image/png;base64,")
-    drawing = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "#1f77b4" not in drawing
-    (study / "time.svg").write_text(
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"><script>1</script></svg>'
-    )
+    assert len(page.all("img")) == 2
+    for image, (path, kind) in zip(
+        page.all("img"), (("spy.png", "png"), ("time.svg", "svg+xml")), strict=True
+    ):
+        assert image["alt"] == path.partition(".")[0].capitalize()
+        assert image["src"].startswith(f"data:image/{kind};base64,")
+        assert b64decode(image["src"].partition(",")[2]) == (study / path).read_bytes()
+    (study / "time.svg").write_bytes(b"<svg" + b" " * 4_000_000)
     (study / "results.md").unlink()
     page = page_on(study, out=tmp_path / "page.html")
-    assert "The plot time.svg is left out: it runs or fetches something" in page.words
+    assert "The plot time.svg is left out: it is larger than 4,000,000 bytes" in page.words
     assert "has not come to its end" in page.words
+
+
+def test_a_studys_drawings_are_images_whatever_they_hold(study, tmp_path) -> None:
+    for number, drawing in enumerate(HOSTILE):
+        (study / f"hostile_{number:02}.svg").write_text(drawing)
+    page = page_on(study, out=tmp_path / "page.html")
+    assert page.all("svg") == []
+    images = [image["src"].partition(",")[2] for image in page.all("img")]
+    assert [b64decode(data).decode() for data in images[: len(HOSTILE)]] == list(HOSTILE)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "<svg viewBox='0 0 1 1'>", "<svg><rect/></svg>", SVG.replace("viewBox", "id")]
+)
+def test_what_is_no_drawing_is_left_out(study, tmp_path, text) -> None:
+    (study / "time.svg").write_text(text)
+    page = page_on(study, out=tmp_path / "page.html")
+    assert "The plot time.svg is left out: it holds no drawing of a known size" in page.words
+    assert len(page.all("img")) == 1
 
 
 def test_papers(study, tmp_path) -> None:

@@ -1,16 +1,20 @@
-"""The plots of a page, each with a table of its data."""
+"""The plots of a page, each with a table of its data: inline SVG in the page's own colours."""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weft.errors import DataError
 from weft.graphs import Array
-from weft.report.page import Figure, Table, number
-from weft.report.svg import INK, PALETTE, drawn
+from weft.report.page import FIGURE, Figure, Table, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +23,38 @@ if TYPE_CHECKING:
 Points = Sequence[tuple[float, float]]
 """Pairs of x and y."""
 
+INK = "#010203"
+"""Placeholder for the colour of the page's text."""
+PALETTE = tuple(f"#0a0b0{number}" for number in range(1, 9))
+"""Placeholders for colours of series; the page has a light and a dark form of each."""
+
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, Arial, sans-serif"
+_SETTINGS: dict[str, Any] = {
+    # Text stays text: it can be searched, read aloud and copied.
+    "svg.fonttype": "none",
+    # Names of runs and metrics are no formulas, whatever their dollar signs.
+    "text.parse_math": False,
+    "font.size": 10,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": INK,
+    "grid.alpha": 0.12,
+    "grid.linewidth": 0.8,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "savefig.facecolor": "none",
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 4,
+}
 _MOST_POINTS = 120
 _WIDE = (9.4, 3.4)
 _USUAL = (5.6, 3.3)
@@ -112,7 +148,7 @@ def intervals(
         ax.barh(list(places), values, height=0.62, color=colours, alpha=0.85)
         if any(map(any, spread)):
             ax.errorbar(
-                values, list(places), xerr=spread, fmt="none", ecolor=INK, capsize=3, elinewidth=1
+                values, list(places), xerr=spread, fmt="none", color=INK, capsize=3, elinewidth=1
             )
         reach = max(high for _, _, _, high in bars)
         for place, (_, value, _, high) in enumerate(bars):
@@ -189,6 +225,75 @@ def spy_plots(title: str, pictures: Mapping[str, Array], table: Table, note: str
         columns=len(pictures),
     )
     return Figure(title=title, svg=svg, table=table, note=note, wide=True)
+
+
+def drawn(
+    draw: Callable[[Any], None],
+    *,
+    title: str,
+    description: str,
+    size: tuple[float, float],
+    columns: int = 1,
+) -> str:
+    """A plot as an SVG element of the page.
+
+    Args:
+        draw: draws on the axes that it gets, or on a list of `columns` of them.
+        title: of the plot, for screen readers.
+        description: of the plot, for screen readers.
+        size: width and height in inches; the page scales it.
+        columns: number of axes side by side.
+
+    Raises:
+        DataError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+        import matplotlib.figure
+    except ImportError as error:
+        raise DataError(
+            "a page's plots need matplotlib, which is not installed: pip install 'weft[report]'"
+        ) from error
+    salt = hashlib.sha256(f"{title}\n{description}".encode()).hexdigest()[:10]
+    settings: Any = {**_SETTINGS, "svg.hashsalt": salt}
+    with matplotlib.rc_context(settings):
+        # Figure itself, not pyplot: no display, no state that outlives this function.
+        figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
+        axes: list[Axes] = list(figure.subplots(1, columns, squeeze=False).ravel())
+        draw(axes[0] if columns == 1 else axes)
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return _element(file.getvalue(), title=title, description=description)
+
+
+def _element(text: str, *, title: str, description: str) -> str:
+    """What matplotlib has drawn, as an element of the page with ids of its own."""
+    opening = re.search(r'<svg\b[^>]*viewBox="([\d. ]+)"[^>]*>', text)
+    assert opening is not None, "matplotlib gives every drawing a size"
+    inner = text[opening.end() : text.rindex("</svg>")]
+    # A drawing's style sheet would reach the whole page, whose own has the same rules.
+    inner = re.sub(
+        r"<metadata>.*?</metadata>|<!--.*?-->|<style[^<]*</style>", "", inner, flags=re.S
+    )
+    # Names are only kept where something refers to them, and are the page's only ones.
+    used = set(re.findall(r"(?:url\(|href=\")#([^)\"]+)", inner))
+    inner = re.sub(
+        r' id="([^"]*)"',
+        lambda found: f' id="{FIGURE}-{found[1]}"' if found[1] in used else "",
+        inner,
+    )
+    inner = re.sub(r"(url\(|href=\")#", rf"\1#{FIGURE}-", inner)
+    colours = {INK: "currentColor", "#000000": "currentColor", "#ffffff": "var(--paper)"}
+    colours |= {colour: f"var(--c{number})" for number, colour in enumerate(PALETTE, start=1)}
+    inner = re.sub("|".join(colours), lambda found: colours[found[0]], inner)
+    inner = re.sub(r"font: ([\d.]+px) [^;\"]*", rf"font: \1 {_FONT}", inner)
+    inner = re.sub(r"\n\s*", "\n", inner).strip()
+    return (
+        f'<svg role="img" aria-labelledby="{FIGURE}-t {FIGURE}-d" viewBox="{opening[1]}" '
+        'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+        f'style="fill: currentColor"><title id="{FIGURE}-t">{escape(title)}</title>'
+        f'<desc id="{FIGURE}-d">{escape(description)}</desc>\n{inner}</svg>'
+    )
 
 
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")

@@ -17,7 +17,9 @@ from typing import Any, ClassVar
 import weft
 from weft.errors import DataError
 from weft.files import write_atomically
-from weft.report.svg import FIGURE
+
+FIGURE = "@figure@"
+"""Placeholder for a plot's number in its ids, because a page may have two equal plots."""
 
 _NONE = ("–", "—")
 # Begins with a number that is no date and no name such as 1.5d.
@@ -67,7 +69,7 @@ class Figure:
     Attributes:
         title: of the figure.
         svg: the plot, made by `weft.report.figures`; it is not escaped.
-        table: the plotted numbers; None for a plot that was read from a file.
+        table: the plotted numbers.
         note: a sentence below it.
         wide: whether it takes the whole width of the page.
     """
@@ -75,24 +77,30 @@ class Figure:
     kind: ClassVar[str] = "figure"
     title: str
     svg: str
-    table: Table | None
+    table: Table
     note: str = ""
     wide: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A bitmap inside the page.
+    """A plot that was read from a file.
+
+    It is an image of its own, not part of the page's markup: a browser runs no script in an image
+    and fetches nothing for it, whatever the file holds.
 
     Attributes:
         title: of the picture.
-        data: a PNG file in base64.
+        format: `svg+xml` or `png`.
+        data: the file in base64.
+        wide: whether it takes the whole width of the page.
     """
 
     kind: ClassVar[str] = "picture"
     title: str
+    format: str
     data: str
-    wide: ClassVar[bool] = False
+    wide: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from weft.report.page import (
     Block,
     Chapter,
     Code,
-    Figure,
     Part,
     Picture,
     Table,
@@ -21,7 +21,6 @@ from weft.report.page import (
     machine_rows,
     value_table,
 )
-from weft.report.svg import inlined
 
 RESULTS = "results.json"
 """The file by which the folder of a study is recognised."""
@@ -125,18 +124,23 @@ def _pictures(folder: Path) -> tuple[list[Block], list[str]]:
         try:
             if path.stat().st_size > _MOST_BYTES:
                 raise DataError(f"it is larger than {_MOST_BYTES:,} bytes")
-            if path.suffix == ".png":
-                data = base64.b64encode(path.read_bytes()).decode()
-                found.append(Picture(title=title, data=data))
-                continue
-            words = f"A plot of the study: {title}; its numbers are in the tables."
-            svg = inlined(path.read_text(encoding="utf-8"), title=title, description=words)
-            found.append(Figure(title=title, svg=svg, table=None, wide=_is_wide(svg)))
+            data = path.read_bytes()
+            is_svg = path.suffix == ".svg"
+            found.append(
+                Picture(
+                    title=title,
+                    format="svg+xml" if is_svg else "png",
+                    data=base64.b64encode(data).decode(),
+                    wide=is_svg and _is_wide(data),
+                )
+            )
         except (OSError, ValueError) as error:
             refused.append(f"The plot {path.name} is left out: {error}.")
     return found, refused
 
 
-def _is_wide(svg: str) -> bool:
-    _, _, width, height = map(float, svg.partition('viewBox="')[2].partition('"')[0].split())
-    return width > 2 * height
+def _is_wide(svg: bytes) -> bool:
+    box = re.search(rb'<svg\b[^>]*viewBox="[\d.]+ [\d.]+ ([\d.]+) ([\d.]+)"', svg)
+    if box is None:
+        raise DataError("it holds no drawing of a known size")
+    return float(box[1]) > 2 * float(box[2])
