@@ -170,7 +170,14 @@ def test_words_for_quantities():
         "4 min",
         "2.5 h",
     ]
-    assert [memory_words(b) for b in (3e5, 2.5e8, 1.25e10)] == ["0.3 MB", "250 MB", "12.5 GB"]
+    assert [seconds_words(s) for s in (None, 0, 0.99996, 4e6)] == [
+        "–",
+        "0 s",
+        "1,000 ms",
+        "1,111 h",
+    ]
+    assert [memory_words(b) for b in (3e5, 2.5e8, 1.25e10)] == ["300 kB", "250 MB", "12.5 GB"]
+    assert [memory_words(b) for b in (None, 0, 12, 3e12)] == ["–", "0 bytes", "12 bytes", "3 TB"]
 
 
 def key(**changes):

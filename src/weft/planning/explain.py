@@ -11,17 +11,19 @@ from rich.text import Text
 from weft.planning.plan import CHOSEN, NOT_TRIED, STOPPED, UNFINISHED, Measured, Plan
 from weft.training.compilation import worth_compiling
 
-_SCALES = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+_TIMES = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+_SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 _SHOWN = 3
 _BEHIND = ("slower", "dropped", "larger")
 
 
-def seconds_words(seconds: float) -> str:
-    """A time with its unit, in three digits."""
+def seconds_words(seconds: float | None) -> str:
+    """A time in the unit that fits it, in three digits; a dash for None."""
+    if not seconds:
+        return "–" if seconds is None else "0 s"
     # Minutes and hours only from two on: 90 s says more than 1.5 min.
-    scale, unit = next(
-        ((s, u) for s, u in _SCALES if seconds >= s * (2 if s > 1 else 1)), _SCALES[-1]
-    )
+    fitting = ((s, u) for s, u in _TIMES if seconds >= s * (2 if s > 1 else 1))
+    scale, unit = next(fitting, _TIMES[-1])
     return f"{_digits(seconds / scale)} {unit}"
 
 
@@ -30,9 +32,12 @@ def a_unit(units: str) -> str:
     return f"{'an' if units[:1] in 'aeio' else 'a'} {units.removesuffix('s')}"
 
 
-def memory_words(size: float) -> str:
-    """Bytes as megabytes or gigabytes, in three digits."""
-    return f"{_digits(size / 1e9)} GB" if size >= 1e9 else f"{_digits(size / 1e6)} MB"
+def memory_words(size: float | None) -> str:
+    """Bytes in the unit that fits them, in three digits; a dash for None."""
+    if size is None:
+        return "–"
+    scale, unit = next((each for each in _SIZES if size >= each[0]), _SIZES[-1])
+    return f"{_digits(size / scale)} {unit}"
 
 
 def reasons(plan: Plan) -> list[str]:

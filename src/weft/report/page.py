@@ -253,29 +253,6 @@ def number(value: float | None, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
-def seconds(value: float | None) -> str:
-    """A time in the unit that fits it."""
-    if value is None:
-        return "–"
-    if value == 0:
-        return "0 s"
-    for unit, scale in (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
-        # Below two of a unit the next smaller one is more exact.
-        if value >= scale * (2 if scale > 1 else 1):
-            return f"{value / scale:.3g} {unit}"
-    return f"{value / 1e-6:.3g} µs"
-
-
-def memory(value: float | None) -> str:
-    """Bytes in the unit that fits them."""
-    if value is None:
-        return "–"
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value:.0f} bytes"
-
-
 def percent(value: float | None) -> str:
     """A share in per cent."""
     return "–" if value is None else f"{value:.1%}"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weft.errors import DataError
+from weft.planning.explain import seconds_words
 from weft.report.figures import Points, curves
 from weft.report.page import (
     Block,
@@ -16,7 +17,6 @@ from weft.report.page import (
     Words,
     number,
     plain,
-    seconds,
     write_html,
 )
 from weft.report.plan import plan_chapter, read_plan
@@ -145,7 +145,7 @@ def _outcomes(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Block]:
             strong += [(len(rows), i + 1) for i, cell in enumerate(cells) if cell == best]
         rows.append((_heading(runs, metric), *cells))
     for label, name, show in (
-        ("training time", "seconds", seconds),
+        ("training time", "seconds", seconds_words),
         ("epochs", "epochs", number),
         ("best epoch", "best_epoch", number),
         (f"{_rates(runs)} (mean)", "graphs_per_second", number),

@@ -10,6 +10,7 @@ from typing import Any
 from weft.errors import DataError
 from weft.files import read_object
 from weft.planning import Plan
+from weft.planning.explain import memory_words, seconds_words
 from weft.planning.plan import CHOSEN, SCHEMA, Measured
 from weft.report.figures import curves, intervals
 from weft.report.page import (
@@ -22,11 +23,9 @@ from weft.report.page import (
     Table,
     Words,
     machine_rows,
-    memory,
     number,
     plain,
     present,
-    seconds,
     value_table,
 )
 
@@ -56,8 +55,9 @@ def plan_chapter(path: Path, value: Mapping[str, Any]) -> Chapter:
     return Chapter(
         kind="Plan",
         title=f"How to train {plan.recipe}",
-        lead=f"{len(plan.measured)} ways to train, measured in {seconds(plan.planning_seconds)} "
-        f"for a run of {amount}; wanted: least {plan.target}.",
+        lead=f"{len(plan.measured)} ways to train, measured in "
+        f"{seconds_words(plan.planning_seconds)} for a run of {amount}; wanted: least "
+        f"{plan.target}.",
         parts=_measured_parts(plan, path),
     )
 
@@ -83,12 +83,12 @@ def _measured_parts(plan: Plan, path: Path) -> list[Part]:
     chosen = plan.chosen
     facts = [("chosen", chosen.label, "")]
     if chosen.projected_seconds is not None:
-        facts.append(("projected", seconds(chosen.projected_seconds), _amount(plan)))
+        facts.append(("projected", seconds_words(chosen.projected_seconds), _amount(plan)))
     slowest = max((each.projected_seconds or 0.0 for each in plan.measured), default=0.0)
     if chosen.projected_seconds and slowest > chosen.projected_seconds:
         gain = f"{slowest / chosen.projected_seconds:.2f}×"
         facts.append(("against the slowest", gain, "as fast"))
-    facts.append(("planning took", seconds(plan.planning_seconds), ""))
+    facts.append(("planning took", seconds_words(plan.planning_seconds), ""))
     settings = [(name, plain(setting)) for name, setting in plan.settings.items()]
     return [
         Part(
@@ -159,16 +159,18 @@ def _candidate_row(each: Measured) -> tuple[str, ...]:
     between = (
         "–"
         if each.low is None or each.high is None
-        else f"{seconds(each.low)} – {seconds(each.high)}"
+        else f"{seconds_words(each.low)} – {seconds_words(each.high)}"
     )
     return (
         each.label,
-        seconds(each.median),
+        seconds_words(each.median),
         between,
-        seconds(each.start_seconds) if each.start_seconds else "–",
-        f"{seconds(each.compile_seconds)} ({each.compilations}×)" if each.compilations else "–",
-        memory(each.peak_memory) if each.peak_memory else "–",
-        seconds(each.projected_seconds),
+        seconds_words(each.start_seconds) if each.start_seconds else "–",
+        f"{seconds_words(each.compile_seconds)} ({each.compilations}×)"
+        if each.compilations
+        else "–",
+        memory_words(each.peak_memory) if each.peak_memory else "–",
+        seconds_words(each.projected_seconds),
         each.outcome,
     )
 
@@ -208,9 +210,9 @@ def _by_formulas(value: Mapping[str, Any]) -> Chapter:
     widths = "-".join(map(str, problem["widths"]))
     facts = [
         ("fastest", _grid(best), f"{best['ranks']:,} ranks"),
-        ("an epoch", seconds(best["seconds"]), ""),
-        ("received a rank", memory(best["bytes"]), "an epoch"),
-        ("memory a rank", memory(best["memory"]["total"]), ""),
+        ("an epoch", seconds_words(best["seconds"]), ""),
+        ("received a rank", memory_words(best["bytes"]), "an epoch"),
+        ("memory a rank", memory_words(best["memory"]["total"]), ""),
     ]
     fastest: dict[int, Mapping[str, Any]] = {}
     for each in estimates:
@@ -221,11 +223,11 @@ def _by_formulas(value: Mapping[str, Any]) -> Chapter:
         (
             f"{each['ranks']:,}",
             _grid(each),
-            seconds(each["seconds"]),
-            seconds(each["compute"]),
-            seconds(each["bandwidth"] + each["latency"] - each["hidden"]),
-            memory(each["bytes"]),
-            memory(each["memory"]["total"]),
+            seconds_words(each["seconds"]),
+            seconds_words(each["compute"]),
+            seconds_words(each["bandwidth"] + each["latency"] - each["hidden"]),
+            memory_words(each["bytes"]),
+            memory_words(each["memory"]["total"]),
         )
         for each in estimates
     ]
@@ -238,7 +240,7 @@ def _by_formulas(value: Mapping[str, Any]) -> Chapter:
     link = machine["link"]
     about = [
         ("machine", str(machine["name"])),
-        ("latency of a message", seconds(link["alpha"])),
+        ("latency of a message", seconds_words(link["alpha"])),
         ("bandwidth", f"{1e-9 / link['beta']:.3g} GB/s"),
         ("matrix products of a rank", f"{machine['flops'] / 1e9:,.4g} GFLOP/s"),
         ("sparse products of a rank", f"{machine['spmm_bytes'] / 1e9:,.3g} GB/s"),

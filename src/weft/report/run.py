@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.planning.explain import memory_words, seconds_words
 from weft.report.figures import curves, grouped_bars, spy_plots
 from weft.report.page import (
     Block,
@@ -16,12 +17,10 @@ from weft.report.page import (
     Part,
     Table,
     Words,
-    memory,
     number,
     percent,
     plain,
     present,
-    seconds,
     value_table,
 )
 from weft.report.plan import plan_parts
@@ -127,7 +126,7 @@ def _lead(run: RunRecord) -> str:
         how = summary.get("stopped", "")
         words += (
             f": {how} after {number(summary.get('epochs'))} epochs and "
-            f"{seconds(summary.get('seconds'))}."
+            f"{seconds_words(summary.get('seconds'))}."
         )
     else:
         last = run.rows[-1] if run.rows else {}
@@ -147,7 +146,7 @@ def _result(run: RunRecord) -> Part:
         facts.append((spoken(name), score_text(name, scores[name]), remark))
     if "seconds" in summary:
         epochs = f"{number(summary.get('epochs'))} epochs"
-        facts.append(("training time", seconds(summary["seconds"]), epochs))
+        facts.append(("training time", seconds_words(summary["seconds"]), epochs))
     if (rate := summary.get("graphs_per_second")) is not None:
         facts.append(("mean throughput", number(rate, 3), per_second(run)))
     elif points := run.series("graphs_per_second"):
@@ -236,7 +235,7 @@ _WORK: dict[str, tuple[str, Callable[[Any], str]]] = {
     "compilation.compilations": ("compilations", number),
     "compilation.recompiles": ("recompiles", number),
     "compilation.eager_calls": ("calls uncompiled, beyond the limit", number),
-    "compilation.compile_seconds": ("time spent compiling", seconds),
+    "compilation.compile_seconds": ("time spent compiling", seconds_words),
 }
 """What a summary says of batches and compilation, by dotted name: in words, and how to show it."""
 
@@ -291,8 +290,8 @@ def _sparsity(run: RunRecord) -> Part | None:
     if "flops" in costs:
         rows.append(("FLOPs of a step, of the dense one's", percent(costs["flops"])))
     if {"seconds", "dense_seconds"} <= set(costs):
-        rows.append(("time of a step", seconds(costs["seconds"])))
-        rows.append(("time of the same step dense", seconds(costs["dense_seconds"])))
+        rows.append(("time of a step", seconds_words(costs["seconds"])))
+        rows.append(("time of the same step dense", seconds_words(costs["dense_seconds"])))
     ratios = [ratio for ratio in costs.get("ratios") or [] if isinstance(ratio, int | float)]
     if ratios:
         between = f"{percent(min(ratios))} to {percent(max(ratios))}"
@@ -330,13 +329,13 @@ def _communication(summary: Mapping[str, Any]) -> Part | None:
         )
     spent = _numbers(found.get("seconds"))
     rows = [("grid", f"{summary.get('grid', '–')} on {summary.get('ranks', '–')} ranks")]
-    rows += [(f"{name} in an epoch", seconds(value)) for name, value in spent.items()]
+    rows += [(f"{name} in an epoch", seconds_words(value)) for name, value in spent.items()]
     if sum(spent.values()):
         share = spent.get("communication", 0.0) / sum(spent.values())
         rows.append(("communication, of the time of an epoch", percent(share)))
     for name, words in (("peak", "recorded"), ("predicted", "predicted")):
         if name in found:
-            rows.append((f"memory of a rank for the graph, {words}", memory(found[name])))
+            rows.append((f"memory of a rank for the graph, {words}", memory_words(found[name])))
     partition = mapping(summary.get("partition"))
     if "cut_edges" in partition:
         how = f"{partition.get('how')}, {partition['cut_edges']:,} edges cut"
