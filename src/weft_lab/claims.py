@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from weft.report.page import Block, Chapter, Facts, Page, Part, Table, Words, write_html
-from weft.report.study import study_chapter
+from weft.report.study_report import study_chapter
 
 _HOLDS = {True: "holds", False: "does not hold", None: "not claimed"}
 

@@ -23,7 +23,7 @@ from weft.report.page import (
     present,
     value_table,
 )
-from weft.report.plan import plan_parts
+from weft.report.plan_report import plan_parts
 from weft.report.record import RunRecord, flat, mapping
 
 _PARTS = ("train", "validation", "test")

@@ -19,9 +19,9 @@ from weft.report.page import (
     plain,
     write_html,
 )
-from weft.report.plan import plan_chapter, read_plan
+from weft.report.plan_report import plan_chapter, read_plan
 from weft.report.record import RunRecord, flat, is_run, read_run
-from weft.report.run import (
+from weft.report.run_report import (
     better_when_low,
     in_unit,
     per_second,
@@ -30,7 +30,7 @@ from weft.report.run import (
     spoken,
     unit_of,
 )
-from weft.report.study import is_study, study_chapter
+from weft.report.study_report import is_study, study_chapter
 
 REPORT = "report.html"
 
