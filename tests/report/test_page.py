@@ -10,7 +10,7 @@ from sound_pages import assert_is_sound
 
 from weft.errors import DataError
 from weft.report import Chapter, Page, Part, Table, render, write_html
-from weft.report.figures import curves, grouped_bars, intervals, spy_plots
+from weft.report.figures import bars, curves, spy_plots
 from weft.report.page import Code, Facts, Figure, Words
 
 NASTY = "<script>alert('&\"')</script>"
@@ -39,9 +39,9 @@ def chapter(title: str, *figures: Figure | None) -> Chapter:
 
 def test_what_a_user_wrote_is_text_everywhere() -> None:
     line = curves(NASTY, {NASTY: [(1, 2), (2, 4)], "&b": [(1, 3)]}, x=NASTY, y=NASTY)
-    bars = intervals(NASTY, [(NASTY, 1.0, 0.5, 2.0), ("&", 2.0, 2.0, 2.0)], x=NASTY, marked=0)
-    groups = grouped_bars(NASTY, [NASTY, "b"], {NASTY: [1, 2]}, y=NASTY, note=NASTY)
-    text = render(Page(title="", chapters=[chapter(NASTY, line, bars, groups)]))
+    times = [(NASTY, 1.0, 0.5, 2.0), ("&", 2.0, 2.0, 2.0)]
+    shown = bars(NASTY, times, x=NASTY, of=NASTY, marked=[0], note=NASTY)
+    text = render(Page(title="", chapters=[chapter(NASTY, line, shown)]))
     page = assert_is_sound(text)
     assert page.words.count(NASTY) > 20
 

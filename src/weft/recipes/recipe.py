@@ -170,6 +170,10 @@ class Recipe(ABC):
     """The same of `weft plan NAME`."""
     kind: ClassVar[str | None]
     """What the model.json of its runs says under `kind`, for runs that record no recipe."""
+    trains: ClassVar[str] = "A network"
+    """What it trains, on the page of a run whose settings do not name a model."""
+    counts: ClassVar[str] = "graphs"
+    """What its `graphs_per_second` counts."""
     source: ClassVar[type[DataOptions]] = DataOptions
     """Options of where its data is read from."""
     common: ClassVar[tuple[str, ...]]

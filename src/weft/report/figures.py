@@ -6,7 +6,7 @@ import hashlib
 import io
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Points = Sequence[tuple[float, float]]
 """Pairs of x and y."""
+Bar = tuple[str, float, float, float]
+"""A name, a value, and the low and high end of its interval."""
 
 INK = "#010203"
 """Placeholder for the colour of the page's text."""
@@ -56,8 +58,6 @@ _SETTINGS: dict[str, Any] = {
     "lines.markersize": 4,
 }
 _MOST_POINTS = 120
-_WIDE = (9.4, 3.4)
-_USUAL = (5.6, 3.3)
 
 
 def curves(
@@ -69,8 +69,6 @@ def curves(
     x_log: bool = False,
     y_log: bool = False,
     from_zero: bool = False,
-    note: str = "",
-    wide: bool = False,
 ) -> Figure | None:
     """Lines by name; None where there is nothing to draw.
 
@@ -107,7 +105,9 @@ def curves(
         ax.set_xlabel(x)
         ax.set_ylabel(y)
         ax.grid(True)
-        _legend(ax, len(series))
+        if len(series) > 1:
+            columns = min(4, len(series))
+            ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2)
 
     found = [dict(points) for points in series.values()]
     table = Table(
@@ -121,127 +121,111 @@ def curves(
         f"{name} goes from {number(points[0][1])} to {number(points[-1][1])}"
         for name, points in series.items()
     )
-    svg = drawn(
-        draw, title=title, description=f"{y} by {x}. {described}.", size=_WIDE if wide else _USUAL
-    )
-    return Figure(title=title, svg=svg, table=table, note=note, wide=wide)
+    return _figure(draw, title=title, table=table, description=f"{y} by {x}. {described}.")
 
 
-def intervals(
+def bars(
     title: str,
-    bars: Sequence[tuple[str, float, float, float]],
+    rows: Sequence[Bar],
     *,
     x: str,
-    marked: int | None = None,
+    of: str,
+    marked: Collection[int] = (),
     note: str = "",
 ) -> Figure:
-    """Horizontal bars with whiskers: (name, value, low, high) each, from top to bottom."""
+    """Horizontal bars with whiskers, from top to bottom.
+
+    Args:
+        title: of the figure.
+        rows: the bars.
+        x: what the values are, with their unit.
+        of: what a bar stands for.
+        marked: numbers of the bars that stand out.
+        note: a sentence below it.
+    """
+    whiskers = any(low < value or high > value for _, value, low, high in rows)
 
     def draw(ax: Axes) -> None:
-        places = range(len(bars))
-        values = [value for _, value, _, _ in bars]
-        spread = [
-            [max(0.0, value - low) for _, value, low, _ in bars],
-            [max(0.0, high - value) for _, value, _, high in bars],
-        ]
-        colours = [PALETTE[0] if place == marked else PALETTE[7] for place in places]
-        ax.barh(list(places), values, height=0.62, color=colours, alpha=0.85)
-        if any(map(any, spread)):
-            ax.errorbar(
-                values, list(places), xerr=spread, fmt="none", color=INK, capsize=3, elinewidth=1
-            )
-        reach = max(high for _, _, _, high in bars)
-        for place, (_, value, _, high) in enumerate(bars):
+        places = list(range(len(rows)))
+        values = [value for _, value, _, _ in rows]
+        colours = [PALETTE[0] if place in marked else PALETTE[7] for place in places]
+        ax.barh(places, values, height=0.62, color=colours, alpha=0.85)
+        if whiskers:
+            spread = [
+                [max(0.0, value - low) for _, value, low, _ in rows],
+                [max(0.0, high - value) for _, value, _, high in rows],
+            ]
+            ax.errorbar(values, places, xerr=spread, fmt="none", color=INK, capsize=3, elinewidth=1)
+        reach = max(high for _, _, _, high in rows)
+        for place, (_, value, _, high) in enumerate(rows):
             ax.text(max(value, high) + 0.012 * reach, place, number(value), va="center", fontsize=9)
-        ax.set_yticks(list(places), [_short(name) for name, *_ in bars])
+        ax.set_yticks(places, [_short(name) for name, *_ in rows])
         ax.tick_params(axis="y", length=0)
-        ax.set_ylim(len(bars) - 0.4, -0.6)
+        ax.set_ylim(len(rows) - 0.4, -0.6)
         ax.set_xlim(0, 1.12 * reach if reach > 0 else 1)
         ax.grid(True, axis="x")
         ax.spines["left"].set_visible(False)
         ax.set_xlabel(x)
 
-    table = Table(
-        caption=f"{title}: {x}",
-        headings=("candidate", x, "from", "to"),
-        rows=[(name, *map(number, figures)) for name, *figures in bars],
-        marked=() if marked is None else (marked,),
-    )
-    best = min(bars, key=lambda bar: bar[1])
-    svg = drawn(
+    headings = (of, x, "from", "to")[: 4 if whiskers else 2]
+    best = min(rows, key=lambda row: row[1])
+    return _figure(
         draw,
         title=title,
-        description=f"{x} of {len(bars)} candidates; the least is {number(best[1])}, {best[0]}.",
-        size=(_WIDE[0], 0.9 + 0.34 * len(bars)),
+        description=f"{x} of {len(rows)} bars; the least is {number(best[1])}, {best[0]}.",
+        table=Table(
+            caption=f"{title}: {x}",
+            headings=headings,
+            rows=[(name, *map(number, values))[: len(headings)] for name, *values in rows],
+            marked=tuple(marked),
+        ),
+        note=note,
+        size=(9.4, 0.9 + 0.34 * len(rows)),
+        wide=True,
     )
-    return Figure(title=title, svg=svg, table=table, note=note, wide=True)
-
-
-def grouped_bars(
-    title: str, groups: Sequence[str], series: Mapping[str, Sequence[float]], *, y: str, note: str
-) -> Figure:
-    """A bar for each series in each group."""
-    width = 0.8 / max(1, len(series))
-
-    def draw(ax: Axes) -> None:
-        for index, (name, values) in enumerate(series.items()):
-            places = [place + (index + 0.5) * width - 0.4 for place in range(len(groups))]
-            ax.bar(places, values, 0.92 * width, color=PALETTE[index], label=name)
-        ax.set_xticks(range(len(groups)), list(groups))
-        ax.tick_params(axis="x", length=0)
-        ax.set_ylabel(y)
-        ax.grid(True, axis="y")
-        _legend(ax, len(series))
-
-    table = Table(
-        caption=f"{title}: {y}",
-        headings=("", *series),
-        rows=[
-            (name, *(number(values[place]) for values in series.values()))
-            for place, name in enumerate(groups)
-        ],
-    )
-    described = f"{y}: " + "; ".join(
-        f"{name} {', '.join(f'{g} {number(v)}' for g, v in zip(groups, values, strict=True))}"
-        for name, values in series.items()
-    )
-    svg = drawn(draw, title=title, description=described, size=_USUAL)
-    return Figure(title=title, svg=svg, table=table, note=note)
 
 
 def spy_plots(title: str, pictures: Mapping[str, Array], table: Table, note: str) -> Figure:
     """Where the entries of matrices are: int [k, k] counts by name, beside each other."""
 
-    def draw(axes: Any) -> None:
-        for ax, (name, counts) in zip(np.atleast_1d(axes), pictures.items(), strict=True):
-            _draw_counts(ax, np.asarray(counts))
+    def draw(*axes: Axes) -> None:
+        for ax, (name, counts) in zip(axes, pictures.items(), strict=True):
+            _draw_counts(ax, counts)
             ax.set_title(name, fontsize=10)
 
-    svg = drawn(
+    return _figure(
         draw,
         title=title,
         description=f"Matrices of edges, {' and '.join(pictures)}; dark cells hold more of them.",
+        table=table,
+        note=note,
         size=(9.0, 4.7),
+        wide=True,
         columns=len(pictures),
     )
-    return Figure(title=title, svg=svg, table=table, note=note, wide=True)
 
 
-def drawn(
-    draw: Callable[[Any], None],
+def _figure(
+    draw: Callable[..., None],
     *,
     title: str,
     description: str,
-    size: tuple[float, float],
+    table: Table,
+    note: str = "",
+    size: tuple[float, float] = (5.6, 3.3),
+    wide: bool = False,
     columns: int = 1,
-) -> str:
-    """A plot as an SVG element of the page.
+) -> Figure:
+    """A plot with its table.
 
     Args:
-        draw: draws on the axes that it gets, or on a list of `columns` of them.
-        title: of the plot, for screen readers.
+        draw: draws on the axes that it gets, as many as there are `columns`.
+        title: of the plot.
         description: of the plot, for screen readers.
+        table: the plotted numbers.
+        note: a sentence below it.
         size: width and height in inches; the page scales it.
+        wide: whether it takes the whole width of the page.
         columns: number of axes side by side.
 
     Raises:
@@ -259,11 +243,11 @@ def drawn(
     with matplotlib.rc_context(settings):
         # Figure itself, not pyplot: no display, no state that outlives this function.
         figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
-        axes: list[Axes] = list(figure.subplots(1, columns, squeeze=False).ravel())
-        draw(axes[0] if columns == 1 else axes)
+        draw(*figure.subplots(1, columns, squeeze=False).ravel())
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None})
-    return _element(file.getvalue(), title=title, description=description)
+    svg = _element(file.getvalue(), title=title, description=description)
+    return Figure(title=title, svg=svg, table=table, note=note, wide=wide)
 
 
 def _element(text: str, *, title: str, description: str) -> str:
@@ -309,21 +293,13 @@ def _draw_counts(ax: Axes, counts: Array) -> None:
     size = counts.shape[0]
     levels = np.ceil(len(_SHADES) * np.sqrt(counts / max(1, counts.max()))).astype(int)
     for level, shade in enumerate(_SHADES, start=1):
-        corners: list[tuple[float, float]] = []
-        for row in range(size):
-            columns = np.flatnonzero(levels[row] == level)
-            # Neighbours in a row are one shape.
-            for run in np.split(columns, np.flatnonzero(np.diff(columns) > 1) + 1):
-                if len(run):
-                    left, right = float(run[0]), float(run[-1] + 1)
-                    corners += [(left, row), (right, row), (right, row + 1), (left, row + 1)]
-                    corners.append((left, row))
-        if corners:
-            codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
-            shape = Path(corners, codes * (len(corners) // 5))
-            ax.add_patch(
-                PathPatch(shape, facecolor=PALETTE[0], edgecolor="none", linewidth=0, alpha=shade)
-            )
+        # Neighbours in a row are one shape, from where the level begins to where it ends.
+        steps = np.diff(np.pad(levels == level, ((0, 0), (1, 1))).astype(int))
+        (rows, left), (_, right) = np.nonzero(steps == 1), np.nonzero(steps == -1)
+        corners = np.array([[left, rows], [right, rows], [right, rows + 1], [left, rows + 1]])
+        if len(rows):
+            shape = Path.make_compound_path_from_polys(corners.transpose(2, 0, 1))
+            ax.add_patch(PathPatch(shape, facecolor=PALETTE[0], linewidth=0, alpha=shade))
     ax.set_xlim(0, size)
     ax.set_ylim(size, 0)
     ax.set_aspect("equal")
@@ -353,11 +329,6 @@ def _ticks(axis: Axis, *, log: bool, whole: bool = False) -> None:
 def _spans(values: Sequence[float]) -> bool:
     """Whether a logarithmic scale shows more: all positive, and some much larger than others."""
     return min(values) > 0 and max(values) > 4 * min(values)
-
-
-def _legend(ax: Axes, series: int) -> None:
-    if series > 1:
-        ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=min(4, series), borderaxespad=0.2)
 
 
 def _thinned(points: Points) -> Points:

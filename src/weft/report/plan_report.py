@@ -12,7 +12,7 @@ from weft.files import read_object
 from weft.planning import Plan
 from weft.planning.explain import memory_words, seconds_words
 from weft.planning.plan import CHOSEN, SCHEMA, Measured
-from weft.report.figures import curves, intervals
+from weft.report.figures import Bar, bars, curves
 from weft.report.page import (
     Block,
     Chapter,
@@ -106,6 +106,7 @@ def _measured_parts(plan: Plan, path: Path) -> list[Part]:
 
 def _candidates(plan: Plan) -> list[Block]:
     timed = [each for each in plan.measured if each.median is not None]
+    marked = [i for i, each in enumerate(timed) if each.outcome == CHOSEN]
     blocks: list[Block] = []
     unit = plan.units.removesuffix("s")
     if timed:
@@ -113,33 +114,24 @@ def _candidates(plan: Plan) -> list[Block]:
         scale, name = (
             (1.0, "s") if largest >= 1 else (1e3, "ms") if largest >= 1e-3 else (1e6, "µs")
         )
-        bars = [
-            (each.label, scale * (each.median or 0.0), *_interval(each, scale)) for each in timed
+        blocks += [
+            bars(
+                f"Time a {unit}",
+                [_bar(each, scale) for each in timed],
+                x=f"{name} a {unit}",
+                of="candidate",
+                marked=marked,
+                note="Whiskers are 95% intervals of the median, by the bootstrap.",
+            ),
+            bars(
+                "Projected time of the whole run",
+                [_bar(each, plan.total_units, each.projected_seconds) for each in timed],
+                x="s",
+                of="candidate",
+                marked=marked,
+                note=f"{_amount(plan).capitalize()}, with compiling and warming up.",
+            ),
         ]
-        marked = next((i for i, each in enumerate(timed) if each.outcome == CHOSEN), None)
-        note = "Whiskers are 95% intervals of the median, by the bootstrap."
-        title = f"Time a {unit}"
-        blocks.append(intervals(title, bars, x=f"{name} a {unit}", marked=marked, note=note))
-        projected = [
-            (
-                each.label,
-                each.projected_seconds,
-                *_interval(each, plan.total_units, each.start_seconds),
-            )
-            for each in timed
-            if each.projected_seconds is not None
-        ]
-        if projected:
-            names = [label for label, *_ in projected]
-            blocks.append(
-                intervals(
-                    "Projected time of the whole run",
-                    projected,
-                    x="s",
-                    marked=names.index(plan.chosen.label) if plan.chosen.label in names else None,
-                    note=f"{_amount(plan).capitalize()}, with compiling and warming up.",
-                )
-            )
     blocks.append(
         Table(
             caption="Everything that was considered",
@@ -175,11 +167,14 @@ def _candidate_row(each: Measured) -> tuple[str, ...]:
     )
 
 
-def _interval(each: Measured, scale: float, start: float = 0.0) -> tuple[float, float]:
-    """start + scale · t for the low and the high time t of a unit, or twice for the median."""
+def _bar(each: Measured, units: float, value: float | None = None) -> Bar:
+    """The time of so many units and its interval, around `value` where that is given."""
     median = each.median or 0.0
-    low, high = (start + scale * (median if end is None else end) for end in (each.low, each.high))
-    return low, high
+    middle = units * median if value is None else value
+    low, high = (
+        middle + units * (0.0 if end is None else end - median) for end in (each.low, each.high)
+    )
+    return each.label, middle, low, high
 
 
 def _use(plan: Plan, path: Path) -> list[Block]:

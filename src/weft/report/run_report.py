@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from weft.planning.explain import memory_words, seconds_words
-from weft.report.figures import curves, grouped_bars, spy_plots
+from weft.recipes.recipe import RECIPES, Recipe, recipe_named
+from weft.report.figures import bars, curves, spy_plots
 from weft.report.page import (
     Block,
     Chapter,
@@ -43,17 +44,6 @@ _MODELS = {
     "gcn": "GCN",
     "sage": "GraphSAGE",
 }
-_RECIPES = {
-    "molecules": ("A network", "structures a second"),
-    "crystals": ("A network", "structures a second"),
-    "programs": ("Gated graph network", "samples a second"),
-    "citations": ("GCN", "epochs a second"),
-    "full-graph": ("A network", "epochs a second"),
-    "links": ("Predictor of links", "pairs a second"),
-    "nodes": ("Classifier of nodes", "nodes a second"),
-}
-"""What a recipe trains where its settings do not name a model, and what its throughput counts."""
-_OWN_MODEL = ("A network", "graphs a second")
 _SHARES = ("accuracy",)
 
 
@@ -111,13 +101,18 @@ def in_unit(words: str, units: Collection[str]) -> str:
 
 def per_second(run: RunRecord) -> str:
     """What `graphs_per_second` counts."""
-    return _RECIPES.get(run.recipe, _OWN_MODEL)[1]
+    return f"{_recipe(run).counts} a second"
+
+
+def _recipe(run: RunRecord) -> Recipe | type[Recipe]:
+    """The recipe; for a model of the user's own, what holds of any."""
+    return recipe_named(run.recipe) if run.recipe in RECIPES else Recipe
 
 
 def _lead(run: RunRecord) -> str:
     config, summary = run.config, run.summary
     named = config.get("model")
-    what = _MODELS.get(str(named)) or _RECIPES.get(run.recipe, _OWN_MODEL)[0]
+    what = _MODELS.get(str(named)) or _recipe(run).trains
     words = f"{what} on {config['data']}" if "data" in config else what
     if "target" in config:
         unit = summary.get("unit")
@@ -238,6 +233,16 @@ _WORK: dict[str, tuple[str, Callable[[Any], str]]] = {
     "compilation.compile_seconds": ("time spent compiling", seconds_words),
 }
 """What a summary says of batches and compilation, by dotted name: in words, and how to show it."""
+_WEIGHTS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "counts.weights": ("weights", number),
+    "counts.active": ("of them active", number),
+    # Older runs counted weights that are not 0, active or not.
+    "counts.nonzero": ("of them not 0", number),
+    "step_costs.flops": ("FLOPs of a step, of the dense one's", percent),
+    "step_costs.seconds": ("time of a step", seconds_words),
+    "step_costs.dense_seconds": ("time of the same step dense", seconds_words),
+}
+"""The same of weights and what a step with them costs."""
 
 
 def _work(run: RunRecord) -> Part:
@@ -250,9 +255,7 @@ def _work(run: RunRecord) -> Part:
     if account.get("mode") == "eager":
         summary = {k: v for k, v in summary.items() if not k.startswith("compilation.")}
         summary["compilation.mode"] = "no: eager"
-    rows = [
-        (words, show(summary[name])) for name, (words, show) in _WORK.items() if name in summary
-    ]
+    rows = _value_rows(summary, _WORK)
     blocks: list[Block] = []
     if rows:
         blocks.append(value_table("Batches and compilation", rows))
@@ -272,8 +275,14 @@ def _work(run: RunRecord) -> Part:
     return Part(title="Fill and compilation", blocks=blocks)
 
 
+def _value_rows(
+    summary: Mapping[str, Any], table: Mapping[str, tuple[str, Callable[[Any], str]]]
+) -> list[tuple[str, str]]:
+    """Those rows of a table of dotted names that a flat summary has values for."""
+    return [(words, show(summary[key])) for key, (words, show) in table.items() if key in summary]
+
+
 def _sparsity(run: RunRecord) -> Part | None:
-    counts, costs = mapping(run.summary.get("counts")), mapping(run.summary.get("step_costs"))
     figure = curves(
         "Sparsity",
         {"inactive weights": [(x, 100 * y) for x, y in run.series("sparsity", by="epoch")]},
@@ -281,23 +290,14 @@ def _sparsity(run: RunRecord) -> Part | None:
         y="inactive weights, %",
         from_zero=True,
     )
-    rows = []
-    # Older runs counted weights that are not 0, active or not.
-    for key, words in (("active", "of them active"), ("nonzero", "of them not 0")):
-        if key in counts and "weights" in counts:
-            rows.append(("weights", number(counts["weights"])))
-            rows.append((words, number(counts[key])))
-    if "flops" in costs:
-        rows.append(("FLOPs of a step, of the dense one's", percent(costs["flops"])))
-    if {"seconds", "dense_seconds"} <= set(costs):
-        rows.append(("time of a step", seconds_words(costs["seconds"])))
-        rows.append(("time of the same step dense", seconds_words(costs["dense_seconds"])))
-    ratios = [ratio for ratio in costs.get("ratios") or [] if isinstance(ratio, int | float)]
+    if figure is None and run.config.get("sparsify") in (None, "none"):
+        return None
+    summary = flat(run.summary)
+    rows = _value_rows(summary, _WEIGHTS)
+    ratios = [ratio for ratio in summary.get("step_costs.ratios") or [] if ratio is not None]
     if ratios:
         between = f"{percent(min(ratios))} to {percent(max(ratios))}"
         rows.append(("the one over the other, by round", between))
-    if figure is None and run.config.get("sparsify") in (None, "none"):
-        return None
     caption = "Weights and what a step costs; FLOPs saved and time saved are different things"
     table = value_table(caption, rows) if rows else None
     return Part(title="Sparsity", blocks=present(figure, table))
@@ -313,19 +313,31 @@ def _communication(summary: Mapping[str, Any]) -> Part | None:
     blocks: list[Block] = []
     kinds = sorted(recorded | predicted)
     if kinds:
-        series = {"recorded": [recorded.get(kind, 0.0) / 1e3 for kind in kinds]}
         note = "Received in an epoch, on the rank that it costs most."
         if predicted:
-            series["predicted"] = [predicted.get(kind, 0.0) / 1e3 for kind in kinds]
             same = all(abs(recorded.get(k, 0) - predicted.get(k, 0)) < 1 for k in kinds)
             note += (
                 " What the formulas predict is what was recorded, to the byte."
                 if same
                 else " Predicted by the formulas from the rank's own edges."
             )
-        names = [kind.replace("_", "-") for kind in kinds]
+        sources = {"recorded": recorded} | ({"predicted": predicted} if predicted else {})
+        sizes = [
+            (f"{kind.replace('_', '-')}, {name}", size, size, size)
+            for kind in kinds
+            for name, by_kind in sources.items()
+            for size in [by_kind.get(kind, 0.0) / 1e3]
+        ]
+        marked = range(0, len(sizes), len(sources))
         blocks.append(
-            grouped_bars("Bytes by collective", names, series, y="kB an epoch", note=note)
+            bars(
+                "Bytes by collective",
+                sizes,
+                x="kB an epoch",
+                of="collective",
+                marked=marked,
+                note=note,
+            )
         )
     spent = _numbers(found.get("seconds"))
     rows = [("grid", f"{summary.get('grid', '–')} on {summary.get('ranks', '–')} ranks")]

@@ -63,6 +63,7 @@ class FullGraphRecipe(Recipe):
     """
     plan_help = ""
     kind = "full graph"
+    counts = "epochs"
     source = FullGraphOptions
     common = (
         *("data", "features", "labels", "split", "model", "hidden", "ranks", "grid", "partition"),

@@ -52,6 +52,7 @@ class LinksRecipe(StandardRecipe):
       weft plan links --data my_edges.txt --hidden 1024 1024 --sparsify rigl
     """
     kind = "links"
+    trains, counts = "Predictor of links", "pairs"
     common = (
         *("data", "hidden", "sparsify", "sparsity", "form", "batch_size", "learning_rate"),
         "epochs",

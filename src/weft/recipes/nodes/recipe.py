@@ -65,6 +65,7 @@ class NodesRecipe(StandardRecipe):
       weft plan nodes --data cora --model fnn --hidden 1024 1024 --sparsify rigl
     """
     kind = "nodes"
+    trains, counts = "Classifier of nodes", "nodes"
     source = NodesDataOptions
     common = (
         *("data", "model", "split", "hidden", "sparsify", "sparsity", "form"),
@@ -224,6 +225,7 @@ class CitationsRecipe(StandardRecipe):
       weft plan citations --data pubmed
     """
     kind = None
+    trains, counts = "GCN", "epochs"
     replaced_by = "weft train nodes --split public --learning-rate 0.01 --schedule.shape constant"
     common = ("data", "learning_rate", "weight_decay", "epochs", "patience")
 

@@ -37,6 +37,7 @@ class ProgramsRecipe(StandardRecipe):
       weft plan programs --limit 20000 --run-steps 5000
     """
     kind = "programs"
+    trains, counts = "Gated graph network", "samples"
     common = ("data", "limit", "hidden", "steps", "learning_rate", "epochs")
     predicts_with = ("out", "threshold", "all", "format", "quiet")
     shares_batches = True

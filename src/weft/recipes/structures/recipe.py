@@ -39,6 +39,7 @@ class MoleculesRecipe(StandardRecipe):
       weft plan molecules --data water.extxyz --target energy --forces forces --model painn
     """
     kind = "molecules"
+    counts = "structures"
     common = ("data", "target", "forces", "model", "hidden", "layers", "learning_rate", "epochs")
     predicts_with = ("out", "forces", "quiet")
     before = BEFORE
