@@ -1,4 +1,4 @@
-"""`weft predict RUN FILE`: values with their units, in files that others read."""
+"""`weft predict RUN [FILE]`: values with their units, in files that others read."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_mistakes(weft, mistake, tmp_path, run, small_cora, words, named):
 def test_help(weft):
     said = weft("predict", "--help")
     assert said.code == 0
-    assert "usage: weft predict [-h] [OPTIONS] RUN FILE" in said.out
+    assert "usage: weft predict [-h] [OPTIONS] RUN [FILE]" in said.out
     assert "  weft predict runs/molecules-qm9-u0 new.extxyz --out" in said.out
     assert "forces in eV/Å" in said.out
     assert weft("predict").code == 2

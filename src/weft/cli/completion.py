@@ -9,7 +9,7 @@ import importlib
 import io
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, make_dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Union
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Union
 
 import tyro
 
@@ -28,51 +28,49 @@ _ZSH_FROM_0 = '"${words[@]}" "$((CURRENT - 1))"'
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bash:
+class Completion:
+    """Print the completions for a shell."""
+
+    shell: ClassVar[str]
+
+    def __call__(self, console: Console) -> int:
+        """Print them."""
+        script = io.StringIO()
+        with redirect_stdout(script), suppress(SystemExit):
+            tyro.cli(every_command(), prog="weft", args=["--tyro-print-completion", self.shell])
+        text = script.getvalue().replace(_FISH, _FISH_PIPED).replace(_ZSH, _ZSH_FROM_0)
+        console.out(text, end="", highlight=False)
+        return 0
+
+
+class Bash(Completion):
     """Print the completions for bash.
 
     Once, and again after an update:
       weft completion bash > ~/.local/share/bash-completion/completions/weft
     """
 
-    def __call__(self, console: Console) -> int:
-        """Print it."""
-        return _print("bash", console)
+    shell = "bash"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Zsh:
+class Zsh(Completion):
     """Print the completions for zsh.
 
     Once, and again after an update, into a folder of $fpath:
       weft completion zsh > "${fpath[1]}/_weft"
     """
 
-    def __call__(self, console: Console) -> int:
-        """Print it."""
-        return _print("zsh", console)
+    shell = "zsh"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fish:
+class Fish(Completion):
     """Print the completions for fish.
 
     Once, and again after an update:
       weft completion fish > ~/.config/fish/completions/weft.fish
     """
 
-    def __call__(self, console: Console) -> int:
-        """Print it."""
-        return _print("fish", console)
-
-
-def _print(shell: str, console: Console) -> int:
-    script = io.StringIO()
-    with redirect_stdout(script), suppress(SystemExit):
-        tyro.cli(every_command(), prog="weft", args=["--tyro-print-completion", shell])
-    text = script.getvalue().replace(_FISH, _FISH_PIPED).replace(_ZSH, _ZSH_FROM_0)
-    console.out(text, end="", highlight=False)
-    return 0
+    shell = "fish"
 
 
 def every_command() -> Any:
@@ -84,24 +82,16 @@ def every_command() -> Any:
             found.append(_named(name, shown_options(module.COMMAND), told))
             continue
         commands = [
-            _named(
-                each,
-                shown_options(command),
-                (command.__doc__ or "").strip().split("\n")[0],
-            )
+            _named(each, shown_options(command), (command.__doc__ or "").strip().split("\n")[0])
             for each, command in module.COMMANDS.items()
         ]
-        choice = _annotated(_union(commands), tyro.conf.arg(name=""))
-        found.append(_named(name, make_dataclass(name, [("command", choice)]), told))
+        field = ("command", Annotated[_union(commands), tyro.conf.arg(name="")])
+        found.append(_named(name, make_dataclass(name, [field]), told))
     return _union(found)
 
 
 def _named(name: str, kind: Any, told: str) -> Any:
-    return _annotated(kind, tyro.conf.subcommand(name, description=told, prefix_name=False))
-
-
-def _annotated(kind: Any, marker: object) -> Any:
-    return Annotated[kind, marker]
+    return Annotated[kind, tyro.conf.subcommand(name, description=told, prefix_name=False)]
 
 
 def _union(kinds: list[Any]) -> Any:

@@ -21,7 +21,7 @@ _OWN = {
     "data": ("the data sets: list them, get one, look at one", "weft.cli.data"),
     "train": ("train a model with a recipe", "weft.cli.train"),
     "predict": (
-        "apply a trained run to new structures, graphs or code: weft predict RUN FILE",
+        "apply a trained run to new structures, graphs or code: weft predict RUN [FILE]",
         "weft.cli.predict",
     ),
     "plan": ("which way to train is fastest here: weft plan molecules", "weft.cli.plan_command"),
@@ -108,22 +108,23 @@ def parse(group: str, words: Sequence[str]) -> Command:
     from weft.cli.options import parse_options
 
     what, module_name = groups()[group]
-    module = importlib.import_module(module_name)
-    renamed: dict[str, str] = getattr(module, "RENAMED", {})
-    words = [_as_now(word, renamed) for word in words]
+    module, prog = importlib.import_module(module_name), f"weft {group}"
     if hasattr(module, "COMMAND"):
-        return _parsed(parse_options(module.COMMAND, words, prog=f"weft {group}"))
-    commands: Mapping[str, type[Any]] = module.COMMANDS
-    if words and words[0] in commands:
+        command = module.COMMAND
+    else:
+        commands: Mapping[str, type[Any]] = module.COMMANDS
+        if words and words[0] in ("-h", "--help", "help"):
+            _show_group(group, what, commands)
+            raise SystemExit(0)
+        if not words or words[0] not in commands:
+            problem = f"there is no '{words[0]}'" if words else "a command is missing"
+            raise ValueError(f"{problem} in `{prog}`; choose from {', '.join(commands)}")
         # By itself, so that messages name this command and its options, not the group's.
-        prog, command = f"weft {group} {words[0]}", commands[words[0]]
-        options = [_as_now(word, getattr(command, "RENAMED", {})) for word in words[1:]]
-        return _parsed(parse_options(command, options, prog=prog))
-    if words and words[0] in ("-h", "--help", "help"):
-        _show_group(group, what, commands)
-        raise SystemExit(0)
-    problem = f"there is no '{words[0]}'" if words else "a command is missing"
-    raise ValueError(f"{problem} in `weft {group}`; choose from {', '.join(commands)}")
+        prog, command, words = f"{prog} {words[0]}", commands[words[0]], words[1:]
+    for earlier in (getattr(module, "RENAMED", {}), getattr(command, "RENAMED", {})):
+        words = [_as_now(word, earlier) for word in words]
+    found: Command = parse_options(command, words, prog=prog)
+    return found
 
 
 def _show_group(group: str, what: str, commands: Mapping[str, type[Any]]) -> None:
@@ -134,11 +135,6 @@ def _show_group(group: str, what: str, commands: Mapping[str, type[Any]]) -> Non
         lines.append(f"  {name:<16} {(command.__doc__ or '').splitlines()[0]}")
     lines += ["", f"`weft {group} COMMAND --help` shows every option, with examples."]
     console.out("\n".join(lines), highlight=False)
-
-
-def _parsed(command: Any) -> Command:
-    found: Command = command
-    return found
 
 
 def _as_now(word: str, renamed: Mapping[str, str]) -> str:

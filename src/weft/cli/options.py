@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import operator
 import re
-import types
 import typing
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import docstring_parser
 import tyro
+from rich.console import Console
 
 T = TypeVar("T")
 
@@ -44,18 +45,19 @@ def shown_options(command: type[Any]) -> type[Any]:
     more: list[Any] = []
     parts: list[Any] = []
     for owner, field, default in _fields(command):
-        described = _described(owner, field, default)
         if _is_part(default):
-            parts.append((field.name, *_nested(owner, field, default)))
-        elif common is None or field.name in common:
-            first.append(described)
+            kind = parts
         else:
-            more.append(described)
+            kind = first if common is None or field.name in common else more
+        kind.append(_shown(owner, field, default))
     if common is not None:
         first.sort(key=lambda each: common.index(each[0]))
     if more:
-        rest = _dataclass("More", [(name, *_unprefixed(hint, own)) for name, hint, own in more])
-        group = Annotated[rest, tyro.conf.arg(prefix_name=False)]  # type: ignore[valid-type]
+        unprefixed = tyro.conf.arg(prefix_name=False)
+        rest = _dataclass(
+            "More", [(name, Annotated[hint, unprefixed], f) for name, hint, f in more]
+        )
+        group = Annotated[rest, unprefixed]  # type: ignore[valid-type]
         first.append((MORE, group, dataclasses.field(default_factory=rest)))
     found = _dataclass(command.__name__, [*first, *parts])
     found.__doc__ = command.__doc__
@@ -89,29 +91,19 @@ def _dataclass(name: str, fields: list[Any]) -> type[Any]:
     return dataclasses.make_dataclass(name, fields, frozen=True, kw_only=True)
 
 
-def _nested(owner: type[Any], field: dataclasses.Field[Any], default: Any) -> tuple[Any, Any]:
-    """A group of options with a prefix, such as --schedule.shape."""
-    kind = type(default)
-    fields = []
-    for each in dataclasses.fields(kind):
-        value = getattr(default, each.name)
-        if _is_part(value):
-            fields.append((each.name, *_nested(kind, each, value)))
-        else:
-            fields.append(_described(kind, each, value))
-    group = _dataclass(kind.__name__, fields)
-    told = tyro.conf.arg(help=_sentence(_help(owner, field.name)))
-    return Annotated[group, told], dataclasses.field(default_factory=group)
+def _shown(owner: type[Any], field: dataclasses.Field[Any], default: Any) -> tuple[str, Any, Any]:
+    """A field for `make_dataclass`: its type with the help and without a visible None.
 
-
-def _unprefixed(hint: Any, field: Any) -> tuple[Any, Any]:
-    return Annotated[hint, tyro.conf.arg(prefix_name=False)], field
-
-
-def _described(
-    owner: type[Any], field: dataclasses.Field[Any], default: Any
-) -> tuple[str, Any, Any]:
-    """A field for `make_dataclass`: its type with the help and without a visible None."""
+    A part is a group of options with a prefix, such as --schedule.shape.
+    """
+    if _is_part(default):
+        kind = type(default)
+        inner = [
+            _shown(kind, each, getattr(default, each.name)) for each in dataclasses.fields(kind)
+        ]
+        group = _dataclass(kind.__name__, inner)
+        heading = tyro.conf.arg(help=_sentence(_help(owner, field.name)))
+        return field.name, Annotated[group, heading], dataclasses.field(default_factory=group)
     hint = typing.get_type_hints(owner, include_extras=True)[field.name]
     told: dict[str, Any] = {"help": _sentence(_help(owner, field.name), hint)}
     markers: list[Any] = []
@@ -139,12 +131,8 @@ def _described(
     return field.name, hint, dataclasses.field(default=default)
 
 
-def _is_union(hint: Any) -> bool:
-    return typing.get_origin(hint) in (typing.Union, types.UnionType)
-
-
 def _allows_none(hint: Any) -> bool:
-    return _is_union(hint) and type(None) in typing.get_args(hint)
+    return type(None) in typing.get_args(hint)
 
 
 def _optional_part(hint: Any) -> type[Any] | None:
@@ -165,13 +153,10 @@ def _help(owner: type[Any], name: str) -> str:
 
 def _sentence(text: str, hint: Any = None) -> str:
     """The text with a capital, unless it begins with one of the option's own values."""
-    values = [str(value) for each in (hint, *typing.get_args(hint)) for value in _literals(each)]
+    literals = [h for h in (hint, *typing.get_args(hint)) if typing.get_origin(h) is Literal]
+    values = [str(value) for each in literals for value in typing.get_args(each)]
     first = re.split(r"\W", text, maxsplit=1)[0]
     return text if first in values else text[:1].upper() + text[1:]
-
-
-def _literals(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
 
 
 def _rebuilt(command: type[T], parsed: Any) -> T:
@@ -211,3 +196,9 @@ def _value(owner: type[Any], name: str, given: Any, default: Any) -> Any:
         names = [each.name for each in dataclasses.fields(part)]
         return part(**dict(zip(names, given, strict=True)))
     return given
+
+
+def print_config(config: Any, console: Console) -> int:
+    """Print a configuration dataclass as JSON."""
+    console.out(json.dumps(dataclasses.asdict(config), indent=2, default=str), highlight=False)
+    return 0

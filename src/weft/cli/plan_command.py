@@ -18,8 +18,8 @@ RENAMED = {"--column": "--target", "--rounds": "--steps", "--json": "--out"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions:
-    """Options of all plans.
+class Plan(RecipeCommand):
+    """`weft plan RECIPE`, for any recipe.
 
     Attributes:
         run_steps: Plan for a run of so many optimizer steps: compiling has to pay within them. By
@@ -36,10 +36,6 @@ class PlanOptions:
     budget: float | None = None
     out: Path = Path("plan.json")
     quiet: bool = False
-
-
-class Plan(RecipeCommand, PlanOptions):
-    """`weft plan RECIPE`, for any recipe."""
 
     def __call__(self, console: Console) -> int:
         """Measure, print the table and the reasons, and write the plan."""

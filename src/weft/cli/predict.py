@@ -1,4 +1,4 @@
-"""`weft predict RUN FILE`: one command for the runs of every recipe."""
+"""`weft predict RUN [FILE]`: one command for the runs of every recipe."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Predict(PredictOptions):
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    file: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = None
+    file: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[FILE]")] = None
 
     def __call__(self, console: Console) -> int:
         """Predict, write the file, and print the first values."""

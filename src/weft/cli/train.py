@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from weft.cli.show import print_config
+from weft.cli.options import print_config
 from weft.errors import DataError
 from weft.recipes.recipe import RECIPES, DataOptions, Recipe, Start, recipe_named
 
@@ -42,8 +42,20 @@ class RecipeCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions:
-    """Options of every training.
+class RankOptions:
+    """Options of a recipe whose batches several processes can share.
+
+    Attributes:
+        ranks: Processes that share every batch, started here; their losses are those of one. Over
+            several hosts they are started with torchrun instead.
+    """
+
+    ranks: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(RecipeCommand):
+    """`weft train RECIPE`, for any recipe.
 
     Attributes:
         out: Write metrics, checkpoints and weights to this folder; by default runs/ with a name
@@ -64,22 +76,6 @@ class TrainOptions:
     threads: int | None = None
     quiet: bool = False
     print_config: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankOptions:
-    """Options of a recipe whose batches several processes can share.
-
-    Attributes:
-        ranks: Processes that share every batch, started here; their losses are those of one. Over
-            several hosts they are started with torchrun instead.
-    """
-
-    ranks: int = 1
-
-
-class Train(RecipeCommand, TrainOptions):
-    """`weft train RECIPE`, for any recipe."""
 
     def __call__(self, console: Console) -> int:
         """Train, then print what came out and where it is."""

@@ -41,7 +41,7 @@ class BenchCommand:
     def __call__(self, console: Console) -> int:
         """Run it, print the tables, and write the file."""
         # Imported here and not above: help needs no torch.
-        from weft.cli.show import print_config
+        from weft.cli.options import print_config
         from weft.training.launch import LaunchStopped
         from weft_lab.bench.result import print_result
 

@@ -61,7 +61,7 @@ class StudyCommand:
     def __call__(self, console: Console) -> int:
         """Measure, print the tables, and write everything to the folder."""
         # Imported here and not above: help needs no torch.
-        from weft.cli.show import print_config
+        from weft.cli.options import print_config
         from weft.training import prepare_process
         from weft.training.launch import LaunchStopped
         from weft_lab.machine import machine
