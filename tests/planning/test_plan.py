@@ -12,8 +12,8 @@ from rich.console import Console
 from weft.batching import BatchingConfig
 from weft.errors import DataError
 from weft.planning import Measured, Plan, cached_plan, keep_plan, plan_key, show_plan
-from weft.planning.cache import plan_path
 from weft.planning.explain import memory_words, reasons, seconds_words
+from weft.planning.task import plan_path
 
 
 def measured(label: str, outcome: str, median: float | None, **more) -> Measured:

@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING
 from weft.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from weft.planning.cache import cached_plan as cached_plan
-    from weft.planning.cache import keep_plan as keep_plan
-    from weft.planning.cache import plan_key as plan_key
     from weft.planning.candidate import Candidate as Candidate
     from weft.planning.candidate import applied as applied
     from weft.planning.candidate import set_threads as set_threads
@@ -17,6 +14,9 @@ if TYPE_CHECKING:
     from weft.planning.plan import Measured as Measured
     from weft.planning.plan import Plan as Plan
     from weft.planning.search import best_plan as best_plan
+    from weft.planning.task import cached_plan as cached_plan
+    from weft.planning.task import keep_plan as keep_plan
+    from weft.planning.task import plan_key as plan_key
     from weft.planning.worker import Turn as Turn
     from weft.planning.worker import Work as Work
     from weft.planning.worker import Worker as Worker

@@ -28,12 +28,19 @@ from weft.batching import (
     graph_sizes,
 )
 from weft.graphs import GraphTable, open_table, write_table
-from weft.planning.cache import cached_plan, keep_plan, plan_key
 from weft.planning.candidate import Candidate
 from weft.planning.explain import show_plan
 from weft.planning.plan import Measured, Plan, Target
 from weft.planning.search import best_plan
-from weft.planning.task import ENDLESS, best_of, content_of, thread_counts
+from weft.planning.task import (
+    ENDLESS,
+    best_of,
+    cached_plan,
+    content_of,
+    keep_plan,
+    plan_key,
+    thread_counts,
+)
 from weft.planning.worker import prepare_workers
 from weft.training import Compilation, CompileMode, FitConfig, fit, seed_everything
 from weft.training.step import Loss
@@ -170,16 +177,7 @@ def plan(
 
 @dataclass(frozen=True, kw_only=True)
 class OwnWork:
-    """Training of a user's model, for the planner.
-
-    Attributes:
-        model_fn: makes the model.
-        table: folder of the graphs.
-        loss: of a model and a batch.
-        optimizer: makes one.
-        batch_size: graphs in a batch.
-        units: what a step is counted in.
-    """
+    """Training of a user's model, for the planner: what `plan` was given, the table as a folder."""
 
     model_fn: Callable[[], nn.Module]
     table: Path

@@ -163,11 +163,8 @@ def show_plan(plan: Plan, console: Console) -> None:
     title = f"plan of {plan.recipe or 'a run'}: {plan.total_units:,.0f} {plan.units}"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("candidate", ratio=1)
-    table.add_column(a_unit(plan.units), justify="right", no_wrap=True)
-    table.add_column("±", justify="right", no_wrap=True)
-    table.add_column("start", justify="right", no_wrap=True)
-    table.add_column("run", justify="right", no_wrap=True)
-    table.add_column("memory", justify="right", no_wrap=True)
+    for heading in (a_unit(plan.units), "±", "start", "run", "memory"):
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for each in plan.measured:
         style = "bold" if each.outcome == CHOSEN else ""

@@ -89,7 +89,7 @@ class Plan:
             without a time.
         reasons: why, in sentences.
         planning_seconds: that finding out has taken.
-        key: data, model, machine and versions that it holds for; see `weft.planning.cache`.
+        key: data, model, machine and versions that it holds for; see `weft.planning.plan_key`.
         command: that makes it again.
         created: when, UTC, ISO 8601.
     """

@@ -188,6 +188,14 @@ class Search:
         found = [each for each in self.trials if not each.outcome and each.timing is not None]
         return self.ordered(found)
 
+    def usable(self) -> list[Trial]:
+        """Those that have a time and could be trained with, best first."""
+        sound = ("", CHOSEN, "slower", "dropped", "larger")
+        timed = [each for each in self.trials if each.timing is not None]
+        return self.ordered(
+            [e for e in timed if e.outcome in sound or e.outcome.startswith(UNFINISHED)]
+        )
+
     def ordered(self, trials: list[Trial]) -> list[Trial]:
         """Best first."""
         if self.target == "memory":
@@ -201,9 +209,7 @@ class Search:
 
     def results(self) -> list[Measured]:
         """All of them: those with a time first, best first."""
-        usable = [e for e in self.trials if e.timing is not None and _is_usable(e)]
-        usable = self.ordered(usable)
-        usable.sort(key=lambda each: each.outcome != CHOSEN)
+        usable = sorted(self.usable(), key=lambda each: each.outcome != CHOSEN)
         others = [each for each in self.trials if each not in usable]
         return [each.measured() for each in usable + others]
 
@@ -342,9 +348,7 @@ class Search:
 
     def choose(self) -> Trial:
         """The best; the others get their outcomes."""
-        left = self.racing() or self.ordered(
-            [each for each in self.trials if each.timing is not None and _is_usable(each)]
-        )
+        left = self.racing() or self.usable()
         if not left:
             became = "; ".join(f"{each.label}: {each.outcome}" for each in self.trials)
             raise DataError(f"there is nothing to choose from: {became or 'no candidates'}")
@@ -379,11 +383,6 @@ class Search:
                     stack.callback(each.leave, each.outcome)
 
 
-def _is_usable(trial: Trial) -> bool:
-    beaten = ("", CHOSEN, "slower", "dropped", "larger")
-    return trial.outcome in beaten or trial.outcome.startswith(UNFINISHED)
-
-
 class Trial:
     """One candidate and its account.
 
@@ -406,8 +405,7 @@ class Trial:
         self._total = total_units
         self._steps: list[tuple[float, int]] = []
         self._start: list[tuple[float, int]] = []
-        self._compiled = 0.0
-        self._compilations = self._eager_calls = 0
+        self._last: Turn | None = None
         self._to_come = 0.0
 
     @property
@@ -420,9 +418,7 @@ class Trial:
         self.turns += 1
         self._steps += turn.samples
         self._start += turn.start
-        self._compiled, self._compilations = turn.compile_seconds, turn.compilations
-        self._eager_calls = turn.eager_calls
-        self.peak_memory = turn.peak_memory
+        self._last, self.peak_memory = turn, turn.peak_memory
         if any(units for _, units in self._steps):
             self.timing = time_a_unit(self._steps)
             self._to_come = self._later_starts(turn, self.timing.median)
@@ -460,21 +456,18 @@ class Trial:
 
     def measured(self) -> Measured:
         """The account, to be kept."""
-        timing, steps = self.timing, len(self._steps)
+        timing, last, steps = self.timing, self._last, len(self._steps)
         return Measured(
+            **(dataclasses.asdict(timing) if timing is not None else {}),
             label=self.label,
             settings=dict(self.candidate.settings),
             outcome=self.outcome,
-            samples=timing.samples if timing is not None else (),
             steps=steps,
             step_units=sum(units for _, units in self._steps) / max(1, steps),
-            median=timing.median if timing is not None else None,
-            low=timing.low if timing is not None else None,
-            high=timing.high if timing is not None else None,
             start_seconds=self.start_seconds,
-            compile_seconds=self._compiled,
-            compilations=self._compilations,
-            eager_calls=self._eager_calls,
+            compile_seconds=last.compile_seconds if last is not None else 0.0,
+            compilations=last.compilations if last is not None else 0,
+            eager_calls=last.eager_calls if last is not None else 0,
             peak_memory=self.peak_memory,
             projected_seconds=self.projected[0] if timing is not None else None,
         )

@@ -9,19 +9,24 @@ import math
 import shlex
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numba
+import torch
+
+import weft
+from weft.errors import DataError
 from weft.files import json_text
 from weft.graphs import Array, GraphTable
 from weft.graphs.checksums import checksum, table_checksums
-from weft.planning.cache import cached_plan, keep_plan, plan_key
 from weft.planning.candidate import Candidate
 from weft.planning.plan import NOT_TRIED, UNFINISHED, Measured, Plan, Target
 from weft.planning.search import Waves, best_plan
 from weft.planning.worker import Work
-from weft.training.hardware import cores
+from weft.sources.table_cache import data_folder
+from weft.training.hardware import cores, hardware
 from weft.training.run import first_difference
 
 ENDLESS = 10**9
@@ -29,6 +34,7 @@ ENDLESS = 10**9
 
 # A run of half the length, or twice, is much the same.
 _SIMILAR = 0.5
+_FOLDER = "plans"
 
 
 class PlanTask(ABC):
@@ -105,6 +111,90 @@ def content_of_arrays(arrays: Mapping[str, Array]) -> str:
 
 def _hash(sums: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
+
+
+def plan_key(
+    *,
+    recipe: str,
+    data: str,
+    config: Any,
+    planned: Iterable[str],
+    target: Target,
+    total_units: float,
+) -> dict[str, Any]:
+    """What a plan holds for, as JSON values; two alike need only one plan.
+
+    Args:
+        recipe: its name.
+        data: a hash of the data's content.
+        config: the recipe's configuration, a dataclass, or a mapping that describes the work.
+        planned: dotted names of its settings that the plan decides, and so does not depend on.
+        target: what is to be least.
+        total_units: how much is to be trained: the time of compiling is spread over it.
+    """
+    given = dict(config) if isinstance(config, Mapping) else dataclasses.asdict(config)
+    plain = json.loads(json_text(given, default=str))
+    for name in planned:
+        part = plain
+        *path, last = name.split(".")
+        for each in path:
+            part = part.get(each) or {}
+        part.pop(last, None)
+    machine = hardware()
+    if "memory_gib" in machine:
+        # Whole ones: what the system keeps for itself changes with every start.
+        machine["memory_gib"] = round(machine["memory_gib"])
+    return {
+        "recipe": recipe,
+        "data": data,
+        "config": plain,
+        "target": target,
+        "total_units": total_units,
+        "machine": machine,
+        "versions": {
+            "weft": weft.__version__,
+            "torch": str(torch.__version__),
+            "numba": str(numba.__version__),
+        },
+    }
+
+
+def plan_path(key: Mapping[str, Any], data_dir: Path | None = None) -> Path:
+    """Where the plan of this key is kept, whether it is there or not."""
+    text = json.dumps(key, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return data_folder(data_dir) / _FOLDER / f"{digest}.json"
+
+
+def cached_plan(key: Mapping[str, Any], data_dir: Path | None = None) -> Plan | None:
+    """The plan made for this key; None where there is none that can be read."""
+    path = plan_path(key, data_dir)
+    if not path.exists():
+        return None
+    try:
+        return Plan.load(path)
+    except DataError:
+        # Of an older version, or damaged: a new plan takes its place.
+        return None
+
+
+def keep_plan(plan: Plan, data_dir: Path | None = None) -> Path:
+    """Keep a plan for the next time its `key` comes up; gives its file.
+
+    Raises:
+        DataError: the data folder cannot be written.
+    """
+    assert plan.key, "a plan is kept under its key"
+    path = plan_path(plan.key, data_dir)
+    try:
+        path.parent.mkdir(exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"the folder {path.parent} cannot be made ({error.strerror}); choose another with "
+            "--data-dir or the environment variable WEFT_DATA_DIR"
+        ) from None
+    plan.save(path)
+    return path
 
 
 def key_of(task: PlanTask, *, steps: int | None = None, target: Target = "time") -> dict[str, Any]:

@@ -46,15 +46,11 @@ _FILE_PAGES = ("active_file ", "inactive_file ")
 
 
 class Work(Protocol):
-    """A training that the planner can start in a process of its own; it must be picklable.
-
-    Attributes:
-        units: what a step's size is counted in: `graphs`, `epochs` or `samples`.
-    """
+    """A training that the planner can start in a process of its own; it must be picklable."""
 
     @property
     def units(self) -> str:
-        """What a step's size is counted in."""
+        """What a step's size is counted in: `graphs`, `epochs` or `samples`."""
         ...
 
     def train(self, settings: Mapping[str, Any]) -> None:
@@ -186,8 +182,7 @@ class Worker:
         while (message := self._hear(patience))["kind"] != "turn":
             self.spent = message["start_seconds"]
         self.spent = message["start_seconds"]
-        self.peak_memory = max(self.peak_memory, self._memory(), message["peak_memory"])
-        self._check_memory()
+        self._look_at_memory(message["peak_memory"])
         return Turn(
             samples=tuple((each[0], each[1]) for each in message["samples"]),
             start=tuple((each[0], each[1]) for each in message["start"]),
@@ -232,13 +227,15 @@ class Worker:
                     return message
             if self._connection in came or self._pipe in came or self._process.sentinel in came:
                 self._fail(self._last_words())
-            self.peak_memory = max(self.peak_memory, self._memory())
-            self._check_memory()
+            self._look_at_memory()
             spent = self.spent + time.perf_counter() - since
             if spent > patience:
                 self._fail(f"stopped: {spent:.1f} s without a timed step", spent=spent)
 
-    def _check_memory(self) -> None:
+    def _look_at_memory(self, told: float = 0.0) -> None:
+        """Note the most that it has held, or says it has; it is ended beyond the limit."""
+        seen = 0.0 if self._process.pid is None else peak_of_all(self._process.pid)
+        self.peak_memory = max(self.peak_memory, seen, told)
         if self._limit is not None and self.peak_memory > self._limit:
             self._fail(OUT_OF_MEMORY)
 
@@ -260,9 +257,6 @@ class Worker:
         if code is not None and code < 0:
             return f"failed: its process was ended by {signal.Signals(-code).name}"
         return f"failed: its process ended with exit code {code}"
-
-    def _memory(self) -> float:
-        return 0.0 if self._process.pid is None else peak_of_all(self._process.pid)
 
 
 def prepare_workers(*modules: str) -> None:
