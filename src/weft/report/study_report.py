@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,7 @@ def study_chapter(folder: Path) -> Chapter:
         text = (folder / TABLES).read_text(encoding="utf-8")
     except OSError:
         text = ""
-    title, intro, sections = _read_tables(text)
-    parts = [Part(title=heading, blocks=blocks) for heading, blocks in sections]
+    title, intro, parts = _read_tables(text)
     pictures, refused = _pictures(folder)
     if pictures:
         words: list[Block] = [Words(words=["The numbers are in the tables above."])]
@@ -73,47 +73,40 @@ def _again(values: Mapping[str, Any], command: str) -> Part:
     return Part(title="To do it again", blocks=[Code(caption="Command", text=command), about])
 
 
-def _read_tables(text: str) -> tuple[str, str, list[tuple[str, list[Block]]]]:
+def _read_tables(text: str) -> tuple[str, str, list[Part]]:
     """Title, method, and the sections of the Markdown that `write_markdown` writes."""
-    title, intro = "", ""
-    sections: list[tuple[str, list[Block]]] = []
-    rows: list[tuple[str, ...]] = []
+    head, *sections = re.split(r"^## ", text, flags=re.M)
+    titles = [line[2:].strip() for line in head.splitlines() if line.startswith("# ")]
+    # The last paragraph before the tables says how it was measured.
+    intro = [line for line in _sentences(head.splitlines()) if not line.startswith("# ")]
+    parts = []
+    for section in sections:
+        heading, *lines = section.splitlines()
+        blocks: list[Block] = []
+        for is_table, group in itertools.groupby(lines, lambda line: line.startswith("|")):
+            if is_table:
+                blocks += _table(heading.strip(), list(group))
+            else:
+                blocks += [Words(words=[sentence]) for sentence in _sentences(group)]
+        if blocks:
+            parts.append(Part(title=heading.strip(), blocks=blocks))
+    return "".join(titles[-1:]), "".join(intro[-1:]), parts
 
-    def end_table() -> None:
-        if len(rows) > 1 and sections:
-            headings, width = rows[0], len(rows[0])
-            cells = [(*row, *[""] * width)[:width] for row in rows[2:]]
-            heading = sections[-1][0]
-            folded = len(cells) > 40
-            sections[-1][1].append(
-                Table(
-                    caption=heading,
-                    headings=headings,
-                    rows=cells,
-                    folded=folded,
-                    titled=not folded,
-                )
-            )
-        rows.clear()
 
-    for line in text.splitlines():
-        if line.startswith("|"):
-            rows.append(tuple(cell.strip() for cell in line.strip().strip("|").split("|")))
-            continue
-        end_table()
-        if line.startswith("# "):
-            title = line[2:].strip()
-        elif line.startswith("## "):
-            sections.append((line[3:].strip(), []))
-        elif line.startswith(("![", "    ")) or not line.strip():
-            continue
-        elif sections:
-            sections[-1][1].append(Words(words=[line.strip()]))
-        else:
-            # The last paragraph before the tables says how it was measured.
-            intro = line.strip()
-    end_table()
-    return title, intro, [(heading, blocks) for heading, blocks in sections if blocks]
+def _sentences(lines: Iterable[str]) -> list[str]:
+    """Paragraphs of a line each, without pictures and code."""
+    return [line.strip() for line in lines if line.strip() and not line.startswith(("![", "    "))]
+
+
+def _table(heading: str, lines: Sequence[str]) -> list[Table]:
+    """The table that the lines are; none where a row of headings stands alone."""
+    rows = [tuple(cell.strip() for cell in line.strip().strip("|").split("|")) for line in lines]
+    if len(rows) < 2:
+        return []
+    width = len(rows[0])
+    cells = [(*row, *[""] * width)[:width] for row in rows[2:]]
+    folded = len(cells) > 40
+    return [Table(caption=heading, headings=rows[0], rows=cells, folded=folded, titled=not folded)]
 
 
 def _pictures(folder: Path) -> tuple[list[Block], list[str]]:
