@@ -21,6 +21,8 @@ CHOSEN = "chosen"
 STOPPED, UNFINISHED, NOT_TRIED = "stopped: ", "unfinished: ", "not tried: "
 Target = Literal["time", "memory"]
 
+_REMEDY = "make a plan with `weft plan RECIPE --out plan.json`"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
@@ -144,10 +146,7 @@ class Plan:
         schema = value.get("schema") if isinstance(value, dict) else None
         if schema != SCHEMA:
             found = "no plan" if schema is None else f"of the schema {schema!r}"
-            raise DataError(
-                f"{where} is {found}, not of {SCHEMA!r}; make a plan with `weft plan RECIPE --out "
-                "plan.json`"
-            )
+            raise DataError(f"{where} is {found}, not of {SCHEMA!r}; {_REMEDY}")
         try:
             fields = {name: each for name, each in value.items() if name != "schema"}
             measured = tuple(
@@ -170,8 +169,7 @@ class Plan:
             sound = False
         if not sound:
             raise DataError(
-                f"{where} says it is a {SCHEMA!r}, but its fields are not those of one; make it "
-                "again with `weft plan RECIPE --out plan.json`"
+                f"{where} says it is a {SCHEMA!r}, but its fields are not those of one; {_REMEDY}"
             )
         return plan
 
@@ -190,14 +188,9 @@ class Plan:
         try:
             value = parse_json(path.read_bytes(), str(path))
         except OSError as error:
-            raise DataError(
-                f"cannot read the plan {path}: {error.strerror}; make one with `weft plan RECIPE "
-                f"--out {path}`"
-            ) from None
+            raise DataError(f"cannot read the plan {path}: {error.strerror}; {_REMEDY}") from None
         except DataError as error:
-            raise DataError(
-                f"{error}, so it is no plan; make one with `weft plan RECIPE --out plan.json`"
-            ) from None
+            raise DataError(f"{error}, so it is no plan; {_REMEDY}") from None
         return cls.from_json(value, str(path))
 
 

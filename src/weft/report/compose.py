@@ -20,7 +20,7 @@ from weft.report.page import (
     write_html,
 )
 from weft.report.plan_report import plan_chapter, read_plan
-from weft.report.record import RunRecord, flat, is_run, read_run
+from weft.report.record import CONFIG, RunRecord, flat, read_run
 from weft.report.run_report import (
     better_when_low,
     in_unit,
@@ -30,7 +30,7 @@ from weft.report.run_report import (
     spoken,
     unit_of,
 )
-from weft.report.study_report import is_study, study_chapter
+from weft.report.study_report import RESULTS, study_chapter
 
 REPORT = "report.html"
 
@@ -88,15 +88,15 @@ def _item(item: Path) -> RunRecord | Chapter:
         raise DataError(
             f"{item} does not exist; name the folder of a run or a study, or a plan.json"
         )
-    if item.is_dir() and is_run(item):
+    if (item / CONFIG).is_file():
         return read_run(item)
-    if item.is_dir() and is_study(item):
+    if (item / RESULTS).is_file():
         return study_chapter(item)
     file = item / "plan.json" if item.is_dir() else item
     plan = read_plan(file) if file.is_file() else None
     if plan is not None:
         return plan_chapter(file, plan)
-    if item.name in ("config.json", "results.json") and item.parent != item:
+    if item.name in (CONFIG, RESULTS) and item.parent != item:
         # The file by which a folder is recognised stands for the folder.
         return _item(item.parent)
     raise DataError(

@@ -216,17 +216,9 @@ def _figure(
     wide: bool = False,
     columns: int = 1,
 ) -> Figure:
-    """A plot with its table.
+    """A plot, as `Figure` says, that `draw` draws on as many axes side by side as `columns` says.
 
-    Args:
-        draw: draws on the axes that it gets, as many as there are `columns`.
-        title: of the plot.
-        description: of the plot, for screen readers.
-        table: the plotted numbers.
-        note: a sentence below it.
-        size: width and height in inches; the page scales it.
-        wide: whether it takes the whole width of the page.
-        columns: number of axes side by side.
+    The `description` is for screen readers; `size` is in inches, which the page scales.
 
     Raises:
         DataError: matplotlib is not installed.

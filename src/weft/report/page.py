@@ -137,9 +137,11 @@ def present(*blocks: Block | None) -> list[Block]:
     return [block for block in blocks if block is not None]
 
 
-def value_table(caption: str, rows: Sequence[tuple[str, str]], name: str = "what") -> Table:
+def value_table(
+    caption: str, rows: Sequence[tuple[str, str]], name: str = "what", *, folded: bool = False
+) -> Table:
     """A table of two columns: what something is, and its value."""
-    return Table(caption=caption, headings=(name, "value"), rows=rows)
+    return Table(caption=caption, headings=(name, "value"), rows=rows, folded=folded)
 
 
 def machine_rows(values: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -210,10 +210,8 @@ def _by_formulas(value: Mapping[str, Any]) -> Chapter:
         ("memory a rank", memory_words(best["memory"]["total"]), ""),
     ]
     fastest: dict[int, Mapping[str, Any]] = {}
-    for each in estimates:
-        known = fastest.setdefault(each["ranks"], each)
-        if each["seconds"] < known["seconds"]:
-            fastest[each["ranks"]] = each
+    for each in sorted(estimates, key=lambda each: each["seconds"]):
+        fastest.setdefault(each["ranks"], each)
     rows = [
         (
             f"{each['ranks']:,}",

@@ -15,6 +15,7 @@ from weft.recipes.recipe import RECIPES
 from weft.report.figures import Points
 
 CONFIG = "config.json"
+"""The file by which the folder of a run is recognised."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +94,6 @@ class RunRecord:
                     label = f"test_{name}" if group == "test" else f"{name}_accuracy"
                     found[label] = score
         return found
-
-
-def is_run(folder: Path) -> bool:
-    """Whether `folder` holds a run of `weft train` or of `Run.create`."""
-    return (folder / CONFIG).is_file()
 
 
 def read_run(folder: Path) -> RunRecord:

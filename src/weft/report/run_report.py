@@ -259,16 +259,11 @@ def _work(run: RunRecord) -> Part:
     blocks: list[Block] = []
     if rows:
         blocks.append(value_table("Batches and compilation", rows))
-    causes = [str(cause) for cause in account.get("causes") or []]
+    causes = [(str(i), str(cause)) for i, cause in enumerate(account.get("causes") or [], start=1)]
     if causes:
-        blocks.append(
-            Table(
-                caption="Why code was made, each time",
-                headings=("number", "cause"),
-                rows=[(str(i), cause) for i, cause in enumerate(causes, start=1)],
-                folded=True,
-            )
-        )
+        why = "Why code was made, each time"
+        headings = ("number", "cause")
+        blocks.append(Table(caption=why, headings=headings, rows=causes, folded=True))
     breaks = [str(each) for each in account.get("graph_breaks") or []]
     if breaks:
         blocks.append(Words(words=[f"Graph breaks: {'; '.join(breaks)}."]))
@@ -405,12 +400,7 @@ def _again(run: RunRecord) -> Part:
         blocks=[
             Code(caption="Commands, as they were given", text="\n".join(run.commands)),
             Table(caption="Sessions", headings=("started", "versions", "machine"), rows=rows),
-            Table(
-                caption=f"All {len(settings)} settings",
-                headings=("setting", "value"),
-                rows=settings,
-                folded=True,
-            ),
+            value_table(f"All {len(settings)} settings", settings, "setting", folded=True),
         ],
     )
 

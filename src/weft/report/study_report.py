@@ -30,11 +30,6 @@ TABLES = "results.md"
 _MOST_BYTES = 4_000_000
 
 
-def is_study(folder: Path) -> bool:
-    """Whether `folder` holds a study of `weft study`."""
-    return (folder / RESULTS).is_file()
-
-
 def study_chapter(folder: Path) -> Chapter:
     """The study in `folder`, finished or not.
 
