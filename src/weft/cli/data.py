@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from weft.errors import DataError
 
@@ -40,9 +40,8 @@ class DataList:
 
         folder = data_folder(self.data_dir)
         cached = {path.stem for path in folder.glob("*.weft")}
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        for heading in ("name", "what", "from", "cached"):
-            table.add_column(heading, no_wrap=heading == "name")
+        name_column = Column("name", no_wrap=True)
+        table = Table(name_column, "what", "from", "cached", box=None, padding=(0, 2, 0, 0))
         for name, source in CATALOGUE.items():
             there = (source.table or name) in cached
             table.add_row(name, source.title, source.origin, "yes" if there else "")
@@ -141,9 +140,7 @@ def describe(table: GraphTable, console: Console) -> None:
             f"nodes a graph: {nodes.min()} to {nodes.max()}, mean {nodes.mean():.2f}; "
             f"edges a graph: {edges.min()} to {edges.max()}, mean {edges.mean():.2f}"
         )
-    shown = Table()
-    for heading in ("column", "level", "type", "unit", "what"):
-        shown.add_column(heading)
+    shown = Table("column", "level", "type", "unit", "what")
     for name, column in table.schema.items():
         kind = column.dtype + (str(list(column.shape)) if column.shape else "")
         shown.add_row(name, column.level, kind, column.unit, column.doc)

@@ -189,7 +189,7 @@ class OwnWork:
     def train(self, settings: Mapping[str, Any]) -> None:
         """Train without end."""
         seed_everything(0)
-        # Whoever made the plan has looked at the table.
+        # The process that plans has checked the table.
         table = open_table(self.table, check=False)
         batching = BatchingConfig(policy=settings[_POLICY], batch_size=self.batch_size)
         loader = GraphLoader(table, GraphSampler(*graph_sizes(table), batching))

@@ -64,13 +64,13 @@ def best_plan(
 ) -> Plan:
     """Measure candidates against each other and choose.
 
-    Each is a process of its own. Those in the race take turns of about a second, so that whatever
-    else the machine does meets all of them alike. Whoever takes clearly longer than the best
-    (twice, beyond both intervals) is out; then the better half goes on with twice as many turns
-    until the best is told apart from the rest, or the time is used up. Nobody is out after one
-    turn, which something may have disturbed, unless it took many times as long. What
-    has spent more on compiling and warming up than the whole run would take with the best one is
-    stopped there and then: so a short run need not wait for the compiler.
+    Each candidate trains in a process of its own. They take turns of about a second, so that
+    whatever else the machine does disturbs all of them alike. A candidate that takes clearly longer
+    than the best (twice, beyond both intervals) is dropped; then the better half goes on with twice
+    as many turns, until the best is told apart from the rest or the time is used up. No candidate
+    is dropped after one turn, which something may have disturbed, unless it took many times as
+    long. A candidate that has spent more on compiling and warming up than the whole run would take
+    with the best one is stopped at once, so that a short run need not wait for the compiler.
 
     Args:
         work: what to train.
@@ -91,17 +91,17 @@ def best_plan(
     """
     if total_units <= 0:
         raise ValueError(f"total_units is {total_units}; a run to be planned has some")
-    race = Search(work, total_units, seconds, target, tell, memory_limit)
+    search = Search(work, total_units, seconds, target, tell, memory_limit)
     try:
-        for wave in _told(candidates, race.results):
-            race.enter(wave)
-            race.halve(_WAVE_TURNS)
+        for wave in _told(candidates, search.results):
+            search.enter(wave)
+            search.halve(_WAVE_TURNS)
         for more in _FINAL_TURNS:
-            if not race.is_decided():
-                race.halve(more)
-        best = race.choose()
+            if not search.is_decided():
+                search.halve(more)
+        best = search.choose()
     finally:
-        race.stop()
+        search.stop()
     plan = Plan(
         recipe=recipe,
         settings=dict(best.candidate.settings),
@@ -109,8 +109,8 @@ def best_plan(
         units=work.units,
         total_units=total_units,
         steps=steps,
-        measured=tuple(race.results()),
-        planning_seconds=race.elapsed(),
+        measured=tuple(search.results()),
+        planning_seconds=search.elapsed(),
     )
     own = explain(plan) if explain is not None else ()
     return dataclasses.replace(plan, reasons=(*reasons(plan), *own))
@@ -129,7 +129,7 @@ def _told(waves: Waves, results: Callable[[], Sequence[Measured]]) -> Iterator[S
 
 
 class Search:
-    """One search: who is in it, and how much time is left."""
+    """One search: its candidates, and how much time is left."""
 
     def __init__(
         self,
@@ -276,7 +276,7 @@ class Search:
             self.tell(f"{trial.label}: {seconds_words(trial.timing.median)} {unit}")
 
     def lose(self, trial: Trial, stopped: WorkerStopped) -> None:
-        """One is out of the race by itself, or for want of patience with it."""
+        """Note why a candidate's process has ended, or was ended after the time that it had."""
         outcome = stopped.outcome
         best = self.best(but=trial)
         if stopped.spent is not None:
@@ -294,7 +294,7 @@ class Search:
         self.tell(f"{trial.label}: {outcome}")
 
     def drop(self) -> None:
-        """Send those away that are clearly behind the best."""
+        """Drop the candidates that are clearly behind the best."""
         if self.target == "memory":
             for each in self.racing()[1:]:
                 if each.peak_memory > _CLEARLY * self.racing()[0].peak_memory:
@@ -311,13 +311,13 @@ class Search:
         return [each for each in racing[1:] if each.projected[1] > times * racing[0].projected[2]]
 
     def look_again(self, doubted: Sequence[Trial]) -> None:
-        """A second turn for those that had but one: something else may have disturbed it."""
+        """Give a second turn to those that had only one: something may have disturbed it."""
         for each in doubted:
             if each.turns < 2:
                 self.turn(each)
 
     def keep(self, count: int) -> None:
-        """Send all but the first away."""
+        """Drop all but the best `count`."""
         self.look_again(self.racing()[count:])
         first, *others = self.racing()
         for each in others[count - 1 :]:
@@ -330,7 +330,7 @@ class Search:
             return
         self.keep(max(2, (count + 1) // 2))
         for _ in range(turns):
-            # There and back: nobody always comes after the same one.
+            # In alternating order, so that no candidate always follows the same one.
             self.turned += 1
             for each in self.racing()[:: 1 if self.turned % 2 else -1]:
                 self.turn(each)
@@ -368,7 +368,7 @@ class Search:
         return f"{NOT_TRIED}the {seconds_words(self.budget())} for planning were used up"
 
     def make_room(self, trial: Trial) -> None:
-        """Send the last ones away while memory may not do for another turn of `trial`."""
+        """Drop the slowest while memory may be too little for another turn of `trial`."""
         needed = max(each.peak_memory for each in self.trials) - trial.peak_memory
         for other in self.racing()[:0:-1]:
             if other is not trial and available_memory() < needed:
@@ -388,8 +388,8 @@ class Trial:
 
     Attributes:
         candidate: the settings.
-        worker: its process; None before it has one and after it is out of the race.
-        outcome: as in `Measured`; empty while it is in the race.
+        worker: its process; None before it has one and after it is out of the search.
+        outcome: as in `Measured`; empty while it is in the search.
         turns: how many it has had.
         timing: of a unit; None before a step was timed.
         peak_memory: bytes.

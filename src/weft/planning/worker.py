@@ -147,7 +147,7 @@ class Worker:
                 # A process that has ended already is found out about when it is waited for.
                 self._pipe.send_bytes(task)
         except BaseException:
-            # Ctrl-C: nobody has this worker yet who could stop it.
+            # Ctrl-C: the caller does not have this worker yet, and could not stop it.
             self.stop()
             raise
 
@@ -209,7 +209,7 @@ class Worker:
             self._connection.close()
 
     def _accept(self) -> None:
-        """Take the one connection of the one who steps; on a thread, since it can only wait."""
+        """Take the connection of the process that trains; on a thread, since it can only wait."""
         with suppress(OSError, EOFError, multiprocessing.AuthenticationError):
             self._connection = self._listener.accept()
 
@@ -380,7 +380,7 @@ def available_memory() -> float:
         limit = float((_CGROUP / "memory.max").read_text())
         used = float((_CGROUP / "memory.current").read_text())
         lines = (_CGROUP / "memory.stat").read_text().splitlines()
-        # Files that were read stay in memory until somebody needs it.
+        # Pages of files that were read are given up when memory is needed.
         kept = [float(line.split()[1]) for line in lines if line.startswith(_FILE_PAGES)]
         free.append(max(0.0, limit - used + sum(kept)))
     return min(free, default=math.inf)

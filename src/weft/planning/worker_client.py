@@ -1,4 +1,4 @@
-"""The side of the one who trains: steps when it is its turn, and says what they took."""
+"""The side of the process that trains: it steps in its turns, and reports what steps took."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TELL_SECONDS = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class PaceAddress:
-    """Where the planner listens for the one who trains; can be pickled for another process.
+    """Where the planner listens for the process that trains; can be pickled for another one.
 
     Attributes:
         place: a socket's file, or a host and port.
@@ -133,7 +133,7 @@ class TurnPace:
             compile_seconds=sum(each.seconds for each in compilations),
             compilations=sum(each.compilations for each in compilations),
             eager_calls=sum(each.eager_calls for each in compilations),
-            # Ranks hold about the same each, and are nobody's children.
+            # Ranks hold about the same each, and are no children of the worker.
             peak_memory=peak_memory() * int(os.environ.get("WORLD_SIZE", "1")),
         )
         self._samples, self._start = [], []
