@@ -109,8 +109,8 @@ def content_of_arrays(arrays: Mapping[str, Array]) -> str:
     return _hash({name: checksum(array) for name, array in arrays.items()})
 
 
-def _hash(sums: Mapping[str, object]) -> str:
-    return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
+def _hash(values: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def plan_key(
@@ -161,20 +161,15 @@ def plan_key(
 
 def plan_path(key: Mapping[str, Any], data_dir: Path | None = None) -> Path:
     """Where the plan of this key is kept, whether it is there or not."""
-    text = json.dumps(key, sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return data_folder(data_dir) / _FOLDER / f"{digest}.json"
+    return data_folder(data_dir) / _FOLDER / f"{_hash(key)}.json"
 
 
 def cached_plan(key: Mapping[str, Any], data_dir: Path | None = None) -> Plan | None:
     """The plan made for this key; None where there is none that can be read."""
-    path = plan_path(key, data_dir)
-    if not path.exists():
-        return None
     try:
-        return Plan.load(path)
+        return Plan.load(plan_path(key, data_dir))
     except DataError:
-        # Of an older version, or damaged: a new plan takes its place.
+        # None yet, of an older version, or damaged: a new plan takes its place.
         return None
 
 
