@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from weft_lab.checks import at_least, each_at_least, scratch_folder, some_of
+from weft_lab.checks import at_least, fractions, scratch_folder, some_of
 
 CommunicationCase = Literal["exact", "bytes", "model", "speed", "scale"]
 MoleculesCase = Literal["schnet-32", "schnet-128", "mpeu-32", "mpeu-128", "painn-64", "painn-128"]
@@ -167,10 +167,9 @@ class CommunicationBench:
 
     def __post_init__(self) -> None:
         some_of(self, "cases", get_args(CommunicationCase))
-        each_at_least(self, 1, "exact_ranks")
-        each_at_least(self, 2, "bytes_ranks")
-        each_at_least(self, 1, "scale_widths", count=2)
-        at_least(self, speed_ranks=1, scale_ranks=1, rounds=1, steps=1)
+        at_least(self, 1, "exact_ranks", "speed_ranks", "scale_ranks", "rounds", "steps")
+        at_least(self, 2, "bytes_ranks")
+        at_least(self, 1, "scale_widths", count=2)
         scratch_folder(self.scratch)
 
 
@@ -223,18 +222,16 @@ class SparseBench:
 
     def __post_init__(self) -> None:
         some_of(self, "cases", get_args(SparseCase))
-        each_at_least(self, 1, "wide", "narrow", count=2)
-        for name in ("sparsities", "accelerate_sparsities"):
-            given = getattr(self, name)
-            if not given or not all(0 <= each < 1 for each in given):
-                raise ValueError(f"{name} are {given}; one at least, each from 0 to below 1")
+        at_least(self, 1, "wide", "narrow", count=2)
+        at_least(self, 0, "sparsities", "accelerate_sparsities")
+        fractions(self, "sparsities", "accelerate_sparsities", zero=True)
         if list(self.accelerate_sparsities) != sorted(set(self.accelerate_sparsities)):
             raise ValueError(
                 f"accelerate_sparsities are {self.accelerate_sparsities}; they must ascend"
             )
         # rigl-torch accumulates gradients over fewer steps than that, and over at least one.
-        at_least(self, update_every=2)
-        at_least(self, wide_batch=1, narrow_batch=1, rounds=1, steps=1, seeds=1, lines=1)
+        at_least(self, 2, "update_every")
+        at_least(self, 1, "wide_batch", "narrow_batch", "rounds", "steps", "seeds", "lines")
         scratch_folder(self.scratch)
 
 
@@ -272,7 +269,8 @@ class PlanBench:
 
     def __post_init__(self) -> None:
         some_of(self, "cases", get_args(PlanCase))
-        at_least(self, molecules=200, programs=200, nodes=100, links=200)
+        at_least(self, 200, "molecules", "programs", "links")
+        at_least(self, 100, "nodes")
         for name in ("budget", "rounds", "turn"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -16,7 +17,7 @@ import torch.distributed as dist
 
 from weft.graphs import Array, Graph, GraphTable, open_table
 from weft.models import GCN, GCNConfig
-from weft.parallel.grid import Grid
+from weft.parallel.grid import Grid, grids_for
 from weft.parallel.method import PUBLISHED, Method
 from weft.parallel.network import GridNetwork
 from weft.parallel.prepare import prepare
@@ -216,12 +217,8 @@ def join_grid(grid: Grid) -> AbstractContextManager[World]:
     return joined(grid.shape, device=torch.device("cpu"))
 
 
-def simulate_rank(run: GridRun, rank: int) -> RankRecord:
-    """What rank `rank` receives, without any other process; losses and scores mean nothing."""
-    return _train(run, alone(run.grid, rank))
-
-
 def _train(run: GridRun, world: World) -> RankRecord:
+    """What one rank receives; in a world of its own, losses and scores mean nothing."""
     trainer = GridTrainer(run, world)
     epochs = [trainer.epoch(number) for number in range(run.epochs)]
     assert all(each.bytes == epochs[0].bytes for each in epochs)
@@ -271,8 +268,8 @@ class PreparedTables:
         graph: with features, classes and a split.
         folder: for the tables.
         partition: of the nodes for the sparsity-aware method; blocks of others stay in order.
-        seed: of the partition.
-        dtype: of the normalised matrix.
+        seed: of the partition, and of the weights and dropout of trainings.
+        dtype: of the normalised matrix, and of features and weights.
     """
 
     def __init__(
@@ -282,7 +279,7 @@ class PreparedTables:
         *,
         partition: str,
         seed: int = 0,
-        dtype: str = "float32",
+        dtype: Literal["float32", "float64"] = "float32",
     ) -> None:
         self.graph, self.folder, self.partition = graph, folder, partition
         self.seed, self.dtype = seed, dtype
@@ -307,9 +304,102 @@ class PreparedTables:
         """A training on the table for a method and a grid; see `GridRun` for the settings."""
         path = self.table(method, grid).path
         assert path is not None
-        return GridRun(table=path, grid=grid, method=method, **settings)
+        return GridRun(
+            table=path, grid=grid, method=method, dtype=self.dtype, seed=self.seed, **settings
+        )
 
 
 def grid_label(grid: Grid) -> str:
     """`1.5d(c=2)` where the name alone would not tell."""
     return f"1.5d(c={grid.layers})" if grid.name == "1.5d" else grid.name
+
+
+@dataclass(kw_only=True)
+class GridCell:
+    """What ranks receive with one method on one grid.
+
+    Attributes:
+        grid: the ranks.
+        method: a name of METHODS.
+        predicted: bytes that each rank receives in an epoch, by formula.
+        records: what ranks noted, by rank; all ranks if they are real.
+        real: they were processes; else simulated, one at a time.
+    """
+
+    grid: Grid
+    method: str
+    predicted: list[int]
+    records: dict[int, RankRecord] = field(default_factory=dict)
+    real: bool = False
+
+    @property
+    def ranks(self) -> int:
+        """P."""
+        return self.grid.ranks
+
+    @property
+    def label(self) -> str:
+        """Of the grid."""
+        return grid_label(self.grid)
+
+    @property
+    def mean(self) -> float:
+        """Bytes of the mean rank, predicted."""
+        return statistics.fmean(self.predicted)
+
+    @property
+    def differing(self) -> list[int]:
+        """Ranks that recorded another number than predicted."""
+        return [r for r, each in self.records.items() if each.received != self.predicted[r]]
+
+    def seconds(self, what: str) -> float:
+        """Median over epochs of the mean rank's `compute` or `communication`, or an `epoch`."""
+        records = list(self.records.values())
+        epochs: list[float] = []
+        for number in range(len(records[0].seconds)):
+            if what == "epoch":
+                epochs.append(max(record.seconds[number] for record in records))
+            else:
+                epochs.append(statistics.fmean(getattr(r, what)[number] for r in records))
+        return statistics.median(epochs)
+
+    def derived(self) -> dict[str, str]:
+        """The label, for readers of the file."""
+        return {"label": self.label}
+
+
+def grid_cells(
+    tables: PreparedTables,
+    ranks: int,
+    widths: tuple[int, ...],
+    *,
+    epochs: int,
+    simulated: int | None = None,
+) -> list[GridCell]:
+    """Every grid of so many ranks, with every method: what is predicted, and what is recorded.
+
+    Args:
+        tables: of the graph, whose features and classes are of these widths.
+        ranks: P.
+        widths: of the features, the hidden layers and the classes.
+        epochs: of each training.
+        simulated: ranks to simulate, spread over each grid; by default all are real processes.
+    """
+    cells, runs = [], []
+    for grid in grids_for(ranks):
+        for name, method in METHODS.items():
+            runs.append(tables.run(method, grid, hidden=widths[1:-1], epochs=epochs))
+            counts = counts_of(tables.table(method, grid), grid)
+            predicted = predicted_bytes(counts, method, widths)
+            cells.append(
+                GridCell(grid=grid, method=name, predicted=predicted, real=simulated is None)
+            )
+    if simulated is None:
+        for cell, records in zip(cells, train_on_ranks(runs), strict=True):
+            cell.records = dict(enumerate(records))
+    else:
+        # The first and the last among them.
+        some = sorted({int(rank) for rank in np.linspace(0, ranks - 1, min(ranks, simulated))})
+        for cell, run in zip(cells, runs, strict=True):
+            cell.records = {rank: _train(run, alone(run.grid, rank)) for rank in some}
+    return cells

@@ -13,17 +13,50 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime, timezone
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import NoneType
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
+import torch
+
 import weft
 from weft.errors import DataError
 from weft.files import json_text, read_object, write_atomically
+from weft.layout.layout_cost import timed_by_turns
+from weft.training.hardware import hardware
 
 RESULTS = "results.json"
 """The file in a study's folder with everything that was measured."""
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, memory, system, and two measured limits (under a second, once a process).
+
+    `gemm_gflop_per_s`: a product of two float32 matrices of 2048 rows; `copy_gb_per_s`: bytes read
+    and written by a copy of 200 MB. What a program does less than this is its distance to the
+    hardware.
+    """
+    products, copies = _limits()
+    return {
+        **hardware(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "gemm_gflop_per_s": products,
+        "copy_gb_per_s": copies,
+    }
+
+
+@cache
+def _limits() -> tuple[float, float]:
+    """GFLOP/s of matrix products, and GB/s of copies."""
+    size = 2048
+    a, b, c = (torch.ones(size, size) for _ in range(3))
+    source, target = torch.zeros(50_000_000), torch.zeros(50_000_000)
+    product, copied = timed_by_turns(
+        [lambda: torch.mm(a, b, out=c), lambda: target.copy_(source)], "cpu"
+    )
+    return 2e-9 * size**3 / product, 2e-9 * source.nbytes / copied
 
 
 @dataclass(kw_only=True)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_type_hints
 
 from weft.errors import DataError
-from weft.files import json_text
-from weft_lab.claims import Claim
-from weft_lab.plots import Panel, draw_panels
+from weft.files import json_text, write_atomically
+from weft.sources.progress_bar import progress_bar
+from weft_lab.report import Claim, Panel, Section, draw_panels, markdown_of
 from weft_lab.results import (
     RESULTS,
     Provenance,
@@ -21,12 +21,12 @@ from weft_lab.results import (
     to_plain,
     write_document,
 )
-from weft_lab.tables import Section
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 Data = TypeVar("Data")
+Item = TypeVar("Item")
 
 Finding = tuple[str, str, str, bool | None]
 """A claim of a paper, the published figure, the one measured here, and whether it holds; None
@@ -45,6 +45,7 @@ class StudyResults(Provenance):
         folder: where results.json is.
         config: what was asked.
         data: what it was measured on.
+        quiet: show no progress.
     """
 
     schemas: ClassVar[tuple[str, ...]]
@@ -55,18 +56,32 @@ class StudyResults(Provenance):
     folder: Path
     config: Any
     data: dict[str, Any] = field(default_factory=dict)
+    quiet: bool = False
+
+    def missing(
+        self, what: str, items: Sequence[Item], done: Callable[[Item], object] = lambda _: False
+    ) -> Iterator[Item]:
+        """Those of `items` that are not `done`, to be measured; the file is saved after each.
+
+        Args:
+            what: the words of the progress bar.
+            items: all that there are.
+            done: whether an item has been measured already.
+        """
+        with progress_bar(what, len(items), show=not self.quiet, count=True) as move:
+            for number, item in enumerate(items, start=1):
+                if not done(item):
+                    yield item
+                    self.save()
+                move(number)
 
     def save(self) -> None:
         """Write the file, whole or not at all."""
         self.folder.mkdir(parents=True, exist_ok=True)
         names = [each.name for each in fields(self) if each.name not in _HEAD]
         measured = {name: to_plain(getattr(self, name)) for name in ("config", *names)}
-        values = document(
-            self.schemas[0],
-            self,
-            {**measured, **self.derived()},
-            packages=("torch", "numpy"),
-        )
+        measured |= self.derived()
+        values = document(self.schemas[0], self, measured, packages=("torch", "numpy"))
         write_document(self.folder / RESULTS, values)
 
     def derived(self) -> dict[str, Any]:
@@ -93,9 +108,15 @@ class StudyResults(Provenance):
         path = folder / RESULTS
         try:
             values = cls.upgraded(read_document(path, cls.schemas))
-            _check_settings(path, values["config"], config)
+            for name, value in json.loads(json_text(asdict(config))).items():
+                if (written := values["config"].get(name)) != value:
+                    raise DataError(
+                        f"{path} is of a study with {name} = {written}, not {value}; resume it "
+                        "with the same settings or choose another folder"
+                    )
             hints = get_type_hints(cls)
-            names = [each.name for each in fields(cls) if each.name not in ("folder", "config")]
+            own = ("folder", "config", "quiet")
+            names = [each.name for each in fields(cls) if each.name not in own]
             measured = {name: from_plain(hints[name], values[name]) for name in names}
             return cls(folder=folder, config=config, **measured)
         except DataError:
@@ -106,17 +127,8 @@ class StudyResults(Provenance):
             ) from error
 
 
-# Fields that a file begins with, and the folder it is in.
-_HEAD = {each.name for each in fields(Provenance)} | {"folder", "config"}
-
-
-def _check_settings(path: Path, written: Mapping[str, Any], config: Any) -> None:
-    for name, value in json.loads(json_text(asdict(config))).items():
-        if written.get(name) != value:
-            raise DataError(
-                f"{path} is of a study with {name} = {written.get(name)}, not "
-                f"{value}; resume it with the same settings or choose another folder"
-            )
+# Fields that a file begins with, and those that are not in it.
+_HEAD = {each.name for each in fields(Provenance)} | {"folder", "config", "quiet"}
 
 
 Results = TypeVar("Results", bound=StudyResults)
@@ -132,8 +144,7 @@ class Study(Generic[Data, Results]):
         load: gives the data for some settings, the data folder, `quiet` and the options of the
             command.
         about: what the file says of the data.
-        measure: takes results, data and whether to be quiet; fills the results, and saves them
-            all along.
+        measure: takes results and data; fills the results, and saves them all along.
         sections: the results as tables; those without rows are not shown.
         figures: panels of the plots, by the name of their file; those without panels are not
             drawn.
@@ -192,7 +203,8 @@ class Study(Generic[Data, Results]):
                 raise DataError(
                     f"{folder} holds a study of {before}, not of {now}; choose another folder"
                 )
-        self.measure(results, data, quiet, **options)
+        results.quiet = quiet
+        self.measure(results, data, **options)
         return results
 
     def report(self, results: Results) -> list[Section]:
@@ -210,14 +222,19 @@ class Study(Generic[Data, Results]):
 
     def claims(self, results: Results, command: str) -> list[Claim]:
         """The paper's claims beside what was measured with `command`."""
-        return [
-            Claim(
-                paper=self.paper,
-                claim=claim,
-                published=published,
-                measured=measured,
-                command=command,
-                holds=holds,
-            )
-            for claim, published, measured, holds in self.findings(results)
-        ]
+        return [Claim(self.paper, command, *finding) for finding in self.findings(results)]
+
+
+def write_markdown(
+    results: StudyResults, sections: Sequence[Section], path: Path, *, plots: Sequence[Path] = ()
+) -> None:
+    """The report as a page with every column, and the plots that are beside it."""
+    about = results.machine
+    lines = [f"# {results.title}", ""]
+    if about:
+        lines += [f"{about['cpu']}, {about['cores']} cores, {about['memory_gib']} GiB.", ""]
+    lines += [f"Begun {results.created} with:", "", f"    {results.command}", ""]
+    lines += [results.method, "", *markdown_of(sections)]
+    lines += [line for plot in plots for line in (f"![{plot.stem}]({plot.name})", "")]
+    text = "\n".join(lines)
+    write_atomically(path, lambda file: file.write(text.encode()))

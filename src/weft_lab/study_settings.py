@@ -10,7 +10,7 @@ from weft.parallel.method import PARTITIONS
 from weft.recipes.programs.config import ProgramsConfig
 from weft.recipes.structures.config import ModelName, StructuresConfig
 from weft.training.config import CompileMode
-from weft_lab.checks import at_least, each_at_least, some_of
+from weft_lab.checks import at_least, fractions, some_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -65,19 +65,11 @@ class BatchingStudy:
         some_of(self, "policies", tuple(POLICIES))
         some_of(self, "compile", get_args(CompileMode))
         some_of(self, "compiled_policies", tuple(POLICIES))
-        each_at_least(self, 2, "batch_sizes")
-        at_least(
-            self,
-            max_compilations=1,
-            structures=2,
-            rounds=1,
-            steps=1,
-            run_steps=1,
-            planned_steps=1,
-            repeats=0,
-            repeat_structures=10,
-            repeat_epochs=1,
-        )
+        at_least(self, 2, "batch_sizes", "structures")
+        at_least(self, 1, "max_compilations", "rounds", "steps", "run_steps", "planned_steps")
+        at_least(self, 0, "repeats")
+        at_least(self, 10, "repeat_structures")
+        at_least(self, 1, "repeat_epochs")
         # These have their own rules.
         StructuresConfig(model=self.repeat_model, hidden=self.hidden)
         BatchingConfig(policy="dynamic", batch_size=self.repeat_batch_size)
@@ -127,21 +119,12 @@ class DenseHardwareStudy:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        each_at_least(self, 1, "blocks", "nodes", "types", "form_blocks")
-        for name in ("shares", "densities"):
-            given = getattr(self, name)
-            if any(not 0 < value <= 1 for value in given):
-                raise ValueError(f"{name} is {given}; each is above 0 and at most 1")
-        at_least(
-            self,
-            graphs=20,
-            epochs=0,
-            evaluations=1,
-            iterations=0,
-            form_nodes=2,
-            max_edges=1,
-            rounds=1,
-        )
+        at_least(self, 1, "blocks", "nodes", "types", "form_blocks")
+        fractions(self, "shares", "densities", one=True)
+        at_least(self, 20, "graphs")
+        at_least(self, 0, "epochs", "iterations")
+        at_least(self, 1, "evaluations", "max_edges", "rounds")
+        at_least(self, 2, "form_nodes")
         # It has its own rules.
         self.recipe()
 
@@ -189,10 +172,9 @@ class CommunicationStudy:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        each_at_least(self, 1, "ranks")
-        each_at_least(self, 1, "accuracy_ranks", "hidden", count=0)
-        each_at_least(self, 1, "widths", count=2)
-        at_least(self, real_ranks=1, simulated=1, timed_epochs=1, epochs=1, nodes=1)
+        at_least(self, 1, "ranks", "real_ranks", "simulated", "timed_epochs", "epochs", "nodes")
+        at_least(self, 1, "accuracy_ranks", "hidden", count=0)
+        at_least(self, 1, "widths", count=2)
         if self.partition not in PARTITIONS:
             raise ValueError(
                 f"partition is {self.partition!r}; choose from {', '.join(PARTITIONS)}"
@@ -287,20 +269,14 @@ class SparsificationStudy:
         for task in self.tasks:
             if task not in get_args(Task):
                 raise ValueError(f"task {task!r} is none of {', '.join(get_args(Task))}")
-        for name in ("sparsities", "time_sparsities"):
-            given = getattr(self, name)
-            if not all(0 < value < 1 for value in given):
-                raise ValueError(f"{name} are {given}; each is above 0 and below 1")
-        if not 0 < self.curve_sparsity < 1:
-            raise ValueError(f"curve_sparsity is {self.curve_sparsity}; it is above 0 and below 1")
-        for name in ("links_keep", "nodes_keep"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)}; it is a fraction above 0, up to 1"
-                )
+        fractions(self, "sparsities", "time_sparsities", "curve_sparsity")
+        fractions(self, "links_keep", "nodes_keep", one=True)
         # Each phase of SLR needs an epoch.
-        at_least(self, epochs=4, nodes_epochs=4, gcn_epochs=4)
-        at_least(self, batch_size=1, repeats=1, edges=100, nodes=40, rounds=1, seed=0)
+        at_least(self, 4, "epochs", "nodes_epochs", "gcn_epochs")
+        at_least(self, 1, "batch_size", "repeats", "rounds")
+        at_least(self, 100, "edges")
+        at_least(self, 40, "nodes")
+        at_least(self, 0, "seed")
         self.timed()
 
     def timed(self) -> list[Network]:

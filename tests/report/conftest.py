@@ -88,8 +88,8 @@ def plan(tmp_path: Path) -> Path:
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
     """A study's folder as `weft study` leaves it, plots of matplotlib included."""
-    from weft_lab.plots import draw_panels
-    from weft_lab.tables import Section, write_markdown
+    from weft_lab.report import Section, draw_panels
+    from weft_lab.study import write_markdown
 
     @dataclasses.dataclass
     class Results:

@@ -16,7 +16,7 @@ from weft.parallel.cost_model import NETWORKS, Machine, Problem, estimate
 from weft.parallel.grid import grids_for
 from weft.parallel.method import Method
 from weft.report import page_path, write_page
-from weft_lab.claims import Claim, write_four_papers
+from weft_lab.report import Claim, write_four_papers
 
 
 def page_on(*items: Path, out: Path) -> Looked:

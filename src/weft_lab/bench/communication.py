@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import numpy as np
+import torch
 from rich.progress import Progress
+from torch import Tensor
 
 from weft.errors import DataError
-from weft.graphs import Graph
+from weft.graphs import Array, Graph, GraphTable, open_table
+from weft.models import GCN, GCNConfig, GraphSAGE, SAGEConfig
 from weft.parallel.cost_model import NETWORKS, Machine, Problem, estimate_published
-from weft.parallel.grid import grid_of, grids_for
+from weft.parallel.grid import Grid, grid_of, grids_for
+from weft.parallel.method import PUBLISHED, Method
+from weft.parallel.network import GridNetwork
+from weft.parallel.prepare import prepare
+from weft.parallel.shard import GraphShard
 from weft.parallel.splits import one_graph
 from weft.parallel.traffic_formulas import reduced_words
-from weft.sources import load, planted_partition, shchur
-from weft_lab.bench.communication_exact import exact_case
+from weft.sources import load, shchur
 from weft_lab.bench.communication_speed import scale_cases, speed_case
 from weft_lab.bench.result import BenchResult, CandidateResult, CaseResult, data_or_error
 from weft_lab.bench_settings import CommunicationBench
 from weft_lab.grid_training import (
-    METHODS,
-    GridRun,
     PreparedTables,
-    RankRecord,
-    counts_of,
+    grid_cells,
     grid_label,
-    predicted_bytes,
-    train_on_ranks,
+    join_grid,
+    on_ranks,
     with_random_features,
 )
 
@@ -47,6 +55,12 @@ _AMAZON = Problem(nodes=14_249_639, edges=230_788_269, widths=(300, 16, 24))
 _PUBLISHED = {("1d", None): 20.0, ("1.5d", 4): 7.0, ("1.5d", 8): 7.0, ("2d", None): 9.0}
 _REDUCED = 1.8
 _APART = 0.03
+# Of `exact`: the largest deviation, then what is trained on which graph.
+_MOST = 1e-10
+_STEPS, _RATE = 5, 0.5
+# Fewer features than a grid of 9, 16 or 27 ranks has columns.
+_NODES, _EDGES, _FEATURES, _HIDDEN, _CLASSES = 53, 300, 2, 6, 4
+_WAYS = (("gcn", Method()), ("gcn", PUBLISHED), ("sage", Method()))
 
 
 def bench_communication(config: CommunicationBench, progress: Progress) -> BenchResult:
@@ -66,28 +80,9 @@ def bench_communication(config: CommunicationBench, progress: Progress) -> Bench
         elif name == "bytes":
             cases.append(CaseResult.no_data("bytes", physics, unit="bytes"))
         elif name == "speed":
-            graph = planted_partition(
-                config.nodes, 40, mean_degree=config.degree, homophily=0.7, num_features=128, seed=0
-            )
-            cases.append(
-                speed_case(
-                    graph,
-                    ranks=config.speed_ranks,
-                    hidden=128,
-                    rounds=config.rounds,
-                    steps=config.steps,
-                    progress=progress,
-                )
-            )
+            cases.append(speed_case(config, progress))
         else:
-            cases += scale_cases(
-                nodes=config.scale_nodes,
-                edges=config.scale_edges,
-                widths=config.scale_widths,
-                ranks=config.scale_ranks,
-                scratch=config.scratch,
-                progress=progress,
-            )
+            cases += scale_cases(config, progress)
     return BenchResult(name="communication", cases=cases)
 
 
@@ -137,20 +132,28 @@ def bytes_cases(
 
 
 def _bytes_case(tables: PreparedTables, ranks: int, widths: tuple[int, ...]) -> CaseResult:
-    runs: dict[str, GridRun] = {}
-    predicted: dict[str, list[int]] = {}
-    for grid in grids_for(ranks):
-        for name, method in METHODS.items():
-            label = f"weft {grid_label(grid)}: {name}"
-            runs[label] = tables.run(method, grid, hidden=widths[1:-1], epochs=2)
-            counts = counts_of(tables.table(method, grid), grid)
-            predicted[label] = predicted_bytes(counts, method, widths)
-    recorded = dict(zip(runs, train_on_ranks(list(runs.values())), strict=True))
-    published = sum(each.received for each in recorded["weft 1d: published"])
-    candidates, missed = {}, []
-    for label, records in recorded.items():
-        candidates[label] = _result(records, predicted[label], published)
-        if candidates[label].samples != predicted[label]:
+    cells = grid_cells(tables, ranks, widths, epochs=2)
+    candidates: dict[str, CandidateResult] = {}
+    missed = []
+    published = 0.0
+    for cell in cells:
+        label = f"weft {cell.label}: {cell.method}"
+        records = cell.records.values()
+        samples = [float(each.received) for each in records]
+        # The first of all: 1d as published.
+        published = published or sum(samples)
+        candidates[label] = CandidateResult(
+            samples=samples,
+            figures={
+                "mean": statistics.fmean(samples) / 1e6,
+                "most": max(samples) / 1e6,
+                "predicted\nmean": cell.mean / 1e6,
+                "predicted\nmost": max(cell.predicted) / 1e6,
+                LESS: published / sum(samples),
+                "once\nmean": statistics.fmean(each.once for each in records) / 1e6,
+            },
+        )
+        if cell.differing:
             missed.append(f"{label}: what was recorded is not what was predicted.")
     for name, least in _LESS_BARS.items():
         times = candidates[f"weft 1d: {name}"].figures[LESS]
@@ -169,21 +172,6 @@ def _bytes_case(tables: PreparedTables, ranks: int, widths: tuple[int, ...]) -> 
             "before the first epoch."
         ],
         missed=missed,
-    )
-
-
-def _result(records: list[RankRecord], predicted: list[int], published: int) -> CandidateResult:
-    received = [each.received for each in records]
-    return CandidateResult(
-        samples=[float(each) for each in received],
-        figures={
-            "mean": sum(received) / len(received) / 1e6,
-            "most": max(received) / 1e6,
-            "predicted\nmean": sum(predicted) / len(predicted) / 1e6,
-            "predicted\nmost": max(predicted) / 1e6,
-            LESS: published / sum(received),
-            "once\nmean": sum(each.once for each in records) / len(records) / 1e6,
-        },
     )
 
 
@@ -215,3 +203,164 @@ def model_case() -> CaseResult:
         candidates=candidates,
         missed=missed,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Trained:
+    """Losses of all steps, gradients of the first, weights after the last."""
+
+    losses: Array
+    gradients: list[Array]
+    weights: list[Array]
+
+
+def exact_case(ranks: Sequence[int], progress: Progress) -> CaseResult:
+    """Five steps of gradient descent in float64 on each grid of so many ranks.
+
+    A directed, weighted graph of 53 nodes, some without edges, whose training nodes sit in the
+    first blocks, so that most ranks have none. Beside it, dense matrices and autograd alone.
+    """
+    task = progress.add_task("exact", total=len(ranks))
+    candidates: dict[str, CandidateResult] = {}
+    missed = []
+    with TemporaryDirectory(prefix="weft-bench-") as folder:
+        table = prepare(_graph(), Path(folder) / "graph.weft", blocks=1, dtype="float64")
+        expected = {model: _dense(model, table) for model in dict(_WAYS)}
+        for count in ranks:
+            progress.update(task, description=f"exact: {count} ranks")
+            grids = [*grids_for(count), *([grid_of("3x2", 6)] if count == 6 else [])]
+            answers = on_ranks(_on_grids, Path(folder) / "graph.weft", grids, ranks=count)
+            for number, grid in enumerate(grids):
+                found = [_deviations(answer[number], expected) for answer in answers]
+                figures = {name: max(each[name] for each in found) for name in found[0]}
+                name = f"weft P = {count}, {grid_label(grid)}"
+                worst = max(figures.values())
+                candidates[name] = CandidateResult(samples=[worst], figures=figures)
+                if not worst <= _MOST:
+                    missed.append(f"{name} deviates by {worst:.2g}, more than {_MOST:.0e}.")
+            progress.advance(task)
+    progress.update(task, description="exact")
+    return CaseResult(
+        case="exact",
+        what=f"largest deviation from one process, float64, {_STEPS} steps, a directed weighted "
+        f"graph of {_NODES} nodes; GCN, as published too, and GraphSAGE",
+        unit="deviation",
+        candidates=candidates,
+        missed=missed,
+    )
+
+
+def _graph() -> Graph:
+    rng = np.random.default_rng(0)
+    number = np.arange(_NODES)
+    return Graph(
+        num_nodes=_NODES,
+        senders=rng.integers(_NODES - 13, size=_EDGES),
+        receivers=rng.integers(_NODES - 10, size=_EDGES),
+        nodes={
+            "x": rng.standard_normal((_NODES, _FEATURES)),
+            "y": rng.integers(_CLASSES, size=_NODES),
+            "train": number < 10,
+            "validation": (number >= 10) & (number < 26),
+            "test": number >= 26,
+        },
+        edges={"weight": rng.uniform(0.5, 2, size=_EDGES)},
+    )
+
+
+def _model(name: str) -> GCN | GraphSAGE:
+    torch.manual_seed(1)
+    model: GCN | GraphSAGE
+    if name == "gcn":
+        gcn = GCNConfig(hidden=(_HIDDEN,), dropout=0.0, input_dropout=0.0)
+        model = GCN(_FEATURES, _CLASSES, gcn)
+    else:
+        sage = SAGEConfig(hidden=(_HIDDEN,), dropout=0.0, input_dropout=0.0)
+        model = GraphSAGE(_FEATURES, _CLASSES, sage)
+    model = model.double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.normal_()
+    return model
+
+
+def _descend(model: GCN | GraphSAGE, step: Callable[[], float]) -> _Trained:
+    optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
+    losses: list[float] = []
+    gradients: list[Array] = []
+    for number in range(_STEPS):
+        losses.append(step())
+        if number == 0:
+            gradients = [_array(p.grad) for p in model.parameters()]
+        optimizer.step()
+    weights = [_array(p.detach()) for p in model.parameters()]
+    return _Trained(losses=np.array(losses), gradients=gradients, weights=weights)
+
+
+def _array(values: Tensor | None) -> Array:
+    assert values is not None
+    copied: Array = values.numpy().copy()
+    return copied
+
+
+def _dense(name: str, table: GraphTable) -> _Trained:
+    """The same training with a dense matrix and nothing of the grids' code."""
+    graph = table[0]
+    matrix = np.zeros((_NODES, _NODES))
+    np.add.at(matrix, (graph.receivers, graph.senders), graph.edges["weight"])
+    adjacency = torch.from_numpy(matrix)
+    x = torch.from_numpy(np.array(graph.nodes["x"], dtype=np.float64))
+    y = torch.from_numpy(np.array(graph.nodes["y"]))
+    train = torch.from_numpy(np.array(graph.nodes["train"]))
+    model = _model(name)
+    layers: list[Any] = list(model.layers)
+
+    def step() -> float:
+        model.zero_grad()
+        h = x
+        for number, layer in enumerate(layers):
+            h = h.relu() if number else h
+            own: Tensor | float = h @ layer.own if name == "sage" else 0.0
+            weight = layer.neighbours if name == "sage" else layer.weight
+            h = (adjacency @ h) @ weight + own + layer.bias
+        loss = torch.nn.functional.cross_entropy(h[train], y[train])
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.item()
+
+    return _descend(model, step)
+
+
+def _on_grids(path: Path, grids: list[Grid]) -> list[list[_Trained]]:
+    """What one rank has trained, by grid and way."""
+    # Joined once for all of them: what is joined inside finds the group, and leaves it there.
+    with join_grid(Grid(rows=grids[0].ranks)):
+        return [_on_grid(path, grid) for grid in grids]
+
+
+def _on_grid(path: Path, grid: Grid) -> list[_Trained]:
+    ways = []
+    with join_grid(grid) as world:
+        for name, method in _WAYS:
+            shard = GraphShard.open(open_table(path), world, method, torch.float64)
+            model = _model(name)
+            network = GridNetwork(model, shard)
+            ways.append(_descend(model, partial(network.step, seed=0)))
+    return ways
+
+
+def _deviations(trained: list[_Trained], expected: dict[str, _Trained]) -> dict[str, float]:
+    """The largest over the ways of one rank."""
+    worst = {"loss": 0.0, "gradients": 0.0, "weights": 0.0}
+    for (name, _), own in zip(_WAYS, trained, strict=True):
+        right = expected[name]
+        pairs = {
+            "loss": [(own.losses, right.losses)],
+            "gradients": zip(own.gradients, right.gradients, strict=True),
+            "weights": zip(own.weights, right.weights, strict=True),
+        }
+        for what, each in pairs.items():
+            # np.max, not max: what is not a number must show.
+            found = [float(np.max(np.abs(a - b))) for a, b in each]
+            worst[what] = float(np.max([worst[what], *found]))
+    return worst

@@ -17,16 +17,17 @@ import torch
 import torch.distributed as dist
 from rich.progress import Progress
 
-from weft.graphs import Graph, GraphTable
+from weft.graphs import GraphTable
 from weft.parallel.cost_model import Problem, rank_memory
 from weft.parallel.grid import Grid, grid_of
 from weft.parallel.method import Method
 from weft.parallel.prepare import prepare
 from weft.parallel.world import World, alone
-from weft.sources import rmat
+from weft.sources import planted_partition, rmat
 from weft.training.hardware import held_memory, peak_memory, process_memory
 from weft.training.numerics import prepare_process
 from weft_lab.bench.result import CandidateResult, CaseResult
+from weft_lab.bench_settings import CommunicationBench
 from weft_lab.grid_training import (
     Epoch,
     GridRun,
@@ -46,41 +47,23 @@ _SMALL = 1000, 4000
 _Epochs = list[Epoch]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Job:
-    """What the ranks take turns in.
-
-    Attributes:
-        run: what is trained on all ranks.
-        threads: of the processes that train alone.
-        rounds: turns of each.
-        steps: epochs a turn.
-    """
-
-    run: GridRun
-    threads: tuple[int, ...]
-    rounds: int
-    steps: int
-
-
-def speed_case(
-    graph: Graph, *, ranks: int, hidden: int, rounds: int, steps: int, progress: Progress
-) -> CaseResult:
-    """Epochs of a GCN on `ranks` ranks of one thread each, and in one process.
+def speed_case(config: CommunicationBench, progress: Progress) -> CaseResult:
+    """Epochs of a GCN on ranks of one thread each, and in one process.
 
     They take turns: while a process trains alone the other ranks sleep.
     """
-    if rounds < 1 or steps < 1:
-        raise ValueError(f"{rounds} rounds of {steps} steps time nothing; each must be at least 1")
+    ranks, hidden = config.speed_ranks, 128
     task = progress.add_task("speed: preparing", total=2)
+    graph = planted_partition(
+        config.nodes, 40, mean_degree=config.degree, homophily=0.7, num_features=128, seed=0
+    )
     threads = tuple(sorted({1, min(ranks, os.cpu_count() or 1)}))
     with TemporaryDirectory(prefix="weft-bench-") as folder:
         table = prepare(graph, Path(folder) / "graph.weft", blocks=1)
         features, classes = table.column("x").shape[1], table.metadata["classes"]
         progress.update(task, description="speed: timing", advance=1)
         run = _run(Path(folder) / "graph.weft", Grid(rows=ranks), (hidden,))
-        job = _Job(run=run, threads=threads, rounds=rounds, steps=steps)
-        answers = on_ranks(_take_turns, job, ranks=ranks)
+        answers = on_ranks(_take_turns, run, threads, config.rounds, config.steps, ranks=ranks)
     progress.update(task, description="speed", advance=1)
     shared: list[_Epochs] = [answer["shared"] for answer in answers]
     candidates = {
@@ -138,26 +121,28 @@ def _run(table: Path, grid: Grid, hidden: tuple[int, ...]) -> GridRun:
     return GridRun(table=table, grid=grid, method=Method(), hidden=hidden, dropout=0.5)
 
 
-def _take_turns(job: _Job) -> dict[str, _Epochs]:
-    """What one rank measured; rank 0 also trains alone."""
+def _take_turns(
+    run: GridRun, threads: tuple[int, ...], rounds: int, steps: int
+) -> dict[str, _Epochs]:
+    """What one rank measured: by itself with so many `threads` too, where it is rank 0."""
     prepare_process()
     torch.set_num_threads(1)
     found: dict[str, _Epochs] = {"shared": []}
-    with join_grid(job.run.grid) as world:
-        shared, lone = GridTrainer(job.run, world), None
+    with join_grid(run.grid) as world:
+        shared, lone = GridTrainer(run, world), None
         if world.rank == 0:
-            lone = GridTrainer(job.run, alone(Grid(rows=1), 0))
-            found |= {f"{count} threads": [] for count in job.threads}
-        for turn in range(job.rounds + 1):
+            lone = GridTrainer(run, alone(Grid(rows=1), 0))
+            found |= {f"{count} threads": [] for count in threads}
+        for turn in range(rounds + 1):
             # The first warms up, and does not count.
-            steps = job.steps if turn else _WARMUP
-            epochs = [shared.epoch(number) for number in range(steps)]
+            numbers = range(steps if turn else _WARMUP)
+            epochs = [shared.epoch(number) for number in numbers]
             found["shared"] += epochs if turn else []
-            for count in job.threads:
+            for count in threads:
                 _together(world)
                 if lone is not None:
                     torch.set_num_threads(count)
-                    epochs = [lone.epoch(number) for number in range(steps)]
+                    epochs = [lone.epoch(number) for number in numbers]
                     found[f"{count} threads"] += epochs if turn else []
                     torch.set_num_threads(1)
             _together(world)
@@ -169,7 +154,7 @@ def _together(world: World) -> None:
         dist.barrier()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Rank:
     """What one rank noted: seconds, and bytes of memory.
 
@@ -189,18 +174,12 @@ class _Rank:
     own: float
 
 
-def scale_cases(
-    *,
-    nodes: int,
-    edges: int,
-    widths: tuple[int, ...],
-    ranks: int,
-    scratch: Path | None,
-    progress: Progress,
-) -> list[CaseResult]:
-    """From nothing to an epoch on `ranks` ranks; seconds of each stage, memory of each rank."""
+def scale_cases(config: CommunicationBench, progress: Progress) -> list[CaseResult]:
+    """From nothing to an epoch on several ranks; seconds of each stage, memory of each rank."""
+    nodes, edges = config.scale_nodes, config.scale_edges
+    widths, ranks = config.scale_widths, config.scale_ranks
     clock = _Clock(progress)
-    with TemporaryDirectory(prefix="weft-bench-", dir=scratch) as folder:
+    with TemporaryDirectory(prefix="weft-bench-", dir=config.scratch) as folder:
         path, small = Path(folder) / "graph.weft", Path(folder) / "small.weft"
         table = _prepared(path, nodes, edges, widths, ranks, clock)
         _prepared(small, *_SMALL, widths, ranks, _Clock(Progress(disable=True)))
@@ -318,17 +297,9 @@ def _train(small: Path, path: Path, grid: Grid, hidden: tuple[int, ...]) -> _Ran
         with _watched() as most:
             trainer = GridTrainer(_run(path, grid, hidden), world)
             epoch = trainer.epoch(0)
-    return _Rank(
-        seconds={
-            **trainer.seconds,
-            "epoch": epoch.seconds,
-            "of it communication": epoch.waiting,
-        },
-        loss=epoch.loss,
-        before=before,
-        peak=peak_memory(),
-        own=most[0],
-    )
+    epochs = {"epoch": epoch.seconds, "of it communication": epoch.waiting}
+    seconds = {**trainer.seconds, **epochs}
+    return _Rank(seconds, epoch.loss, before, peak_memory(), most[0])
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from weft.graphs import Array, Column, GraphTable, table_from_columns
 from weft.sources import ATOM_REFERENCES, Cutoff, FullyConnected, load, with_neighbours
 from weft.sources.qm9 import QM9_ELEMENTS
 from weft_lab.bench.result import BenchResult, CaseResult
-from weft_lab.bench.runner import Candidate, run_case
+from weft_lab.bench.runner import Candidate, ours, run_case
 from weft_lab.bench_settings import AssembleBench, MoleculesBench, MoleculesCase
 
 # The published budgets of dynamic batching for QM9, by graphs a batch.
@@ -27,24 +27,20 @@ _BUDGET = _BUDGETS[128]
 _CUTOFF = 5.0
 
 
-def _weft(function: str, **settings: Any) -> Candidate:
-    return Candidate(script=f"weft_steps:{function}", peer=False, settings=settings)
-
-
 def _peer(script: str, *, against: str, **settings: Any) -> Candidate:
     return Candidate(script=script, settings=settings, against=(against,))
 
 
 # Each peer stands against the one of ours that batches as it does.
 _ASSEMBLE = {
-    "weft": _weft("batches", budget=None),
-    "weft, padded": _weft("batches", budget=_BUDGET),
+    "weft": ours("batches", budget=None),
+    "weft, padded": ours("batches", budget=_BUDGET),
     "torch_geometric DataLoader": _peer("torch_geometric_steps:batches", against="weft"),
     "jraph dynamically_batch": _peer("jax_steps:batches", against="weft, padded", budget=_BUDGET),
 }
 _OURS = {
-    "weft": _weft("molecules", policy="unpadded"),
-    "weft, dynamic": _weft("molecules", policy="dynamic"),
+    "weft": ours("molecules", policy="unpadded"),
+    "weft, dynamic": ours("molecules", policy="dynamic"),
 }
 _JAX = {"JAX, jraph dynamically_batch": _peer("jax_steps:molecules", against="weft, dynamic")}
 
@@ -61,8 +57,19 @@ _TORCH_GEOMETRIC = _both("torch_geometric", "torch_geometric_steps:schnet")
 _SCHNETPACK = _both("SchNetPack", "schnetpack_steps:painn")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Case:
+    """What is trained, and who trains it.
+
+    Attributes:
+        what: the model in words.
+        model: its name.
+        size: molecules in a batch.
+        candidates: by name.
+        hidden: features.
+        cutoff: in Å; None joins all pairs of atoms.
+    """
+
     what: str
     model: str
     size: int
@@ -71,29 +78,15 @@ class _Case:
     cutoff: float | None = None
 
 
-def _whole(model: str, name: str, size: int, peers: Mapping[str, Candidate]) -> _Case:
-    what = f"{name}, {size} molecules a batch, all pairs of atoms"
-    return _Case(what=what, model=model, size=size, candidates=_OURS | dict(peers))
-
-
-def _painn(hidden: int) -> _Case:
-    return _Case(
-        what=f"PaiNN, {hidden} features, 32 molecules a batch, cutoff {_CUTOFF:g} Å",
-        model="painn",
-        size=32,
-        hidden=hidden,
-        cutoff=_CUTOFF,
-        candidates={"weft": _OURS["weft"], **_SCHNETPACK},
-    )
-
-
+_SCHNET, _MPEU = _OURS | _TORCH_GEOMETRIC | _JAX, _OURS | _JAX
+_PAINN = {"weft": _OURS["weft"], **_SCHNETPACK}
 _CASES: dict[MoleculesCase, _Case] = {
-    "schnet-32": _whole("schnet", "SchNet", 32, _TORCH_GEOMETRIC | _JAX),
-    "schnet-128": _whole("schnet", "SchNet", 128, _TORCH_GEOMETRIC | _JAX),
-    "mpeu-32": _whole("mpeu", "MPEU", 32, _JAX),
-    "mpeu-128": _whole("mpeu", "MPEU", 128, _JAX),
-    "painn-64": _painn(64),
-    "painn-128": _painn(128),
+    "schnet-32": _Case("SchNet", "schnet", 32, _SCHNET),
+    "schnet-128": _Case("SchNet", "schnet", 128, _SCHNET),
+    "mpeu-32": _Case("MPEU", "mpeu", 32, _MPEU),
+    "mpeu-128": _Case("MPEU", "mpeu", 128, _MPEU),
+    "painn-64": _Case("PaiNN, 64 features", "painn", 32, _PAINN, 64, _CUTOFF),
+    "painn-128": _Case("PaiNN, 128 features", "painn", 32, _PAINN, 128, _CUTOFF),
 }
 
 
@@ -148,9 +141,10 @@ def _run(
     name: MoleculesCase, stored: Mapping[str, str], config: MoleculesBench, progress: Progress
 ) -> CaseResult:
     case = _CASES[name]
+    pairs = "all pairs of atoms" if case.cutoff is None else f"cutoff {case.cutoff:g} Å"
     return run_case(
         name,
-        f"batch and update, {case.what}",
+        f"batch and update, {case.what}, {case.size} molecules a batch, {pairs}",
         case.candidates,
         {
             **stored,

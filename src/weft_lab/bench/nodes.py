@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from rich.progress import Progress
@@ -11,13 +12,8 @@ from rich.progress import Progress
 from weft.graphs import Graph, gcn_weights, write_table
 from weft.sources import load, planted_partition
 from weft_lab.bench.result import BenchResult, CaseResult, data_or_error
-from weft_lab.bench.runner import Candidate, run_case
+from weft_lab.bench.runner import Candidate, ours, run_case
 from weft_lab.bench_settings import CitationsBench, GCNBench
-
-
-def _weft(*, first_product: bool) -> Candidate:
-    settings = {"first_product": first_product}
-    return Candidate(script="weft_steps:gcn", peer=False, settings=settings)
 
 
 def _torch_geometric(*, csr: bool, cached: bool, **environment: str) -> Candidate:
@@ -29,8 +25,8 @@ def _torch_geometric(*, csr: bool, cached: bool, **environment: str) -> Candidat
 
 
 _CANDIDATES = {
-    "weft": _weft(first_product=True),
-    "weft, A x not kept": _weft(first_product=False),
+    "weft": ours("gcn", first_product=True),
+    "weft, A x not kept": ours("gcn", first_product=False),
     "torch_geometric edge_index": _torch_geometric(csr=False, cached=False),
     "torch_geometric edge_index, cached": _torch_geometric(csr=False, cached=True),
     "torch_geometric CSR": _torch_geometric(csr=True, cached=False),
@@ -61,32 +57,24 @@ def _run(
     name: str, graph: Graph, hidden: int, classes: int, config: GCNBench, progress: Progress
 ) -> CaseResult:
     widths = f"{graph.nodes['x'].shape[1]}-{hidden}-{classes}"
-    with TemporaryDirectory(prefix="weft-bench-") as folder:
+    with TemporaryDirectory(prefix="weft-bench-") as place:
+        # The same graph for both: a table for weft, plain arrays for the peers, which normalise by
+        # themselves, so they get the edges without self-loops and weights.
+        arrays, table = Path(place) / "graph.npz", Path(place) / "graph.weft"
+        columns: dict[str, Any] = {name: graph.nodes[name] for name in ("x", "y", "train")}
+        np.savez(arrays, senders=graph.senders, receivers=graph.receivers, **columns)
+        write_table(table, [gcn_weights(graph)])
+        stored = {"arrays": str(arrays), "table": str(table)}
         return run_case(
             name,
             f"epoch, {graph.num_nodes:,} nodes, {graph.num_edges:,} directed edges, {widths}",
             _CANDIDATES,
-            {**_store(Path(folder), graph), "hidden": hidden, "classes": classes},
+            {**stored, "hidden": hidden, "classes": classes},
             rounds=config.rounds,
             steps=config.steps,
             warmup=2,
             progress=progress,
         )
-
-
-def _store(folder: Path, graph: Graph) -> dict[str, str]:
-    """The same graph for both: a table for weft, plain arrays for the peers."""
-    # The peers normalise by themselves, so they get the edges without self-loops and weights.
-    np.savez(
-        folder / "graph.npz",
-        x=graph.nodes["x"],
-        y=graph.nodes["y"],
-        train=graph.nodes["train"],
-        senders=graph.senders,
-        receivers=graph.receivers,
-    )
-    write_table(folder / "graph.weft", [gcn_weights(graph)])
-    return {"arrays": str(folder / "graph.npz"), "table": str(folder / "graph.weft")}
 
 
 def bench_citations(config: CitationsBench, progress: Progress) -> BenchResult:
@@ -99,7 +87,7 @@ def bench_citations(config: CitationsBench, progress: Progress) -> BenchResult:
             run_case(
                 name,
                 f"test accuracy, public split, {config.seeds} seeds",
-                {"weft": Candidate(script="weft_steps:citations", peer=False)},
+                {"weft": ours("citations")},
                 {"table": str(table.path), "data": name},
                 rounds=config.seeds,
                 steps=1,

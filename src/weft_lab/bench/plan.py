@@ -41,7 +41,7 @@ _SHORT = "short"
 _PATIENCE_SECONDS = 900.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Case:
     """What is planned, and what it could be instead.
 
@@ -63,11 +63,10 @@ def _molecules(batch_size: int, steps: int) -> Callable[[PlanBench, Path], Case]
         config = StructuresConfig(
             # As in Speckhard et al.: means over all pairs of atoms.
             readout="mean",
-            limit=bench.molecules,
             batching=BatchingConfig(policy="dynamic", batch_size=batch_size),
         )
         what = f"SchNet on QM9, {batch_size} molecules a batch"
-        return _structures("molecules", what, config, bench, folder, steps=steps)
+        return _structures("molecules", what, config, bench, folder, steps)
 
     return case
 
@@ -78,25 +77,18 @@ def _crystals(bench: PlanBench, folder: Path) -> Case:
         target="formation_energy_per_atom",
         references=False,
         neighbours=NeighbourConfig(kind="nearest", nearest=24, cutoff=6.0),
-        limit=bench.molecules,
     )
-    files = () if bench.crystals is None else (bench.crystals,)
     what = "SchNet on crystals of the Materials Project, 32 a batch"
-    return _structures("crystals", what, config, bench, folder, steps=20_000, files=files)
+    return _structures("crystals", what, config, bench, folder, 20_000)
 
 
 def _structures(
-    name: str,
-    what: str,
-    config: StructuresConfig,
-    bench: PlanBench,
-    folder: Path,
-    *,
-    steps: int,
-    files: Sequence[Path] = (),
+    name: str, what: str, config: StructuresConfig, bench: PlanBench, folder: Path, steps: int
 ) -> Case:
-    table = read_structures(config, files=files, data_dir=bench.data_dir, progress=False)
-    recipe = StructuresTask(name, _on_disk(table, folder), replace(config, limit=None))
+    files = [bench.crystals] if name == "crystals" and bench.crystals else []
+    some = replace(config, limit=bench.molecules)
+    table = read_structures(some, files=files, data_dir=bench.data_dir, progress=False)
+    recipe = StructuresTask(name, _on_disk(table, folder), config)
     every, *fewer = thread_counts()
 
     def choice(policy: str, mode: str, threads: int) -> Candidate:
@@ -107,7 +99,7 @@ def _structures(
     if why_not_inductor() is None:
         choices += [choice(policy, "static", every) for policy in ("dynamic", "packed")]
         choices.append(choice("unpadded", "dynamic", every))
-    return Case(what=what, recipe=recipe, choices=choices, steps=steps)
+    return Case(what, recipe, choices, steps)
 
 
 def _programs(bench: PlanBench, folder: Path) -> Case:
@@ -119,12 +111,8 @@ def _programs(bench: PlanBench, folder: Path) -> Case:
     fewer = thread_counts()[1:]
     choices = [each.but(policy=policy) for each in forms for policy in ("packed", "dynamic")]
     choices += [each.but(threads=count) for each in forms for count in fewer]
-    return Case(
-        what="a gated network on programs of Python's standard library",
-        recipe=recipe,
-        choices=choices,
-        steps=5_000,
-    )
+    what = "a gated network on programs of Python's standard library"
+    return Case(what, recipe, choices, 5_000)
 
 
 def _full_graph(bench: PlanBench, folder: Path) -> Case:
@@ -135,31 +123,20 @@ def _full_graph(bench: PlanBench, folder: Path) -> Case:
     config = FullGraphConfig(data=str(folder / "graph.weft"), hidden=(128,), epochs=200)
     recipe = FullGraphTask(config, data_dir=folder)
     ways = _first_wave(recipe)
-    return Case(
-        what=f"a GCN of 128-128-40 on {graph.num_nodes:,} nodes, {graph.num_edges:,} directed "
-        "edges",
-        recipe=recipe,
-        choices=[*ways, *(each.but(partition="rcm") for each in ways[:1])],
-        steps=config.epochs,
-    )
+    edges = f"{graph.num_edges:,} directed edges"
+    what = f"a GCN of 128-128-40 on {graph.num_nodes:,} nodes, {edges}"
+    choices = [*ways, *(each.but(partition="rcm") for each in ways[:1])]
+    return Case(what, recipe, choices, config.epochs)
 
 
 def _sparse(bench: PlanBench, folder: Path) -> Case:
     config = LinksConfig(
-        hidden=(1024, 1024),
-        batch_size=1024,
-        sparsify="rigl",
-        sparsity=0.906,
-        update_every=100,
+        hidden=(1024, 1024), batch_size=1024, sparsify="rigl", sparsity=0.906, update_every=100
     )
     prepared = prepare_links(temporal(bench.links // 20, bench.links), config)
     recipe = LinksTask(prepared)
-    return Case(
-        what="an FNN of 16-1024-1024-1 on links, 90.6 % sparse by RigL, 1,024 pairs a batch",
-        recipe=recipe,
-        choices=_first_wave(recipe),
-        steps=5_000,
-    )
+    what = "an FNN of 16-1024-1024-1 on links, 90.6 % sparse by RigL, 1,024 pairs a batch"
+    return Case(what, recipe, _first_wave(recipe), 5_000)
 
 
 def _on_disk(table: GraphTable, folder: Path) -> GraphTable:
@@ -232,15 +209,15 @@ def time_all(
     name: str,
 ) -> list[Measured]:
     """Time all candidates, interleaved, each in a process that sleeps between its turns."""
-    entrants = [Trial(each, total_units) for each in candidates]
-    task = progress.add_task(f"{name}: timing", total=(2 + config.rounds) * len(entrants))
+    trials = [Trial(each, total_units) for each in candidates]
+    task = progress.add_task(f"{name}: timing", total=(2 + config.rounds) * len(trials))
     with ExitStack() as stack:
-        for each in entrants:
+        for each in trials:
             each.worker = Worker(work, each.candidate)
             stack.callback(each.leave, "")
         for number in range(2 + config.rounds):
             # There and back: nobody always comes after the same one.
-            for each in entrants[:: -1 if number % 2 else 1]:
+            for each in trials[:: -1 if number % 2 else 1]:
                 progress.update(task, description=f"{name}: timing {each.label}", advance=1)
                 if each.worker is None:
                     continue
@@ -255,7 +232,7 @@ def time_all(
                 except WorkerStopped as stopped:
                     each.leave(stopped.outcome)
     progress.update(task, description=f"{name}: timed")
-    return [each.measured() for each in entrants]
+    return [each.measured() for each in trials]
 
 
 def full_result(name: str, case: Case, plan: Plan, timed: Sequence[Measured]) -> CaseResult:
@@ -283,14 +260,7 @@ def full_result(name: str, case: Case, plan: Plan, timed: Sequence[Measured]) ->
             missed.append(f"auto takes {to_best:.2f} times as long as {best.label}")
         if to_worst < _AT_LEAST:
             missed.append(f"the worst choice, {worst.label}, takes only {to_worst:.2f} times auto")
-    return CaseResult(
-        case=name,
-        what=f"{case.what}; a run of {case.steps:,} steps",
-        unit="s",
-        candidates=candidates,
-        says=says,
-        missed=missed,
-    )
+    return _case_result(name, case, candidates, says, missed)
 
 
 def short_result(name: str, case: Case, plan: Plan) -> CaseResult:
@@ -304,20 +274,27 @@ def short_result(name: str, case: Case, plan: Plan) -> CaseResult:
     # What became of single candidates is in the table.
     labels = tuple(each.label for each in plan.measured)
     why = [
-        _sentence(reason)
+        f"{reason[0].upper()}{reason[1:]}."
         for reason in plan.reasons
         if "compil" in reason and not reason.startswith(labels)
     ]
     missed = [f"it chose {auto.label}, which compiles"] if auto.compiles else []
     if not why:
         missed.append("it does not say a word about compiling")
+    says = [f"Planning took {plan.planning_seconds:.0f} s; chosen: {auto.label}.", *why]
+    return _case_result(name, case, candidates, says, missed)
+
+
+def _case_result(
+    name: str,
+    case: Case,
+    candidates: dict[str, CandidateResult],
+    says: list[str],
+    missed: list[str],
+) -> CaseResult:
+    what = f"{case.what}; a run of {case.steps:,} steps"
     return CaseResult(
-        case=name,
-        what=f"{case.what}; a run of {case.steps:,} steps",
-        unit="s",
-        candidates=candidates,
-        says=[f"Planning took {plan.planning_seconds:.0f} s; chosen: {auto.label}.", *why],
-        missed=missed,
+        case=name, what=what, unit="s", candidates=candidates, says=says, missed=missed
     )
 
 
@@ -336,7 +313,3 @@ def _result(each: Measured, auto: Measured | None) -> CandidateResult:
 
 def _seconds(each: Measured) -> float:
     return float("inf") if each.projected_seconds is None else each.projected_seconds
-
-
-def _sentence(words: str) -> str:
-    return f"{words[0].upper()}{words[1:]}."

@@ -12,21 +12,16 @@ from weft.graphs import Graph, GraphTable, assemble, table_from_graphs, write_ta
 from weft.recipes.programs.data import read_programs
 from weft.sources.program_graph import NUM_TYPES
 from weft_lab.bench.result import BenchResult, CaseResult
-from weft_lab.bench.runner import Candidate, run_case
+from weft_lab.bench.runner import Candidate, ours, run_case
 from weft_lab.bench_settings import ProgramsBench
 
-
-def _weft(form: str) -> Candidate:
-    return Candidate(script="weft_steps:gated", peer=False, settings={"form": form})
-
-
 _PEERS = {
-    "weft": _weft("csr"),
+    "weft": ours("gated", form="csr"),
     "ptgnn GatedMessagePassing": Candidate(script="ptgnn_steps:gated"),
     # Its FastRGCNConv makes a matrix an edge: 5 GB a round of messages here.
     "torch_geometric RGCNConv + GRUCell": Candidate(script="torch_geometric_steps:rgcn"),
 }
-_FORMS = {f"weft, {form}": _weft(form) for form in ("csr", "banded", "dense", "auto")}
+_FORMS = {f"weft, {form}": ours("gated", form=form) for form in ("csr", "banded", "dense", "auto")}
 
 
 def bench_programs(config: ProgramsBench, progress: Progress) -> BenchResult:

@@ -13,8 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from weft.errors import DataError
-from weft_lab.machine import machine
-from weft_lab.results import Provenance, document, from_plain, read_document, write_document
+from weft_lab.results import (
+    Provenance,
+    document,
+    from_plain,
+    machine,
+    read_document,
+    write_document,
+)
 
 SCHEMA = "weft bench 1"
 
@@ -193,7 +199,7 @@ def data_or_error(get: Callable[[], Data], named: object) -> Data | DataError:
 
 
 def print_result(result: BenchResult, console: Console) -> None:
-    """A table a case: medians, spread, and each peer's median as a multiple of each of ours."""
+    """A table a case: its figures, or medians, spread and each peer as a multiple of ours."""
     about = result.machine
     console.print(
         f"{about['cpu']}, {about['cores']} cores, {about['memory_gib']} GiB; matrix products "
@@ -201,83 +207,72 @@ def print_result(result: BenchResult, console: Console) -> None:
         soft_wrap=True,
     )
     for case in result.cases:
-        # Times are compared by their medians; a mean is for accuracies.
-        timed = case.unit.partition("/")[0] == "s"
-        scale, unit = (1e3, f"m{case.unit}") if timed else (1.0, case.unit)
-        detailed = any(c.details for c in case.candidates.values())
         console.print(f"{result.name}: {case.case} ({case.what})", style="italic", soft_wrap=True)
-        if any(c.figures for c in case.candidates.values()):
-            _print_figures(case, console)
-            continue
-        table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
-        # Eighty columns are enough: with throughput names fold, and the file has the spread.
-        width = 17 if detailed else 26
-        table.add_column(
-            "candidate", min_width=width, max_width=width if detailed else None, overflow="fold"
-        )
-        spread = ("graphs/s", "ms/step", "batching\n(waits)") if detailed else ("min – max",)
-        median = f"median\n{unit}" if detailed else f"median {unit}"
-        for heading in (median, *(() if timed else ("mean",)), *spread):
-            table.add_column(heading, justify="right")
-        peers = len(case.own) < len(case.candidates)
-        for own in case.own if peers else []:
-            table.add_column(f"× {own}", justify="right", min_width=7, max_width=9)
-        ratios = {own: case.ratios(own) for own in case.own}
+        console.print(_table(case))
         for name, candidate in case.candidates.items():
-            if candidate.median is None or candidate.mean is None:
-                table.add_row(name, "failed" if candidate.failed else "absent")
-                continue
-            low, high = min(candidate.samples) * scale, max(candidate.samples) * scale
-            multiples = [
-                f"{ratios[own][name]:.2f}" if name in ratios[own] else "" for own in case.own
-            ]
-            table.add_row(
-                name,
-                _short(candidate.median * scale),
-                *(() if timed else (_short(candidate.mean * scale),)),
-                *(_throughput(candidate) if detailed else (f"{_short(low)} – {_short(high)}",)),
-                *(multiples if peers else []),
-            )
-        console.print(table)
-        _print_words(case, console)
+            if candidate.absent:
+                console.print(f" {name}: {candidate.absent}", soft_wrap=True)
+        for sentence in (*case.says, *(f"Missed: {each}" for each in case.missed)):
+            console.print(f" {sentence}", soft_wrap=True, highlight=False)
 
 
-def _print_figures(case: CaseResult, console: Console) -> None:
+def _table(case: CaseResult) -> Table:
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
-    table.add_column("", no_wrap=True)
+    figures = any(c.figures for c in case.candidates.values())
+    # Eighty columns are enough: with throughput names fold, and the file has the spread.
+    folded = 17 if any(c.details for c in case.candidates.values()) else None
+    if figures:
+        table.add_column("", no_wrap=True)
+    else:
+        table.add_column("candidate", min_width=folded or 26, max_width=folded, overflow="fold")
+    cells = {
+        name: {key: _short(value) for key, value in each.figures.items()}
+        if figures
+        else _times(case, name)
+        for name, each in case.candidates.items()
+    }
     # In the order in which candidates bring them up.
-    names = list(dict.fromkeys(name for c in case.candidates.values() for name in c.figures))
-    for name in names:
-        table.add_column(name, justify="right")
+    headings = list(dict.fromkeys(key for each in cells.values() for key in each))
+    for heading in headings:
+        ratio = heading.startswith("× ") and not figures
+        least, most = (7, 9) if ratio else (None, None)
+        table.add_column(heading, justify="right", min_width=least, max_width=most)
     for name, candidate in case.candidates.items():
-        # All are ours here.
-        own = name.removeprefix("weft").lstrip(", ")
-        if candidate.figures:
-            cells = (candidate.figures.get(each) for each in names)
-            table.add_row(own, *("" if cell is None else _short(cell) for cell in cells))
+        # All are ours where there are figures.
+        label = name.removeprefix("weft").lstrip(", ") if figures else name
+        if cells[name]:
+            table.add_row(label, *(cells[name].get(heading, "") for heading in headings))
         else:
-            table.add_row(own, "failed" if candidate.failed else "absent")
-    console.print(table)
-    _print_words(case, console)
+            table.add_row(label, "failed" if candidate.failed else "absent")
+    return table
 
 
-def _print_words(case: CaseResult, console: Console) -> None:
-    for name, candidate in case.candidates.items():
-        if candidate.absent:
-            console.print(f" {name}: {candidate.absent}", soft_wrap=True)
-    for sentence in case.says:
-        console.print(f" {sentence}", soft_wrap=True, highlight=False)
-    for sentence in case.missed:
-        console.print(f" Missed: {sentence}", soft_wrap=True, highlight=False)
-
-
-def _throughput(candidate: CandidateResult) -> tuple[str, str, str]:
+def _times(case: CaseResult, name: str) -> dict[str, str]:
+    """Cells of a candidate by heading: its median, spread or throughput, and ratios to ours."""
+    candidate = case.candidates[name]
+    if candidate.median is None or candidate.mean is None:
+        return {}
+    # Times are compared by their medians; a mean is for accuracies.
+    timed = case.unit.partition("/")[0] == "s"
+    scale, unit = (1e3, f"m{case.unit}") if timed else (1.0, case.unit)
     found = candidate.throughput
-    return (
-        _short(found["graphs_per_second"]),
-        _short(1e3 * found["seconds_per_step"]),
-        f"{100 * found['batching_share']:.1f} ({100 * found['waiting_share']:.1f}) %",
-    )
+    heading = f"median\n{unit}" if found else f"median {unit}"
+    cells = {heading: _short(candidate.median * scale)}
+    if not timed:
+        cells["mean"] = _short(candidate.mean)
+    if found:
+        cells["graphs/s"] = _short(found["graphs_per_second"])
+        cells["ms/step"] = _short(1e3 * found["seconds_per_step"])
+        shares = 100 * found["batching_share"], 100 * found["waiting_share"]
+        cells["batching\n(waits)"] = f"{shares[0]:.1f} ({shares[1]:.1f}) %"
+    else:
+        low, high = min(candidate.samples) * scale, max(candidate.samples) * scale
+        cells["min – max"] = f"{_short(low)} – {_short(high)}"
+    if len(case.own) < len(case.candidates):
+        for own in case.own:
+            ratio = case.ratios(own).get(name)
+            cells[f"× {own}"] = "" if ratio is None else f"{ratio:.2f}"
+    return cells
 
 
 def _short(value: float) -> str:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,11 @@ class Candidate:
         """The path of the file, and the name of the function in it."""
         file, _, function = self.script.partition(":")
         return str(FOLDER / f"{file}.py"), function or "prepare"
+
+
+def ours(function: str, **settings: Any) -> Candidate:
+    """A function of weft_steps.py, in this Python."""
+    return Candidate(script=f"weft_steps:{function}", peer=False, settings=settings)
 
 
 def peers_python() -> str:
@@ -96,41 +101,17 @@ class _Process:
             self._process.communicate()
 
 
-class _Worker:
-    """A candidate that is timed, with what it has measured so far."""
-
-    def __init__(self, candidate: Candidate) -> None:
-        self._candidate, self._process = candidate, _Process(candidate)
-        self._samples: list[float] = []
-        self._details: list[dict[str, float]] = []
-        self._versions: dict[str, str] = {}
-        self.absent, self._failed = "", False
-
-    def prepare(self, case: Mapping[str, Any]) -> None:
-        self._versions = self._ask({**case, **self._candidate.settings}).get("versions", {})
-
-    def sample(self, steps: int) -> None:
-        answer = self._ask({"steps": steps})
-        self._samples += answer.get("samples", [])
-        self._details += answer.get("details", [])
-
-    def stop(self) -> None:
-        self._process.stop()
-
-    def result(self) -> CandidateResult:
-        return CandidateResult(
-            samples=[] if self.absent else self._samples,
-            versions=self._versions,
-            absent=self.absent,
-            failed=self._failed,
-            against=list(self._candidate.against),
-            details=[] if self.absent else self._details,
-        )
-
-    def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        answer = self._process.ask(message)
-        self.absent, self._failed = answer.get("absent", ""), answer.get("failed", False)
-        return answer
+def _with_answer(before: CandidateResult, answer: Mapping[str, Any]) -> CandidateResult:
+    """`before` and what was measured since; nothing of a candidate that could not go on."""
+    if why := answer.get("absent"):
+        failed = answer.get("failed", False)
+        return replace(before, samples=[], details=[], absent=why, failed=failed)
+    return replace(
+        before,
+        samples=before.samples + answer.get("samples", []),
+        details=before.details + answer.get("details", []),
+        versions=answer.get("versions", before.versions),
+    )
 
 
 def run_case(
@@ -152,20 +133,21 @@ def run_case(
     if rounds < 1 or steps < 1:
         raise ValueError(f"{rounds} rounds of {steps} steps time nothing; each must be at least 1")
     task = progress.add_task(f"{name}: preparing", total=len(candidates) + rounds)
-    workers: dict[str, _Worker] = {}
+    processes: dict[str, _Process] = {}
+    found: dict[str, CandidateResult] = {}
     with ExitStack() as stack:
         for label, candidate in candidates.items():
             progress.update(task, description=f"{name}: preparing {label}")
-            workers[label] = _Worker(candidate)
-            stack.callback(workers[label].stop)
-            workers[label].prepare({**case, "warmup": warmup})
+            processes[label] = _Process(candidate)
+            stack.callback(processes[label].stop)
+            answer = processes[label].ask({**case, "warmup": warmup, **candidate.settings})
+            found[label] = _with_answer(CandidateResult(against=list(candidate.against)), answer)
             progress.advance(task)
         for _ in range(rounds):
-            for label, worker in workers.items():
-                if not worker.absent:
+            for label, process in processes.items():
+                if not found[label].absent:
                     progress.update(task, description=f"{name}: timing {label}")
-                    worker.sample(steps)
+                    found[label] = _with_answer(found[label], process.ask({"steps": steps}))
             progress.advance(task)
     progress.update(task, description=name)
-    results = {label: worker.result() for label, worker in workers.items()}
-    return CaseResult(case=name, what=what, unit=unit, candidates=results)
+    return CaseResult(case=name, what=what, unit=unit, candidates=found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +21,8 @@ from weft.sparsify import nnz_of
 from weft.sparsify.sparse_layers import SparseLinear
 from weft.training.hardware import held_memory, peak_memory, trim_memory
 from weft_lab.bench.result import CandidateResult, CaseResult
-from weft_lab.bench.runner import Candidate, run_case
+from weft_lab.bench.runner import ours, run_case
+from weft_lab.bench_settings import SparseBench
 from weft_lab.grid_training import on_ranks
 from weft_lab.statistics import mean_interval
 from weft_lab.timing import seconds_of
@@ -69,10 +69,9 @@ class _Held:
         return self.weights + self.places + self.state
 
 
-def memory_case(
-    widths: tuple[int, ...], sparsities: Sequence[float], progress: Progress
-) -> CaseResult:
+def memory_case(config: SparseBench, progress: Progress) -> CaseResult:
     """Bytes counted from the tensors, and measured in a process of its own for each network."""
+    widths, sparsities = config.wide, [each for each in config.accelerate_sparsities if each]
     task = progress.add_task("memory", total=1 + len(sparsities))
     found: dict[str, _Held] = {}
     for sparsity in (None, *sparsities):
@@ -80,6 +79,8 @@ def memory_case(
         (found[label],) = on_ranks(_hold, widths, sparsity)
         progress.advance(task)
     dense = found["torch, dense"]
+    # A weight that is there needs its place too: few of them, or dense is smaller.
+    smaller = [label for label, each in found.items() if each.counted < dense.counted]
     candidates = {
         label: CandidateResult(
             samples=[each.measured],
@@ -100,20 +101,13 @@ def memory_case(
         what=f"{'-'.join(map(str, widths))}, after a step of Adam, gradients let go",
         unit="bytes",
         candidates=candidates,
-        says=[_break_even(found)],
+        says=[f"Less than dense: {', '.join(smaller) or 'none'}, by what the tensors hold."],
         missed=_missed(found),
     )
 
 
 def _mb(size: float) -> float:
     return round(size / _MB, 3)
-
-
-def _break_even(found: dict[str, _Held]) -> str:
-    """A weight that is there needs its place too: few of them, or dense is smaller."""
-    dense, *sparse = found.items()
-    smaller = [label for label, each in sparse if each.counted < dense[1].counted]
-    return f"Less than dense: {', '.join(smaller) or 'none'}, by what the tensors hold."
 
 
 def _missed(found: dict[str, _Held]) -> list[str]:
@@ -175,31 +169,24 @@ def _trained(
     return model, optimizer
 
 
-def _nodes(way: str, sparsity: float) -> Candidate:
-    settings = {"sparsify": way, "sparsity": sparsity}
-    return Candidate(script="weft_steps:nodes", peer=False, settings=settings)
-
-
 _ACCURACY = {
-    _DENSE: _nodes("none", 0.0),
-    _RIGL: _nodes("rigl", 0.90),
-    "weft, RigL at 97 %": _nodes("rigl", 0.97),
-    "weft, SET at 97 %": _nodes("set", 0.97),
-    "weft, static random at 97 %": _nodes("random", 0.97),
+    _DENSE: ours("nodes", sparsify="none", sparsity=0.0),
+    _RIGL: ours("nodes", sparsify="rigl", sparsity=0.90),
+    "weft, RigL at 97 %": ours("nodes", sparsify="rigl", sparsity=0.97),
+    "weft, SET at 97 %": ours("nodes", sparsify="set", sparsity=0.97),
+    "weft, static random at 97 %": ours("nodes", sparsify="random", sparsity=0.97),
 }
 
 
-def accuracy_case(
-    table: GraphTable, *, seeds: int, epochs: int | None, progress: Progress
-) -> CaseResult:
+def accuracy_case(config: SparseBench, table: GraphTable, progress: Progress) -> CaseResult:
     """Test accuracy in %, with intervals; a seed is split, weights and dropout, alike for all."""
     case = run_case(
         "accuracy",
-        f"GCN of 16 hidden features on Cora, 60/20/20, {seeds} seeds; test accuracy in % with "
-        "95 % intervals of the mean",
+        f"GCN of 16 hidden features on Cora, 60/20/20, {config.seeds} seeds; test accuracy in % "
+        "with 95 % intervals of the mean",
         _ACCURACY,
-        {"table": str(table.path), "epochs": epochs},
-        rounds=seeds,
+        {"table": str(table.path), "epochs": config.epochs},
+        rounds=config.seeds,
         steps=1,
         warmup=0,
         unit="%",
@@ -245,7 +232,7 @@ def temporal_graph(file: Path | None, data_dir: Path | None) -> GraphTable:
     return load(_NAME, files=[file] if file else [], data_dir=data_dir, progress=False)
 
 
-def walks_case(table: GraphTable, *, rounds: int, progress: Progress) -> CaseResult:
+def walks_case(config: SparseBench, table: GraphTable, progress: Progress) -> CaseResult:
     """Steps a second of walks from every node, what is sorted for them included.
 
     The bar is for the few walks of the literature, of which sorting is a large part.
@@ -255,12 +242,9 @@ def walks_case(table: GraphTable, *, rounds: int, progress: Progress) -> CaseRes
         "walks",
         f"temporal walks of {_LENGTH} nodes, {table.total_nodes:,} nodes, {table.total_edges:,} "
         "edges; steps taken a second, with all that is sorted first",
-        {
-            label: Candidate(script="weft_steps:walks", peer=False, settings={"walks": walks})
-            for label, walks in labels.items()
-        },
+        {label: ours("walks", walks=walks) for label, walks in labels.items()},
         {"table": str(table.path), "length": _LENGTH},
-        rounds=rounds,
+        rounds=config.rounds,
         steps=1,
         warmup=2,
         unit="steps/s",
@@ -273,28 +257,20 @@ def walks_case(table: GraphTable, *, rounds: int, progress: Progress) -> CaseRes
     return replace(case, missed=missed)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Read:
-    """Seconds of each reading, and bytes of memory before and at the most."""
-
-    seconds: list[float]
-    before: float
-    peak: float
-
-
-def edges_case(lines: int, *, rounds: int, scratch: Path | None, progress: Progress) -> CaseResult:
+def edges_case(config: SparseBench, progress: Progress) -> CaseResult:
     """Lines a second of `src dst time` read from a file that is made for it, and memory."""
+    lines = config.lines
     task = progress.add_task("edges: writing", total=2)
-    with TemporaryDirectory(prefix="weft-bench-", dir=scratch) as folder:
+    with TemporaryDirectory(prefix="weft-bench-", dir=config.scratch) as folder:
         path, few = Path(folder) / "edges.txt", Path(folder) / "few.txt"
         _write(path, lines)
         _write(few, 100)
         size = path.stat().st_size
         progress.update(task, description="edges: reading", advance=1)
-        (found,) = on_ranks(_read, path, few, rounds)
+        ((seconds, before, peak),) = on_ranks(_read, path, few, config.rounds)
         progress.update(task, description="edges", advance=1)
-    speed = lines / statistics.median(found.seconds)
-    beyond, limit = found.peak - found.before, _BYTES_A_LINE * lines + _BYTES
+    speed = lines / statistics.median(seconds)
+    beyond, limit = peak - before, _BYTES_A_LINE * lines + _BYTES
     missed = []
     if speed < _LINES:
         missed.append(f"{speed:,.0f} lines a second, not {_LINES:,.0f}.")
@@ -306,12 +282,12 @@ def edges_case(lines: int, *, rounds: int, scratch: Path | None, progress: Progr
         unit="s",
         candidates={
             "weft": CandidateResult(
-                samples=found.seconds,
+                samples=seconds,
                 figures={
                     "lines / s": speed,
-                    "MB / s": size / 1e6 / statistics.median(found.seconds),
-                    "peak MB": found.peak / 1e6,
-                    "before MB": found.before / 1e6,
+                    "MB / s": size / 1e6 / statistics.median(seconds),
+                    "peak MB": peak / 1e6,
+                    "before MB": before / 1e6,
                     "bytes a line\nbeyond": beyond / lines,
                 },
             )
@@ -321,25 +297,21 @@ def edges_case(lines: int, *, rounds: int, scratch: Path | None, progress: Progr
 
 
 def _write(path: Path, lines: int) -> None:
-    with path.open("w", encoding="ascii") as file:
-        for chunk in _lines(lines):
-            file.write(chunk)
-
-
-def _lines(lines: int) -> Iterator[str]:
-    """Text of random edges in order of time, some ten a node, in chunks."""
+    """Text of random edges in order of time, some ten a node."""
     rng = np.random.default_rng(0)
     nodes = max(2, int(_NODES_PER_LINE * lines))
-    for start in range(0, lines, _CHUNK):
-        count = min(_CHUNK, lines - start)
-        ends = rng.integers(nodes, size=(count, 2))
-        times = 1_200_000_000 + np.arange(start, start + count)
-        edges = np.column_stack([ends, times]).ravel().tolist()
-        yield "%d %d %d\n" * count % tuple(edges)
+    with path.open("w", encoding="ascii") as file:
+        for start in range(0, lines, _CHUNK):
+            count = min(_CHUNK, lines - start)
+            ends = rng.integers(nodes, size=(count, 2))
+            times = 1_200_000_000 + np.arange(start, start + count)
+            edges = np.column_stack([ends, times]).ravel().tolist()
+            file.write("%d %d %d\n" * count % tuple(edges))
 
 
-def _read(path: Path, few: Path, rounds: int) -> _Read:
+def _read(path: Path, few: Path, rounds: int) -> tuple[list[float], float, float]:
+    """Seconds of each reading, and bytes of memory before and at the most."""
     read_edge_list(few)
     before = held_memory()
     seconds = [seconds_of(lambda: read_edge_list(path)) for _ in range(rounds)]
-    return _Read(seconds=seconds, before=before, peak=peak_memory())
+    return seconds, before, peak_memory()

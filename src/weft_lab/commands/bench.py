@@ -68,57 +68,48 @@ class BenchCommand:
         return 1 if any(case.own_failures or case.missed for case in result.cases) else 0
 
 
-def _command(config: type[Any], function: str, words: str) -> type[BenchCommand]:
+def _command(name: str, config: type[Any], module: str, words: str) -> type[BenchCommand]:
     """The command of one benchmark, with its settings as options."""
     settings = ("config", Annotated[config, tyro.conf.arg(name="")], field(default_factory=config))
     made = make_dataclass(
         config.__name__, [settings], bases=(BenchCommand,), frozen=True, kw_only=True
     )
     made.__doc__ = words
-    made.function = function  # type: ignore[attr-defined]
+    made.function = f"{module}:bench_{name}"  # type: ignore[attr-defined]
     return made
 
 
-COMMANDS = {
-    "gcn": _command(
-        GCNBench,
-        "nodes:bench_gcn",
-        "Full-batch GCN training, an epoch: weft and torch_geometric.",
-    ),
-    "assemble": _command(
-        AssembleBench,
-        "molecules:bench_assemble",
+# Settings, the module, and the help.
+_BENCHES: dict[str, tuple[type[Any], str, str]] = {
+    "gcn": (GCNBench, "nodes", "Full-batch GCN training, an epoch: weft and torch_geometric."),
+    "assemble": (
+        *(AssembleBench, "molecules"),
         "Assembling a batch of QM9 molecules: weft, torch_geometric and jraph.",
     ),
-    "citations": _command(
-        CitationsBench,
-        "nodes:bench_citations",
+    "citations": (
+        *(CitationsBench, "nodes"),
         "Test accuracy of the GCN on Cora, CiteSeer and PubMed over seeds.",
     ),
-    "molecules": _command(
-        MoleculesBench,
-        "molecules:bench_molecules",
+    "molecules": (
+        *(MoleculesBench, "molecules"),
         "SchNet, MPEU and PaiNN on QM9, a step: weft, torch_geometric, JAX and SchNetPack.",
     ),
-    "programs": _command(
-        ProgramsBench,
-        "programs:bench_programs",
+    "programs": (
+        *(ProgramsBench, "programs"),
         "Typed gated networks, a step: weft, ptgnn, torch_geometric; and the forms of an "
         "adjacency.",
     ),
-    "communication": _command(
-        CommunicationBench,
-        "communication:bench_communication",
+    "communication": (
+        *(CommunicationBench, "communication"),
         "One graph on many ranks: exactness, bytes received, the cost model, speed and scale.",
     ),
-    "sparse": _command(
-        SparseBench,
-        "sparse:bench_sparse",
+    "sparse": (
+        *(SparseBench, "sparse"),
         "Sparse networks: speed beside torch, sparseprop and rigl-torch; memory, accuracy, walks.",
     ),
-    "plan": _command(
-        PlanBench,
-        "plan:bench_plan",
+    "plan": (
+        *(PlanBench, "plan"),
         "What the planner chooses, beside every sensible fixed choice: within 10% of the best?",
     ),
 }
+COMMANDS = {name: _command(name, *each) for name, each in _BENCHES.items()}

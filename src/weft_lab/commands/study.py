@@ -23,7 +23,7 @@ from weft_lab.study_settings import (
 )
 
 if TYPE_CHECKING:
-    from weft_lab.claims import Claim
+    from weft_lab.report import Claim
 
 PAGE = "four-papers.html"
 """The page of `weft study all`, with everything on it."""
@@ -64,9 +64,10 @@ class StudyCommand:
         from weft.cli.options import print_config
         from weft.training import prepare_process
         from weft.training.launch import LaunchStopped
-        from weft_lab.machine import machine
+        from weft_lab.report import print_report
+        from weft_lab.results import machine
         from weft_lab.studies import STUDIES
-        from weft_lab.tables import print_report, write_markdown
+        from weft_lab.study import write_markdown
 
         if self.print_config:
             return print_config(self.settings, console)
@@ -246,7 +247,7 @@ class All:
 
     def __call__(self, console: Console) -> int:
         """Run the studies and write the page."""
-        from weft_lab.claims import write_four_papers
+        from weft_lab.report import write_four_papers
         from weft_lab.results import RESULTS
 
         _check_folder(self.out)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -48,7 +49,7 @@ _WARM_UP = 3
 _COUNTED = ("dynamic", "static-64", "static-2^n")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class StudyData:
     """A data set of the study.
 
@@ -80,15 +81,8 @@ def molecules(
     table: GraphTable, *, name: str = "qm9", target: str = "u0", data_dir: Path | None = None
 ) -> StudyData:
     """Molecules as in the paper: every pair of atoms an edge, for PaiNN those within 5 Å."""
-    complete = NeighbourConfig(kind="complete")
-    return StudyData(
-        name=name,
-        table=table,
-        target=target,
-        references=True,
-        neighbours=_neighbours(complete, 5.0),
-        data_dir=data_dir,
-    )
+    rules = _neighbours(NeighbourConfig(kind="complete"), 5.0)
+    return StudyData(name, table, target, references=True, neighbours=rules, data_dir=data_dir)
 
 
 def crystals(
@@ -99,15 +93,8 @@ def crystals(
     data_dir: Path | None = None,
 ) -> StudyData:
     """Crystals: the 24 nearest neighbours over periodic images, for PaiNN those within 6 Å."""
-    nearest = NeighbourConfig(kind="nearest", nearest=24)
-    return StudyData(
-        name=name,
-        table=table,
-        target=target,
-        references=False,
-        neighbours=_neighbours(nearest, 6.0),
-        data_dir=data_dir,
-    )
+    rules = _neighbours(NeighbourConfig(kind="nearest", nearest=24), 6.0)
+    return StudyData(name, table, target, references=False, neighbours=rules, data_dir=data_dir)
 
 
 def _neighbours(rule: NeighbourConfig, cutoff: float) -> dict[str, NeighbourConfig]:
@@ -127,16 +114,12 @@ def batching_data(
     Raises:
         DataError: the data is not there.
     """
-    show = not quiet
-    qm9 = structure_table("qm9", ["u0"], data_dir=data_dir, progress=show)
-    data = [molecules(qm9, data_dir=data_dir)]
+    read = partial(structure_table, data_dir=data_dir, progress=not quiet)
+    data = [molecules(read("qm9", ["u0"]), data_dir=data_dir)]
     if crystals_file is not None:
         if not crystals_file.exists():
             raise DataError(f"--crystals {crystals_file} does not exist")
-        target, files = "formation_energy_per_atom", [crystals_file]
-        table = structure_table(
-            "mp-matminer", [target], files=files, data_dir=data_dir, progress=show
-        )
+        table = read("mp-matminer", ["formation_energy_per_atom"], files=[crystals_file])
         data.append(crystals(table, data_dir=data_dir))
     return data
 
@@ -189,13 +172,18 @@ class Timings:
         return [b + u for b, u in zip(self.batching, self.update, strict=True)]
 
     @property
+    def per_graph(self) -> list[float]:
+        """Seconds of each step over the graphs of its batch, of which batches hold not as many."""
+        return [s / max(1, g) for s, g in zip(self.combined, self.graphs, strict=True)]
+
+    @property
     def graphs_per_second(self) -> float:
-        """Of the median step: batches hold different numbers of graphs, so they are divided by."""
-        return 1 / statistics.median(_per_graph(self))
+        """Of the median step."""
+        return 1 / statistics.median(self.per_graph)
 
     def by_round(self) -> list[float]:
         """Median seconds a graph of each round."""
-        each = _per_graph(self)
+        each = self.per_graph
         steps = len(each) // self.rounds
         return [
             statistics.median(each[i : i + steps]) for i in range(0, steps * self.rounds, steps)
@@ -211,10 +199,6 @@ class Timings:
         return {**found, "graphs_per_second": self.graphs_per_second}
 
 
-def _per_graph(timings: Timings) -> list[float]:
-    return [s / max(1, g) for s, g in zip(timings.combined, timings.graphs, strict=True)]
-
-
 class CellTimer:
     """A cell made ready to be timed, a few steps at a time.
 
@@ -226,9 +210,8 @@ class CellTimer:
         table: structures with neighbours and the column `label`.
         network: gives raw values [G] of a batch.
         timings: of the cell, which are added to.
-        seed: of the shuffle.
-        steps: that will be timed in all.
-        max_compilations: mode `static` is skipped where these steps have more shapes.
+        study: how many steps will be timed; mode `static` is skipped where these have too many
+            shapes.
         backend: of torch.compile.
     """
 
@@ -237,14 +220,11 @@ class CellTimer:
         table: GraphTable,
         network: nn.Module,
         timings: Timings,
-        *,
-        seed: int,
-        steps: int,
-        max_compilations: int,
+        study: BatchingStudy,
         backend: str,
     ) -> None:
         cell = timings.cell
-        config = BatchingConfig(policy=cell.policy, batch_size=cell.batch_size, seed=seed)
+        config = BatchingConfig(policy=cell.policy, batch_size=cell.batch_size)
         sampler = GraphSampler(*graph_sizes(table), config)
         began = time.perf_counter()
         self._plan = sampler.plan()
@@ -253,13 +233,11 @@ class CellTimer:
         timings.epoch = asdict(sampler.statistics())
         self._table = table
         # Of the batches that will be used, one of each shape.
-        shapes = self._plan.shapes[:steps]
+        shapes = self._plan.shapes[: study.rounds * study.steps]
         self._first_of_shape = np.unique(shapes, axis=0, return_index=True)[1].tolist()
-        found = len(self._first_of_shape)
-        if cell.mode == "static" and found > max_compilations:
-            timings.skipped = (
-                f"{found} shapes would be compiled, max_compilations is {max_compilations}"
-            )
+        found, most = len(self._first_of_shape), study.max_compilations
+        if cell.mode == "static" and found > most:
+            timings.skipped = f"{found} shapes would be compiled, max_compilations is {most}"
         self._compilation = Compilation(cell.mode, backend=backend)
         self._network = network
 
@@ -364,27 +342,29 @@ def about_data(data: Sequence[StudyData]) -> dict[str, Any]:
 
 
 def measure_batching(
-    results: BatchingResults, data: Sequence[StudyData], quiet: bool, backend: str = "inductor"
+    results: BatchingResults, data: Sequence[StudyData], backend: str = "inductor"
 ) -> None:
     """Count shapes, time cells and repeat trainings; `backend` is that of torch.compile."""
     results.save()
     for each in data:
         if each.name not in results.shapes and each.neighbours["schnet"].kind == "complete":
-            results.shapes[each.name] = _count(each, results.config, quiet=quiet)
+            results.shapes[each.name] = _count(each, results)
             results.save()
-    _time(results, data, quiet=quiet, backend=backend)
+    _time(results, data, backend)
     if results.config.repeats:
         for each in data:
-            _repeat(results, each, quiet=quiet)
+            _repeat(results, each)
 
 
-def _count(data: StudyData, config: BatchingStudy, *, quiet: bool) -> list[ShapeCount]:
+def _count(data: StudyData, results: BatchingResults) -> list[ShapeCount]:
+    config = results.config
     nodes = data.table.num_nodes.astype(np.int64)
-    edges = nodes * (nodes - 1)
-    cells = [(size, policy) for size in config.batch_sizes for policy in config.policies]
+    cells = list(product(config.batch_sizes, config.policies))
     counts = []
-    with progress_bar(f"{data.name}: shapes", len(cells), show=not quiet, count=True) as move:
-        for number, (size, policy) in enumerate(cells):
+    with progress_bar(
+        f"{data.name}: shapes", len(cells), show=not results.quiet, count=True
+    ) as move:
+        for number, (size, policy) in enumerate(cells, start=1):
             published = policy == "dynamic" and data.name == "qm9"
             batching = BatchingConfig(
                 policy=policy, batch_size=size, paper="qm9" if published else False
@@ -393,8 +373,8 @@ def _count(data: StudyData, config: BatchingStudy, *, quiet: bool) -> list[Shape
             steps = config.planned_steps
             if policy not in _COUNTED:
                 steps = min(steps, max(1, len(nodes) // size))
-            counts.append(count_shapes(nodes, edges, batching, steps=steps))
-            move(number + 1)
+            counts.append(count_shapes(nodes, nodes * (nodes - 1), batching, steps=steps))
+            move(number)
     return counts
 
 
@@ -405,11 +385,9 @@ def _cells(config: BatchingStudy, data: Sequence[StudyData]) -> Iterator[Cell]:
             yield Cell(data=each.name, model=model, batch_size=size, policy=policy, mode=mode)
 
 
-def _time(
-    results: BatchingResults, data: Sequence[StudyData], *, quiet: bool, backend: str
-) -> None:
+def _time(results: BatchingResults, data: Sequence[StudyData], backend: str) -> None:
     """Give every cell its turns, round by round: what disturbs the machine disturbs all alike."""
-    config = results.config
+    config, show = results.config, not results.quiet
     known = {str(timings.cell): timings for timings in results.cells}
     results.cells = []
     missing = why_not_inductor() if backend == "inductor" and config.compile != ("eager",) else None
@@ -421,30 +399,28 @@ def _time(
     left = [t for t in results.cells if not t.skipped and t.rounds < config.rounds]
     if not left:
         return
-    tables = _Tables(data, config, quiet=quiet)
-    for each, model in dict.fromkeys((t.cell.data, t.cell.model) for t in left):
-        tables.made_ready(each, model)
+    by_name = {each.name: each for each in data}
+    # Cells that share their data share a table, which is made before any of them is timed.
+    tables: dict[tuple[str, str], GraphTable] = {}
+    for name, model in dict.fromkeys((t.cell.data, t.cell.model) for t in left):
+        each = by_name[name]
+        key = name, each.neighbours[model].name
+        if key not in tables:
+            tables[key] = _labelled(each, model, config, show=show)
     timers = []
-    with progress_bar("cells made ready", len(left), show=not quiet, count=True) as move:
-        for number, timings in enumerate(left):
-            cell = timings.cell
-            table, network = tables.made_ready(cell.data, cell.model)
-            timer = CellTimer(
-                table,
-                network,
-                timings,
-                seed=0,
-                steps=config.rounds * config.steps,
-                max_compilations=config.max_compilations,
-                backend=backend,
-            )
+    with progress_bar("cells made ready", len(left), show=show, count=True) as move:
+        for number, timings in enumerate(left, start=1):
+            rule = by_name[timings.cell.data].neighbours[timings.cell.model]
+            table = tables[timings.cell.data, rule.name]
+            network = _network(timings.cell.model, table, rule, config)
+            timer = CellTimer(table, network, timings, config, backend)
             if not timings.skipped:
                 timer.warm_up()
                 timers.append(timer)
-            move(number + 1)
+            move(number)
     total = sum(config.rounds - timer.timings.rounds for timer in timers)
     done = 0
-    with progress_bar("turns", total, show=not quiet, count=True) as move:
+    with progress_bar("turns", total, show=show, count=True) as move:
         for turn, order in turn_order(len(timers), config.rounds):
             for number in order:
                 timer = timers[number]
@@ -455,36 +431,31 @@ def _time(
             results.save()
 
 
-class _Tables:
-    """Data sets with neighbours and labels, made once for all cells that share them."""
-
-    def __init__(self, data: Sequence[StudyData], config: BatchingStudy, *, quiet: bool) -> None:
-        self._data = {each.name: each for each in data}
-        self._config, self._quiet = config, quiet
-        self._made: dict[tuple[str, str], GraphTable] = {}
-
-    def made_ready(self, data: str, model: ModelName) -> tuple[GraphTable, torch.nn.Module]:
-        """A table that a cell can train on, and a new network for it."""
-        each = self._data[data]
-        rule = each.neighbours[model]
-        key = (data, rule.name)
-        if key not in self._made:
-            table = some_of(each.usable(), self._config.structures, 0)
-            table = neighbour_table(table, rule, data_dir=each.data_dir, progress=not self._quiet)
-            scale = learn_scale(
-                table, np.arange(len(table)), each.target, references=each.references
-            )
-            self._made[key] = labelled(table, each.target, scale)
-        table = self._made[key]
-        config = StructuresConfig(
-            model=model, hidden=self._config.hidden, readout="mean", neighbours=rule
-        )
-        torch.manual_seed(0)
-        elements = tuple(int(z) for z in element_counts(table)[0])
-        return table, make_network(config, elements)
+def _some_with_neighbours(
+    data: StudyData, model: ModelName, count: int, *, show: bool
+) -> GraphTable:
+    some = some_of(data.usable(), count, 0)
+    return neighbour_table(some, data.neighbours[model], data_dir=data.data_dir, progress=show)
 
 
-def _repeat(results: BatchingResults, data: StudyData, *, quiet: bool) -> None:
+def _labelled(
+    data: StudyData, model: ModelName, config: BatchingStudy, *, show: bool
+) -> GraphTable:
+    """The table that cells of a model train on."""
+    table = _some_with_neighbours(data, model, config.structures, show=show)
+    scale = learn_scale(table, np.arange(len(table)), data.target, references=data.references)
+    return labelled(table, data.target, scale)
+
+
+def _network(
+    model: ModelName, table: GraphTable, rule: NeighbourConfig, config: BatchingStudy
+) -> nn.Module:
+    recipe = StructuresConfig(model=model, hidden=config.hidden, readout="mean", neighbours=rule)
+    torch.manual_seed(0)
+    return make_network(recipe, tuple(int(z) for z in element_counts(table)[0]))
+
+
+def _repeat(results: BatchingResults, data: StudyData) -> None:
     """Train with every policy from seeds 0, 1, ... and keep the test errors.
 
     All trainings have the split of the data in common, those of a seed their first weights; all
@@ -492,36 +463,29 @@ def _repeat(results: BatchingResults, data: StudyData, *, quiet: bool) -> None:
     """
     config = results.config
     errors = results.errors.setdefault(data.name, {})
-    total = config.repeats * len(config.policies)
-    if sum(map(len, errors.values())) == total:
+    kinds = list(product(range(config.repeats), config.policies))
+    if sum(map(len, errors.values())) == len(kinds):
         return
     rule = data.neighbours[config.repeat_model]
-    table = neighbour_table(
-        some_of(data.usable(), config.repeat_structures, 0),
-        rule,
-        data_dir=data.data_dir,
-        progress=not quiet,
+    table = _some_with_neighbours(
+        data, config.repeat_model, config.repeat_structures, show=not results.quiet
     )
-    with progress_bar(f"{data.name}: trainings", total, show=not quiet, count=True) as move:
-        for seed, policy in product(range(config.repeats), config.policies):
-            known = errors.setdefault(policy, [])
-            if len(known) > seed:
-                continue
-            recipe = StructuresConfig(
-                target=data.target,
-                model=config.repeat_model,
-                hidden=config.hidden,
-                references=data.references,
-                # The paper's own.
-                readout="mean",
-                neighbours=rule,
-                batching=BatchingConfig(policy=policy, batch_size=config.repeat_batch_size),
-                epochs=config.repeat_epochs,
-                seed=seed,
-            )
-            trained = train_structures(table, recipe, quiet=True)
-            if trained.result.stopped.startswith("interrupted"):
-                raise KeyboardInterrupt
-            known.append(trained.scores["test_rmse"])
-            results.save()
-            move(sum(map(len, errors.values())))
+    for seed, policy in results.missing(
+        f"{data.name}: trainings", kinds, lambda kind: len(errors.get(kind[1], ())) > kind[0]
+    ):
+        recipe = StructuresConfig(
+            target=data.target,
+            model=config.repeat_model,
+            hidden=config.hidden,
+            references=data.references,
+            # The paper's own.
+            readout="mean",
+            neighbours=rule,
+            batching=BatchingConfig(policy=policy, batch_size=config.repeat_batch_size),
+            epochs=config.repeat_epochs,
+            seed=seed,
+        )
+        trained = train_structures(table, recipe, quiet=True)
+        if trained.result.stopped.startswith("interrupted"):
+            raise KeyboardInterrupt
+        errors.setdefault(policy, []).append(trained.scores["test_rmse"])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weft.training.compilation import worth_compiling
-from weft_lab.plots import Panel
+from weft_lab.report import Panel, Section
 from weft_lab.statistics import Comparison, compare, mean_interval
 from weft_lab.studies.batch_shapes import ShapeCount
 from weft_lab.studies.batching import (
@@ -22,7 +21,6 @@ from weft_lab.studies.batching import (
     measure_batching,
 )
 from weft_lab.study import Finding, Study
-from weft_lab.tables import Section
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,24 +30,16 @@ _LEVEL = 0.05
 # Share of rounds that the faster of two must win for its lead to count.
 _CLEAR = 0.8
 _STATIC = ("static-64", "static-2^n", "static-constant")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fill:
-    """Batches of QM9 under `dynamic`: mean graphs in one, and the shares that are not padding."""
-
-    graphs_per_batch: float
-    node_fill: float
-    edge_fill: float
+_PARTS = ("batching", "update", "combined")
 
 
 FILLS = {
-    16: Fill(graphs_per_batch=14.669, node_fill=0.824, edge_fill=0.923),
-    32: Fill(graphs_per_batch=30.420, node_fill=0.950, edge_fill=0.957),
-    64: Fill(graphs_per_batch=62.003, node_fill=0.968, edge_fill=0.975),
-    128: Fill(graphs_per_batch=125.357, node_fill=0.978, edge_fill=0.986),
+    16: {"graphs_per_batch": 14.669, "node_fill": 0.824, "edge_fill": 0.923},
+    32: {"graphs_per_batch": 30.420, "node_fill": 0.950, "edge_fill": 0.957},
+    64: {"graphs_per_batch": 62.003, "node_fill": 0.968, "edge_fill": 0.975},
+    128: {"graphs_per_batch": 125.357, "node_fill": 0.978, "edge_fill": 0.986},
 }
-"""By batch size."""
+"""Batches of QM9 under `dynamic`, by batch size: mean graphs, and what is not padding."""
 
 SHAPES = {
     "dynamic": {16: 1, 32: 1, 64: 1, 128: 1},
@@ -83,8 +73,9 @@ def batching_sections(results: BatchingResults) -> list[Section]:
 def _shapes(results: BatchingResults, data: str) -> Section:
     def beside_fill(name: str) -> Callable[[ShapeCount], str]:
         def cell(count: ShapeCount) -> str:
-            published = FILLS.get(count.batch_size) if count.policy == "dynamic" else None
-            theirs = f" ({getattr(published, name):.3f})" if published and data == "qm9" else ""
+            known = data == "qm9" and count.policy == "dynamic"
+            published = FILLS.get(count.batch_size) if known else None
+            theirs = f" ({published[name]:.3f})" if published else ""
             return f"{getattr(count, name):.3f}{theirs}"
 
         return cell
@@ -98,17 +89,17 @@ def _shapes(results: BatchingResults, data: str) -> Section:
         f"Shapes and fill of {data}, planned only; in brackets what was published",
         results.shapes[data],
         {
-            "B": lambda count: str(count.batch_size),
-            "policy": lambda count: count.policy,
+            "B": "{0.batch_size}",
+            "policy": "{0.policy}",
             "padded nodes, edges": lambda count: (
                 "own" if count.budget is None else f"{count.budget[0]}, {count.budget[1]}"
             ),
             "graphs a batch": beside_fill("graphs_per_batch"),
             "node fill": beside_fill("node_fill"),
             "edge fill": beside_fill("edge_fill"),
-            "shapes": lambda count: f"{count.shapes:,}",
+            "shapes": "{0.shapes:,}",
             "without tails": without_tails,
-            "steps": lambda count: f"{count.steps:,}",
+            "steps": "{0.steps:,}",
         },
         says=[
             "Every graph is in every epoch once, so each epoch ends with a batch of what is left "
@@ -123,28 +114,22 @@ def _timings(title: str, cells: list[Timings]) -> Section:
     def milliseconds(name: str) -> Callable[[Timings], str]:
         return lambda timings: f"{timings.summary()[f'{name}_ms']:.3g}"
 
+    kinds = [f"{part} {kind}" for part in _PARTS for kind in ("mean", "median")]
     return Section.of(
         f"{title}, times in ms",
         [timings for timings in cells if timings.graphs],
         {
-            "B": lambda t: str(t.cell.batch_size),
-            "policy": lambda t: t.cell.policy,
-            "compile": lambda t: t.cell.mode,
-            "batching mean": milliseconds("batching_mean"),
-            "batching median": milliseconds("batching_median"),
-            "update mean": milliseconds("update_mean"),
-            "update median": milliseconds("update_median"),
-            "combined mean": milliseconds("combined_mean"),
-            "combined median": milliseconds("combined_median"),
-            "graphs/s": lambda t: f"{t.graphs_per_second:,.0f}",
-            "graphs a batch": lambda t: f"{t.epoch['graphs_per_batch']:.1f}",
-            "node fill": lambda t: f"{t.epoch['node_fill']:.3f}",
-            "edge fill": lambda t: f"{t.epoch['edge_fill']:.3f}",
-            "shapes": lambda t: f"{t.epoch['distinct_shapes']:,}",
-            "compilations (again)": lambda t: (
-                f"{t.compilation['compilations']} ({t.compilation['recompiles']})"
-            ),
-            "compile s": lambda t: f"{t.compilation['compile_seconds']:.1f}",
+            "B": "{0.cell.batch_size}",
+            "policy": "{0.cell.policy}",
+            "compile": "{0.cell.mode}",
+            **{kind: milliseconds(kind.replace(" ", "_")) for kind in kinds},
+            "graphs/s": "{0.graphs_per_second:,.0f}",
+            "graphs a batch": "{0.epoch[graphs_per_batch]:.1f}",
+            "node fill": "{0.epoch[node_fill]:.3f}",
+            "edge fill": "{0.epoch[edge_fill]:.3f}",
+            "shapes": "{0.epoch[distinct_shapes]:,}",
+            "compilations (again)": ("{0.compilation[compilations]} ({0.compilation[recompiles]})"),
+            "compile s": "{0.compilation[compile_seconds]:.1f}",
         },
         says=[
             *_fastest(cells),
@@ -158,24 +143,21 @@ def _timings(title: str, cells: list[Timings]) -> Section:
 
 
 def _fastest(cells: list[Timings]) -> Iterable[str]:
-    for (size, mode), group in groupby(
-        sorted(
-            (t for t in cells if t.graphs),
-            key=lambda t: (t.cell.batch_size, t.cell.mode != "eager", t.cell.mode),
-        ),
-        lambda t: (t.cell.batch_size, t.cell.mode),
-    ):
-        ranked = sorted(group, key=lambda t: -t.graphs_per_second)
-        first = ranked[0]
-        where = f"{first.cell.model} on {first.cell.data}, B = {size}, {mode}"
-        if len(ranked) == 1:
+    groups: dict[tuple[int, bool, str], list[Timings]] = {}
+    for t in cells:
+        if t.graphs:
+            key = t.cell.batch_size, t.cell.mode != "eager", t.cell.mode
+            groups.setdefault(key, []).append(t)
+    for (size, _, mode), group in sorted(groups.items()):
+        if len(group) == 1:
             continue
-        second = ranked[1]
+        first, second, *_ = sorted(group, key=lambda t: -t.graphs_per_second)
         ahead = first.graphs_per_second / second.graphs_per_second - 1
         won = _rounds_won(first, second)
         yield (
-            f"{where}: {first.cell.policy} is fastest, {first.graphs_per_second:,.0f} graphs a "
-            f"second, {ahead:.1%} ahead of {second.cell.policy} (in {won} of {first.rounds} rounds)"
+            f"{first.cell.model} on {first.cell.data}, B = {size}, {mode}: {first.cell.policy} is "
+            f"fastest, {first.graphs_per_second:,.0f} graphs a second, {ahead:.1%} ahead of "
+            f"{second.cell.policy} (in {won} of {first.rounds} rounds)"
             + ("." if won > _CLEAR * first.rounds else ": no clear difference between the two.")
         )
 
@@ -185,15 +167,21 @@ def _rounds_won(one: Timings, other: Timings) -> int:
     return sum(a < b for a, b in zip(one.by_round(), other.by_round(), strict=True))
 
 
+def _beside(results: BatchingResults, **changes: Any) -> Iterator[tuple[Timings, Timings]]:
+    """Every cell that was timed beside the one that differs from it in `changes` alone."""
+    by_cell = {t.cell: t for t in results.cells if t.graphs}
+    for cell, timings in by_cell.items():
+        other = replace(cell, **changes)
+        if other != cell and other in by_cell:
+            yield timings, by_cell[other]
+
+
 def _ratios(results: BatchingResults) -> Section:
-    by_cell = {str(t.cell): t for t in results.cells if t.graphs}
     rows: list[tuple[str, ...]] = []
-    for timings in by_cell.values():
+    for timings, base in _beside(results, policy="dynamic"):
         cell = timings.cell
         published = MILLISECONDS.get((cell.model, cell.batch_size), {})
-        base = by_cell.get(f"{cell.data}/{cell.model}/{cell.batch_size}/dynamic/{cell.mode}")
-        known = cell.data == "qm9" and cell.policy in published
-        if not known or base is None or cell.policy == "dynamic":
+        if cell.data != "qm9" or cell.policy not in published:
             continue
         own, own_base = (t.summary()["combined_mean_ms"] for t in (timings, base))
         theirs, dynamic = published[cell.policy], published["dynamic"]
@@ -220,13 +208,9 @@ def _ratios(results: BatchingResults) -> Section:
 def _compiling(results: BatchingResults) -> Section:
     rows: list[tuple[str, ...]] = []
     says = []
-    by_cell = {str(t.cell): t for t in results.cells if t.graphs}
     steps = results.config.run_steps
-    for timings in by_cell.values():
+    for timings, eager in _beside(results, mode="eager"):
         cell = timings.cell
-        eager = by_cell.get(f"{cell.data}/{cell.model}/{cell.batch_size}/{cell.policy}/eager")
-        if cell.mode == "eager" or eager is None:
-            continue
         before, after = (t.summary()["update_median_ms"] / 1e3 for t in (eager, timings))
         seconds = timings.compilation["compile_seconds"]
         compilations = timings.compilation["compilations"]
@@ -239,16 +223,12 @@ def _compiling(results: BatchingResults) -> Section:
         )
         won = _rounds_won(timings, eager)
         clear = won > _CLEAR * timings.rounds
+        verdict = ("yes" if clear else "unclear") if payoff.pays else "no"
         rows.append(
             (
-                f"{cell.data}/{cell.model}/{cell.batch_size}",
-                cell.policy,
-                cell.mode,
-                str(compilations),
-                f"{seconds:.1f}",
-                f"{before * 1e3:.3g}",
-                f"{after * 1e3:.3g}",
-                ("yes" if clear else "unclear") if payoff.pays else "no",
+                *(f"{cell.data}/{cell.model}/{cell.batch_size}", cell.policy, cell.mode),
+                *(str(compilations), f"{seconds:.1f}"),
+                *(f"{before * 1e3:.3g}", f"{after * 1e3:.3g}", verdict),
             )
         )
         says.append(
@@ -296,10 +276,10 @@ def _errors(results: BatchingResults, data: str) -> list[Section]:
             f"Do the errors on {data} differ? Welch's t-tests, corrected by Holm",
             comparisons,
             {
-                "policies": lambda c: f"{c.first} – {c.second}",
-                "difference": lambda c: f"{c.difference:+.3g}",
-                "p": lambda c: f"{c.p:.3g}",
-                "corrected p": lambda c: f"{c.corrected:.3g}",
+                "policies": "{0.first} – {0.second}",
+                "difference": "{0.difference:+.3g}",
+                "p": "{0.p:.3g}",
+                "corrected p": "{0.corrected:.3g}",
             },
             says=[_verdict(comparisons, min(map(len, errors.values()), default=0))],
         ),
@@ -341,28 +321,39 @@ def _verdict(comparisons: Sequence[Comparison], repeats: int) -> str:
 def batching_figures(results: BatchingResults) -> dict[str, list[Panel]]:
     """Time by policy, fill, test error."""
     eager = [t for t in results.cells if t.graphs and t.cell.mode == "eager"]
-    kinds = dict.fromkeys((t.cell.data, t.cell.model) for t in eager)
-    groups = {kind: [t for t in eager if (t.cell.data, t.cell.model) == kind] for kind in kinds}
+    times: dict[str, list[tuple[str, int, float]]] = {}
+    for t in eager:
+        # A graph, not a step: padded batches hold fewer of them.
+        bar = t.cell.policy, t.cell.batch_size, 1e3 / t.graphs_per_second
+        times.setdefault(f"{t.cell.model} on {t.cell.data}", []).append(bar)
+    fills = {
+        data: [(each.policy, each.batch_size, each.edge_fill) for each in counts]
+        for data, counts in results.shapes.items()
+    }
+    full = (0, 1.05)
     return {
         "time.svg": [
-            (f"{model} on {data}", partial(_draw_times, cells=cells))
-            for (data, model), cells in groups.items()
+            (title, _draw_bars, bars, "batching and update, ms a graph")
+            for title, bars in times.items()
         ],
         "fill.svg": [
-            (data, partial(_draw_fills, counts=counts)) for data, counts in results.shapes.items()
+            (data, _draw_bars, bars, "edges that are not padding", full)
+            for data, bars in fills.items()
         ],
         "error.svg": [
-            (
-                f"{results.config.repeat_model} on {data}",
-                partial(_draw_errors, results=results, data=data),
-            )
+            (f"{results.config.repeat_model} on {data}", _draw_errors, results, data)
             for data, errors in results.errors.items()
             if any(errors.values())
         ],
     }
 
 
-def _draw_bars(ax: Axes, values: Iterable[tuple[str, int, float]]) -> None:
+def _draw_bars(
+    ax: Axes,
+    values: Iterable[tuple[str, int, float]],
+    label: str,
+    limits: tuple[float, float] | None = None,
+) -> None:
     """Groups of bars: a group for each batch size, in it a bar for each policy."""
     by_policy: dict[str, dict[int, float]] = {}
     for policy, size, value in values:
@@ -373,19 +364,7 @@ def _draw_bars(ax: Axes, values: Iterable[tuple[str, int, float]]) -> None:
         places = [sizes.index(size) + (number + 0.5) * width - 0.4 for size in by_size]
         ax.bar(places, list(by_size.values()), width, label=policy)
     ax.set_xticks(range(len(sizes)), [str(size) for size in sizes])
-    ax.set_xlabel("batch size")
-
-
-def _draw_times(ax: Axes, cells: Sequence[Timings]) -> None:
-    # A graph, not a step: padded batches hold fewer of them.
-    _draw_bars(ax, [(t.cell.policy, t.cell.batch_size, 1e3 / t.graphs_per_second) for t in cells])
-    ax.set_ylabel("batching and update, ms a graph")
-
-
-def _draw_fills(ax: Axes, counts: Sequence[ShapeCount]) -> None:
-    _draw_bars(ax, [(count.policy, count.batch_size, count.edge_fill) for count in counts])
-    ax.set_ylim(0, 1.05)
-    ax.set_ylabel("edges that are not padding")
+    ax.set(xlabel="batch size", ylabel=label, ylim=limits)
 
 
 def _draw_errors(ax: Axes, results: BatchingResults, data: str) -> None:
@@ -418,9 +397,9 @@ def batching_findings(results: BatchingResults) -> Iterator[Finding]:
         if theirs is not None:
             yield (
                 "Dynamic batches are nearly full",
-                f"{theirs.node_fill:.3f} of the nodes, {theirs.edge_fill:.3f} of the edges",
+                "{node_fill:.3f} of the nodes, {edge_fill:.3f} of the edges".format(**theirs),
                 f"{dynamic.node_fill:.3f} of the nodes, {dynamic.edge_fill:.3f} of the edges",
-                abs(dynamic.node_fill - theirs.node_fill) < 0.01,
+                abs(dynamic.node_fill - theirs["node_fill"]) < 0.01,
             )
     timed = [t for t in results.cells if t.graphs and t.cell.mode == "eager"]
     ratios = []

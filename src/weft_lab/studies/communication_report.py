@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
-from weft_lab.grid_training import METHODS
-from weft_lab.plots import Panel
+from weft_lab.grid_training import METHODS, GridCell
+from weft_lab.report import Panel, Section
 from weft_lab.studies.communication import (
     AccuracyRun,
-    CommunicationCell,
     CommunicationResults,
     NamedGraph,
     measure_communication,
     shared_graph,
 )
 from weft_lab.study import Finding, Study
-from weft_lab.tables import Section
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,7 +75,7 @@ def _megabytes(value: float) -> str:
     return f"{value / 1e6:.3f}"
 
 
-def _equal(cells: list[CommunicationCell]) -> list[str]:
+def _equal(cells: list[GridCell]) -> list[str]:
     differing = [cell for cell in cells if cell.differing]
     if differing:
         first = differing[0]
@@ -94,7 +91,7 @@ def _equal(cells: list[CommunicationCell]) -> list[str]:
     ]
 
 
-def _least(cells: list[CommunicationCell]) -> list[str]:
+def _least(cells: list[GridCell]) -> list[str]:
     most = max((cell.ranks for cell in cells), default=1)
     if most == 1:
         return []
@@ -129,13 +126,13 @@ def _times(results: CommunicationResults) -> Section:
         "ms of an epoch on real ranks",
         [cell for cell in results.cells if cell.real],
         {
-            "P": lambda cell: str(cell.ranks),
-            "grid": lambda cell: cell.label,
-            "method": lambda cell: cell.method,
+            "P": "{0.ranks}",
+            "grid": "{0.label}",
+            "method": "{0.method}",
             "epoch": lambda cell: f"{1e3 * cell.seconds('epoch'):.1f}",
             "compute": lambda cell: f"{1e3 * cell.seconds('compute'):.1f}",
             "waiting": lambda cell: f"{1e3 * cell.seconds('communication'):.1f}",
-            "threads a rank": lambda cell: str(cell.records[0].threads),
+            "threads a rank": "{0.records[0].threads}",
         },
     )
 
@@ -154,8 +151,8 @@ def _accuracies(results: CommunicationResults) -> Section:
         "dropout 0.5, float64",
         runs,
         {
-            "P": lambda run: str(run.grid.ranks),
-            "grid": lambda run: run.label,
+            "P": "{0.grid.ranks}",
+            "grid": "{0.label}",
             "loss": lambda run: f"{run.losses[-1]:.6f}",
             "validation %": lambda run: f"{100 * run.scores['validation_accuracy']:.2f}",
             "test %": lambda run: f"{100 * run.scores['test_accuracy']:.2f}",
@@ -171,38 +168,28 @@ def _same(a: float, b: float) -> bool:
 
 def communication_figures(results: CommunicationResults) -> dict[str, list[Panel]]:
     """Bytes by ranks, times by grid, and the losses of all grids."""
-    shared = [cell.mean / 1e6 for cell in results.cells if cell.ranks > 1]
-    limits = min(shared, default=0.0), max(shared, default=0.0)
-    real = [cell for cell in results.cells if cell.real]
+    shared = [cell for cell in results.cells if cell.ranks > 1]
+    times: dict[str, list[GridCell]] = {}
+    for cell in sorted(results.cells, key=lambda cell: cell.ranks):
+        if cell.real:
+            title = "1 process" if cell.ranks == 1 else f"{cell.ranks} ranks"
+            times.setdefault(title, []).append(cell)
+    losses = [
+        ("training loss", _draw_losses, results.accuracies),
+        ("apart from one process", _draw_differences, results.accuracies),
+    ]
     return {
-        "bytes.svg": [
-            (method, partial(_draw_bytes, cells=results.cells, method=method, limits=limits))
-            for method in METHODS
-            if shared
-        ],
-        "times.svg": [
-            (
-                "1 process" if ranks == 1 else f"{ranks} ranks",
-                partial(_draw_times, cells=[cell for cell in real if cell.ranks == ranks]),
-            )
-            for ranks in sorted({cell.ranks for cell in real})
-        ],
-        "accuracy.svg": [
-            ("training loss", partial(_draw_losses, results=results)),
-            ("apart from one process", partial(_draw_differences, results=results)),
-        ]
-        if results.accuracies
-        else [],
+        "bytes.svg": [(method, _draw_bytes, shared, method) for method in METHODS if shared],
+        "times.svg": [(title, _draw_times, cells) for title, cells in times.items()],
+        "accuracy.svg": losses if results.accuracies else [],
     }
 
 
-def _draw_bytes(
-    ax: Axes, cells: Sequence[CommunicationCell], method: str, limits: tuple[float, float]
-) -> None:
-    own = [cell for cell in cells if cell.method == method and cell.ranks > 1]
+def _draw_bytes(ax: Axes, cells: Sequence[GridCell], method: str) -> None:
+    own = [cell for cell in cells if cell.method == method]
     for number, name in enumerate(_NAMES):
         # Of 1.5d the replication with the least.
-        by_ranks: dict[int, CommunicationCell] = {}
+        by_ranks: dict[int, GridCell] = {}
         for cell in own:
             if cell.grid.name == name:
                 before = by_ranks.get(cell.ranks, cell)
@@ -229,57 +216,44 @@ def _draw_bytes(
     ax.set_xscale("log", base=2)
     ax.set_xticks(ticks, [str(count) for count in ticks], fontsize=8)
     ax.minorticks_off()
-    ax.set_yscale("log")
     # The same for all methods, so that they can be compared; ranks are not all alike.
-    ax.set_ylim(limits[0] / 3, limits[1] * 2)
-    ax.set_xlabel("ranks")
-    ax.set_ylabel("MB received by a rank in an epoch")
+    every = [cell.mean / 1e6 for cell in cells]
+    ax.set(yscale="log", ylim=(min(every) / 3, max(every) * 2))
+    ax.set(xlabel="ranks", ylabel="MB received by a rank in an epoch")
 
 
-def _draw_times(ax: Axes, cells: Sequence[CommunicationCell]) -> None:
+def _draw_times(ax: Axes, cells: Sequence[GridCell]) -> None:
     names = list(dict.fromkeys(cell.label for cell in cells))
     width = 0.8 / len(METHODS)
     for number, method in enumerate(METHODS):
         own = {cell.label: cell for cell in cells if cell.method == method}
         places = [i + (number - 1) * width for i in range(len(names))]
-        compute = [1e3 * own[name].seconds("compute") for name in names]
-        waiting = [1e3 * own[name].seconds("communication") for name in names]
-        color = f"C{number}"
-        ax.bar(places, compute, width, color=color, label=f"{method}: compute")
-        ax.bar(
-            places,
-            waiting,
-            width,
-            bottom=compute,
-            color=color,
-            alpha=0.35,
-            label=f"{method}: waiting",
-        )
+        below = [0.0] * len(names)
+        for what, words, alpha in (("compute", "compute", 1), ("communication", "waiting", 0.35)):
+            heights = [1e3 * own[name].seconds(what) for name in names]
+            label, color = f"{method}: {words}", f"C{number}"
+            ax.bar(places, heights, width, below, color=color, alpha=alpha, label=label)
+            below = heights
     ax.set_xticks(range(len(names)), names, fontsize=8)
     ax.set_ylabel("ms of an epoch")
 
 
-def _draw_losses(ax: Axes, results: CommunicationResults) -> None:
-    for number, run in enumerate(results.accuracies):
+def _draw_losses(ax: Axes, runs: Sequence[AccuracyRun]) -> None:
+    for number, run in enumerate(runs):
         label = run.label if run.grid.ranks == 1 else f"{run.label}, P = {run.grid.ranks}"
         style = "-" if run.grid.ranks == 1 else (0, (1, 1 + number))
         ax.plot(range(1, len(run.losses) + 1), run.losses, linestyle=style, label=label)
-    ax.set_xlabel("epoch")
-    ax.set_ylabel("loss")
+    ax.set(xlabel="epoch", ylabel="loss")
 
 
-def _draw_differences(ax: Axes, results: CommunicationResults) -> None:
-    serial, *others = results.accuracies
-    for number, run in enumerate(others, start=1):
-        apart = [abs(a - b) for a, b in zip(run.losses, serial.losses, strict=True)]
+def _draw_differences(ax: Axes, runs: Sequence[AccuracyRun]) -> None:
+    for number, run in enumerate(runs[1:], start=1):
+        apart = [abs(a - b) for a, b in zip(run.losses, runs[0].losses, strict=True)]
         # A logarithm has no place for what is the same to the last bit.
         seen = [(epoch, each) for epoch, each in enumerate(apart, start=1) if each]
         if seen:
             ax.plot(*zip(*seen, strict=True), ".", ms=3, color=f"C{number}")
-    ax.set_yscale("log")
-    ax.set_ylim(1e-17, 1e-6)
-    ax.set_xlabel("epoch")
-    ax.set_ylabel("difference of the loss")
+    ax.set(yscale="log", ylim=(1e-17, 1e-6), xlabel="epoch", ylabel="difference of the loss")
 
 
 def communication_findings(results: CommunicationResults) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,16 +15,17 @@ from weft.graphs import Array, Graph, GraphTable, assemble, table_from_columns, 
 from weft.layout import (
     ORDERS,
     AnyAdjacency,
-    BandStatistics,
     LayoutConfig,
     adjacency_of,
     band_statistics,
     measured_choice,
+    reorder,
 )
 from weft.layout.csr import TYPE
 from weft.layout.layout_choice import estimates
 from weft.recipes.programs.supergraph_choice import packed_sampler
 from weft.sources.program_graph import text_order
+from weft_lab.study_settings import DenseHardwareStudy
 from weft_lab.timing import crossover, median_ratio, time_by_turns
 
 # Seconds of a turn: many calls of what takes less than a hiccup of the machine.
@@ -90,15 +92,13 @@ class Spy:
 
 def order_figures(table: GraphTable, name: str, *, seed: int = 0) -> OrderFigures:
     """Bandwidths of all graphs of a table of programs with their nodes in this order."""
-    began = time.perf_counter()
     try:
-        taken = _taken(table, name, seed)
+        ordered, seconds = _in_order(table, name, seed)
     except ImportError as error:
         return OrderFigures(
             order=name, skipped=str(error), percentiles={}, histogram=[], at_least={}
         )
-    seconds = time.perf_counter() - began
-    found = _statistics(table, _stored(table, name, taken))
+    found = band_statistics(ordered)
     counts = np.bincount(
         np.searchsorted(BINS, found.bandwidth, side="right") - 1, minlength=len(BINS)
     )
@@ -122,51 +122,27 @@ def _percentiles(values: Array) -> dict[str, float]:
     return {str(percent): float(value) for percent, value in zip(_PERCENTS, found, strict=True)}
 
 
-def _taken(table: GraphTable, name: str, seed: int) -> Array:
-    """int64 [N], the node, over all graphs, at each place of the order."""
-    graph = np.repeat(np.arange(len(table)), table.num_nodes)
-    if name == "random":
+def _in_order(table: GraphTable, name: str, seed: int = 0) -> tuple[GraphTable, float]:
+    """The edges alone, with the nodes of all graphs in this order; the seconds that it took."""
+    began = time.perf_counter()
+    joined = partial(table_from_columns, {}, num_nodes=table.num_nodes, num_edges=table.num_edges)
+    ends = {end: table.columns[end] for end in ("senders", "receivers")}
+    bare = joined(columns=ends)
+    if name in ORDERS:
+        found = reorder(bare, name)
+    else:
+        # int64 [N], the node, over all graphs, at each place of the order.
         keys = np.random.default_rng(seed).random(table.total_nodes)
-        found: Array = np.lexsort((keys, graph))
-        return found
-    if name == "text":
-        return text_order(table)
-    senders, receivers = table.columns["senders"], table.columns["receivers"]
-    nodes, edges = table.node_offsets.tolist(), table.edge_offsets.tolist()
-    taken = np.empty(table.total_nodes, dtype=np.int64)
-    for i in range(len(table)):
-        own = slice(edges[i], edges[i + 1])
-        count = nodes[i + 1] - nodes[i]
-        order = ORDERS[name](count, senders[own], receivers[own])
-        taken[nodes[i] : nodes[i + 1]] = nodes[i] + order
-    return taken
-
-
-def _stored(table: GraphTable, name: str, taken: Array) -> Array:
+        graph = np.repeat(np.arange(len(table)), table.num_nodes)
+        taken = np.lexsort((keys, graph)) if name == "random" else text_order(table)
+        place = np.empty_like(taken)
+        place[taken] = np.arange(len(taken))
+        base = np.repeat(table.node_offsets[:-1], table.num_edges)
+        moved = {end: place[nodes + base] - base for end, nodes in ends.items()}
+        found = joined(columns=moved)
+    seconds = time.perf_counter() - began
     # An order found from another one breaks ties otherwise: what the table has is what is used.
-    return np.arange(table.total_nodes) if table.metadata.get("order") == name else taken
-
-
-def _placed(table: GraphTable, taken: Array) -> tuple[Array, Array]:
-    """Senders and receivers, local to their graphs, with nodes in the order `taken`."""
-    place = np.empty_like(taken)
-    place[taken] = np.arange(len(taken))
-    base = np.repeat(table.node_offsets[:-1], table.num_edges)
-    return (
-        place[table.columns["senders"] + base] - base,
-        place[table.columns["receivers"] + base] - base,
-    )
-
-
-def _statistics(table: GraphTable, taken: Array) -> BandStatistics:
-    senders, receivers = _placed(table, taken)
-    bare = table_from_columns(
-        {},
-        num_nodes=table.num_nodes,
-        num_edges=table.num_edges,
-        columns={"senders": senders, "receivers": receivers},
-    )
-    return band_statistics(bare)
+    return (bare if table.metadata.get("order") == name else found), seconds
 
 
 def spy(table: GraphTable) -> Spy:
@@ -176,12 +152,11 @@ def spy(table: GraphTable) -> Spy:
     one = table.select(np.array([number]))
     edges, bandwidths = {}, {}
     for name in ("text", "rcm"):
-        taken = _stored(one, name, _taken(one, name, 0))
-        statistics = _statistics(one, taken)
-        bandwidths[name], least = int(statistics.bandwidth[0]), int(statistics.least[0])
-        senders, receivers = _placed(one, taken)
-        pairs = np.unique(np.stack([receivers, senders]), axis=1)
-        edges[name] = pairs.tolist()
+        ordered, _ = _in_order(one, name)
+        found = band_statistics(ordered)
+        bandwidths[name], least = int(found.bandwidth[0]), int(found.least[0])
+        pairs = [ordered.columns[end] for end in ("receivers", "senders")]
+        edges[name] = np.unique(np.stack(pairs), axis=1).tolist()
     files = table.metadata.get("files", ())
     file, line = int(one.column("file")[0]), int(one.column("line")[0])
     return Spy(
@@ -221,7 +196,7 @@ class SupergraphCount:
 
 
 def count_supergraphs(
-    table: GraphTable, bandwidth: Array, *, block: int, nodes: int, num_types: int, hidden: int
+    table: GraphTable, bandwidth: Array, block: int, nodes: int, num_types: int, hidden: int
 ) -> SupergraphCount | None:
     """What one epoch of supergraphs of programs looks like; None if no graph fits.
 
@@ -314,24 +289,14 @@ def banded_graph(nodes: int, types: int, block: int, density: float, *, seed: in
     )
 
 
-def time_forms(
-    cell: FormCell, *, nodes: int, hidden: int, rounds: int, max_edges: int, seed: int = 0
-) -> None:
-    """Let csr, banded and what `auto` chooses take turns; `cell` is filled.
-
-    Args:
-        cell: which graph.
-        nodes: N.
-        hidden: H.
-        rounds: turns of each form.
-        max_edges: a graph with more is left out.
-        seed: of the graph.
-    """
+def time_forms(cell: FormCell, study: DenseHardwareStudy) -> None:
+    """Let csr, banded and what `auto` chooses take turns; `cell` is filled."""
+    nodes, hidden, max_edges = study.form_nodes, study.hidden, study.max_edges
     expected = cell.density * nodes * (2 * cell.block + 1) * cell.types
     if expected > max_edges:
         cell.skipped = f"about {expected:,.0f} edges, max_edges is {max_edges:,}"
         return
-    graph = banded_graph(nodes, cell.types, cell.block, cell.density, seed=seed)
+    graph = banded_graph(nodes, cell.types, cell.block, cell.density, seed=study.seed)
     cell.edges = graph.num_edges
     batch = assemble(table_from_graphs([graph]), [0])
     fixed = {
@@ -361,7 +326,7 @@ def time_forms(
         form: call(adjacency_of(batch, cell.types, config))
         for form, config in {**fixed, "auto": choice}.items()
     }
-    cell.measured = time_by_turns(calls, rounds, turn=_TURN)
+    cell.measured = time_by_turns(calls, study.rounds, turn=_TURN)
 
 
 def banded_from(cells: Sequence[FormCell], *, estimated: bool = False) -> float | str:

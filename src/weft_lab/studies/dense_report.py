@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from weft.graphs import GraphTable
-from weft_lab.plots import Panel
+from weft_lab.report import Panel, Section
 from weft_lab.studies.dense_hardware import (
     DenseResults,
+    Slice,
     about_programs,
     measure_dense_hardware,
     program_data,
 )
 from weft_lab.studies.dense_layouts import BINS, FormCell, OrderFigures, banded_from
-from weft_lab.studies.dense_slices import Slice
 from weft_lab.study import Finding, Study
-from weft_lab.tables import Section
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,8 +33,7 @@ On the C# programs of Allamanis et al. (2018), with hidden states of 128 and 8 r
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublishedSlice:
+class PublishedSlice(NamedTuple):
     """A slice of the training data.
 
     Attributes:
@@ -55,37 +52,25 @@ class PublishedSlice:
 
 
 SLICES = (
-    PublishedSlice(by="all data", below=None, share=1.0, accuracies=(78.1, 78.5, 78.9), cost=18.6),
-    PublishedSlice(
-        by="bandwidth", below=1024, share=0.919, accuracies=(77.9, 78.5, 78.9), cost=3.1
-    ),
-    PublishedSlice(by="order", below=3493, share=0.919, accuracies=(78.2, 78.3, 78.4), cost=3.5),
-    PublishedSlice(
-        by="bandwidth", below=512, share=0.835, accuracies=(78.0, None, None), cost=None
-    ),
+    PublishedSlice("all data", None, 1.0, (78.1, 78.5, 78.9), 18.6),
+    PublishedSlice("bandwidth", 1024, 0.919, (77.9, 78.5, 78.9), 3.1),
+    PublishedSlice("order", 3493, 0.919, (78.2, 78.3, 78.4), 3.5),
+    PublishedSlice("bandwidth", 512, 0.835, (78.0, None, None), None),
 )
 """Table 6."""
+
+_BASELINES = (("random", "random candidate", ":"), ("recent", "most recent use", "--"))
 
 
 def published_slice(by: str, share: float) -> PublishedSlice | None:
     """The published slice of the same kind with about this share of the data; None without one."""
-    for each in SLICES:
-        if each.by == by and abs(each.share - share) < 0.03:
-            return each
-    return None
+    return next((s for s in SLICES if s.by == by and abs(s.share - share) < 0.03), None)
 
 
 def dense_sections(results: DenseResults) -> list[Section]:
     """All tables of the study of dense hardware."""
-    return [
-        _orders(results),
-        _histogram(results),
-        _supergraphs(results),
-        _slices(results),
-        _costs(results),
-        _forms(results),
-        _crossovers(results),
-    ]
+    parts = (_orders, _histogram, _supergraphs, _slices, _costs, _forms, _crossovers)
+    return [part(results) for part in parts]
 
 
 def _orders(results: DenseResults) -> Section:
@@ -147,14 +132,14 @@ def _supergraphs(results: DenseResults) -> Section:
         "Graphs in a supergraph of N nodes with blocks of S (as in Tables 1 and 4)",
         results.supergraphs or (),
         {
-            "N": lambda count: f"{count.nodes:,}",
-            "S": lambda count: str(count.block),
-            "bandwidth <= S": lambda count: f"{count.share:.1%}",
-            "graphs": lambda count: f"{count.graphs:.1f}",
-            "node fill": lambda count: f"{count.node_fill:.1%}",
-            "cell fill": lambda count: f"{count.cell_fill:.3%}",
-            "MB of blocks": lambda count: f"{count.megabytes:.1f}",
-            "M products a graph": lambda count: f"{count.products:.1f}",
+            "N": "{0.nodes:,}",
+            "S": "{0.block}",
+            "bandwidth <= S": "{0.share:.1%}",
+            "graphs": "{0.graphs:.1f}",
+            "node fill": "{0.node_fill:.1%}",
+            "cell fill": "{0.cell_fill:.3%}",
+            "MB of blocks": "{0.megabytes:.1f}",
+            "M products a graph": "{0.products:.1f}",
         },
         says=[
             "Smaller blocks leave out wide graphs, which are the large ones, so more of the rest "
@@ -186,7 +171,7 @@ def _slices(results: DenseResults) -> Section:
     says = []
     if trained:
         base = results.baselines
-        for name, label in (("random", "random candidate"), ("recent", "most recent use")):
+        for name, label, _ in _BASELINES:
             rows.append(("", label, "", "", f"{base[name]:.1%}", "", ""))
         says.append(_verdict(trained, int(base["graphs"])))
     return Section(
@@ -264,33 +249,43 @@ def _forms(results: DenseResults) -> Section:
     if skipped:
         named = ", ".join(f"P = {c.types}, S = {c.block}, {c.density:g}" for c in skipped)
         says.append(f"Not measured, with too many edges or too large blocks: {named}.")
+
+    def milliseconds(form: str) -> Callable[[FormCell], str]:
+        return lambda cell: f"{1e3 * cell.seconds(form):.3g}"
+
+    def model(form: str) -> Callable[[FormCell], str]:
+        return lambda cell: f"{1e3 * cell.estimated[form]:.3g}"
+
     return Section.of(
         f"Banded against csr, ms ({results.config.form_nodes:,} nodes, "
         f"H = {results.config.hidden})",
         measured,
         {
-            "P": lambda cell: str(cell.types),
-            "S": lambda cell: str(cell.block),
-            "density": lambda cell: f"{cell.density:g}",
-            "edges": lambda cell: f"{cell.edges:,}",
-            "csr": lambda cell: f"{1e3 * cell.seconds('csr'):.3g}",
-            "csr model": lambda cell: f"{1e3 * cell.estimated['csr']:.3g}",
-            "banded": lambda cell: f"{1e3 * cell.seconds('banded'):.3g}",
-            "banded model": lambda cell: f"{1e3 * cell.estimated['banded']:.3g}",
+            "P": "{0.types}",
+            "S": "{0.block}",
+            "density": "{0.density:g}",
+            "edges": "{0.edges:,}",
+            "csr": milliseconds("csr"),
+            "csr model": model("csr"),
+            "banded": milliseconds("banded"),
+            "banded model": model("banded"),
             "faster": lambda cell: min(("csr", "banded"), key=cell.seconds),
-            "auto takes": lambda cell: cell.chosen,
-            "auto": lambda cell: f"{1e3 * cell.seconds('auto'):.3g}",
-            "behind": lambda cell: f"{cell.behind:+.0%}",
+            "auto takes": "{0.chosen}",
+            "auto": milliseconds("auto"),
+            "behind": "{0.behind:+.0%}",
         },
         says=says,
         narrow=("P", "S", "density", "csr", "banded", "faster", "auto takes", "behind"),
     )
 
 
-def _crossovers(results: DenseResults) -> Section:
+def _by_block(results: DenseResults) -> list[list[FormCell]]:
+    """The cells that were measured, by number of types and block."""
     measured = [cell for cell in results.cells if cell.measured]
-    groups = [list(group) for _, group in groupby(measured, lambda cell: (cell.types, cell.block))]
+    return [list(group) for _, group in groupby(measured, lambda cell: (cell.types, cell.block))]
 
+
+def _crossovers(results: DenseResults) -> Section:
     def density(cells: Sequence[FormCell], *, estimated: bool) -> str:
         found = banded_from(cells, estimated=estimated)
         return found if isinstance(found, str) else f"{found:.3f}"
@@ -301,10 +296,10 @@ def _crossovers(results: DenseResults) -> Section:
 
     return Section.of(
         "From which density on banded is faster than csr",
-        [cells for cells in groups if len(cells) > 1],
+        [cells for cells in _by_block(results) if len(cells) > 1],
         {
-            "P": lambda cells: str(cells[0].types),
-            "S": lambda cells: str(cells[0].block),
+            "P": "{0[0].types}",
+            "S": "{0[0].block}",
             "measured": partial(density, estimated=False),
             "by the cost model": partial(density, estimated=True),
             "densities looked at": looked_at,
@@ -317,38 +312,34 @@ def dense_figures(results: DenseResults) -> dict[str, list[Panel]]:
     counts, one = results.supergraphs or [], results.spy
     measured = [cell for cell in results.cells if cell.measured]
     trained = [each for each in results.slices if each.curve]
-    return {
-        "bandwidth.svg": [("programs by bandwidth", partial(_draw_bandwidths, results=results))],
+    figures: dict[str, list[Panel]] = {
+        "bandwidth.svg": [("programs by bandwidth", _draw_bandwidths, results)],
         "supergraphs.svg": [
-            (title, partial(_draw_supergraphs, results=results, what=what))
+            (title, _draw_supergraphs, results, what)
             for title, what in (("graphs in a supergraph", "graphs"), ("graphs that fit", "share"))
             if counts
         ],
-        "accuracy.svg": [("trained on slices", partial(_draw_accuracies, results=results))]
-        if trained
-        else [],
+        "accuracy.svg": [("trained on slices", _draw_accuracies, results)] if trained else [],
         "crossover.svg": [
-            (f"P = {types}", partial(_draw_gains, cells=list(group)))
+            (f"P = {types}", _draw_gains, list(group))
             for types, group in groupby(measured, lambda cell: cell.types)
         ],
-        "spy.png": [
-            (f"before: bandwidth {one.bandwidth_before}", _dots(one.before, one.nodes)),
-            (f"after: bandwidth {one.bandwidth_after}", _dots(one.after, one.nodes)),
-        ]
-        if one is not None
-        else [],
     }
+    if one is not None:
+        figures["spy.png"] = [
+            (f"before: bandwidth {one.bandwidth_before}", _draw_dots, one.before, one.nodes),
+            (f"after: bandwidth {one.bandwidth_after}", _draw_dots, one.after, one.nodes),
+        ]
+    return figures
 
 
 def _draw_bandwidths(ax: Axes, results: DenseResults) -> None:
-    names = [str(low) for low in BINS]
     for figures in results.orders:
         if not figures.skipped:
             shares = [100 * count / figures.graphs for count in figures.histogram]
             ax.step(range(len(BINS)), shares, where="mid", label=figures.order)
-    ax.set_xticks(range(len(BINS)), names, fontsize=8)
-    ax.set_xlabel("bandwidth, from")
-    ax.set_ylabel("% of the programs")
+    ax.set_xticks(range(len(BINS)), [str(low) for low in BINS], fontsize=8)
+    ax.set(xlabel="bandwidth, from", ylabel="% of the programs")
 
 
 def _draw_supergraphs(ax: Axes, results: DenseResults, what: str) -> None:
@@ -361,8 +352,7 @@ def _draw_supergraphs(ax: Axes, results: DenseResults, what: str) -> None:
     blocks = sorted({count.block for count in counts})
     ax.set_xscale("log", base=2)
     ax.set_xticks(blocks, [str(block) for block in blocks])
-    ax.set_xlabel("block")
-    ax.set_ylim(bottom=0)
+    ax.set(xlabel="block", ylim=(0, None))
 
 
 def _draw_accuracies(ax: Axes, results: DenseResults) -> None:
@@ -371,14 +361,9 @@ def _draw_accuracies(ax: Axes, results: DenseResults) -> None:
             seen, _, accuracies = zip(*each.curve, strict=True)
             label = f"{each.name} ({each.share:.0%})"
             ax.plot(seen, [100 * a for a in accuracies], "o-", markersize=3, label=label)
-    for name, label, style in (
-        ("random", "random candidate", ":"),
-        ("recent", "most recent use", "--"),
-    ):
+    for name, label, style in _BASELINES:
         ax.axhline(100 * results.baselines[name], color="0.4", linestyle=style, label=label)
-    ax.set_xlabel("graphs seen")
-    ax.set_ylabel("validation accuracy, %")
-    ax.set_ylim(bottom=0)
+    ax.set(xlabel="graphs seen", ylabel="validation accuracy, %", ylim=(0, None))
 
 
 def _draw_gains(ax: Axes, cells: list[FormCell]) -> None:
@@ -390,24 +375,15 @@ def _draw_gains(ax: Axes, cells: list[FormCell]) -> None:
         expected = [cell.estimated["csr"] / cell.estimated["banded"] for cell in own]
         ax.plot(densities, expected, ":", color=f"C{number}")
     ax.axhline(1, color="0.4", linewidth=0.8)
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_xlabel("density (dotted: cost model)")
+    ax.set(xscale="log", yscale="log", xlabel="density (dotted: cost model)")
     ax.set_ylabel("time of csr / time of banded")
-
-
-def _dots(pairs: list[list[int]], nodes: int) -> Callable[[Axes], None]:
-    return partial(_draw_dots, pairs=pairs, nodes=nodes)
 
 
 def _draw_dots(ax: Axes, pairs: list[list[int]], nodes: int) -> None:
     receivers, senders = pairs
     ax.plot(senders, receivers, ".", markersize=1.5, color="C0")
-    ax.set_xlim(-0.5, nodes - 0.5)
-    ax.set_ylim(nodes - 0.5, -0.5)
-    ax.set_aspect("equal")
-    ax.set_xlabel("sender")
-    ax.set_ylabel("receiver")
+    ax.set(xlim=(-0.5, nodes - 0.5), ylim=(nodes - 0.5, -0.5), aspect="equal")
+    ax.set(xlabel="sender", ylabel="receiver")
 
 
 def dense_findings(results: DenseResults) -> Iterator[Finding]:
@@ -458,12 +434,11 @@ def dense_findings(results: DenseResults) -> Iterator[Finding]:
                 f"{narrow.milliseconds_a_graph('csr') or sparse:.3g} ms sparse",
                 costs[1] < (narrow.milliseconds_a_graph("csr") or sparse),
             )
-    measured = [cell for cell in results.cells if cell.measured]
     found = []
-    for (types, block), group in groupby(measured, lambda cell: (cell.types, cell.block)):
-        density = banded_from(list(group))
+    for cells in _by_block(results):
+        density = banded_from(cells)
         if isinstance(density, float):
-            found.append(f"{density:.2f} (S = {block}, {types} types)")
+            found.append(f"{density:.2f} (S = {cells[0].block}, {cells[0].types} types)")
     if found:
         yield (
             "Dense blocks win where bands are dense enough",

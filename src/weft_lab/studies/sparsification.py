@@ -11,9 +11,14 @@ from weft.errors import DataError
 from weft.graphs import Graph
 from weft.recipes.links.data import temporal_edges
 from weft.sources import CATALOGUE, EdgeList, load, planted_partition, temporal
-from weft.sources.progress_bar import progress_bar
 from weft_lab.studies.sparsification_times import FORMS, TimeCell, time_forms
-from weft_lab.studies.sparsification_training import SparseRun, kinds_of, prepare_task, train_kind
+from weft_lab.studies.sparsification_training import (
+    PreparedTask,
+    SparseRun,
+    kinds_of,
+    prepare_task,
+    train_kind,
+)
 from weft_lab.study import StudyResults
 from weft_lab.study_settings import SparsificationStudy, Task
 
@@ -42,17 +47,13 @@ class SparsificationData:
 
     def about(self) -> dict[str, Any]:
         """Names and sizes."""
+        both: dict[str, tuple[str, EdgeList | Graph]] = {
+            "links": (self.links_name, self.edges),
+            "nodes": (self.nodes_name, self.graph),
+        }
         return {
-            "links": {
-                "name": self.links_name,
-                "nodes": self.edges.num_nodes,
-                "edges": self.edges.num_edges,
-            },
-            "nodes": {
-                "name": self.nodes_name,
-                "nodes": self.graph.num_nodes,
-                "edges": self.graph.num_edges,
-            },
+            kind: {"name": name, "nodes": each.num_nodes, "edges": each.num_edges}
+            for kind, (name, each) in both.items()
         }
 
 
@@ -83,10 +84,7 @@ def sparsification_data(
     Raises:
         DataError: there is no such data set or file, or it is not what is learned here.
     """
-    for name, given, files in (
-        ("links", links, links_files),
-        ("classes", classes, classes_files),
-    ):
+    for name, given, files in (("links", links, links_files), ("classes", classes, classes_files)):
         if given is None and files:
             raise DataError(f"--{name}-files are of a data set; name it with --{name}")
     edges = (
@@ -94,35 +92,26 @@ def sparsification_data(
         if links is None
         else temporal_edges(links, files=links_files, data_dir=data_dir, progress=not quiet)
     )
+    if classes is None:
+        graph = generated_nodes(config)
+    elif classes not in CATALOGUE:
+        raise DataError(f"--classes {classes} is no data set of `weft data list`")
+    else:
+        table = load(classes, files=classes_files, data_dir=data_dir, progress=not quiet)
+        if len(table) != 1 or "y" not in table.schema:
+            raise DataError(f"--classes {classes} is not one graph whose nodes have classes")
+        graph = table[0]
+        if "gcn" in config.tasks and "x" not in graph.nodes:
+            raise DataError(
+                f"the nodes of {classes} have no features for a GCN; leave it out: "
+                "--tasks links nodes"
+            )
     return SparsificationData(
         links_name=links or "generated stream",
         edges=edges,
         nodes_name=classes or "planted partition",
-        graph=generated_nodes(config)
-        if classes is None
-        else _graph_with_classes(config, classes, classes_files, data_dir, quiet=quiet),
+        graph=graph,
     )
-
-
-def _graph_with_classes(
-    config: SparsificationStudy,
-    name: str,
-    files: tuple[Path, ...],
-    data_dir: Path | None,
-    *,
-    quiet: bool,
-) -> Graph:
-    if name not in CATALOGUE:
-        raise DataError(f"--classes {name} is no data set of `weft data list`")
-    table = load(name, files=files, data_dir=data_dir, progress=not quiet)
-    if len(table) != 1 or "y" not in table.schema:
-        raise DataError(f"--classes {name} is not one graph whose nodes have classes")
-    graph = table[0]
-    if "gcn" in config.tasks and "x" not in graph.nodes:
-        raise DataError(
-            f"the nodes of {name} have no features for a GCN; leave it out: --tasks links nodes"
-        )
-    return graph
 
 
 @dataclass(kw_only=True)
@@ -170,48 +159,23 @@ class SparsificationResults(StudyResults):
         return {**values, "runs": runs, "remarks": [_NONZERO] if runs else []}
 
 
-def measure_sparsification(
-    results: SparsificationResults, data: SparsificationData, quiet: bool
-) -> None:
+def measure_sparsification(results: SparsificationResults, data: SparsificationData) -> None:
     """Times of all networks and forms, then trainings."""
-    results.save()
-    _time(results, quiet=quiet)
-    _train(results, data, quiet=quiet)
-
-
-def _time(results: SparsificationResults, *, quiet: bool) -> None:
     config = results.config
+    results.save()
     wanted = [
         TimeCell(network=network, sparsity=sparsity, mode=mode)
         for network, mode, sparsity in product(config.networks, FORMS, config.time_sparsities)
     ]
-    known = {(cell.network, cell.mode, cell.sparsity) for cell in results.cells}
-    with progress_bar("times", len(wanted), show=not quiet, count=True) as move:
-        for number, cell in enumerate(wanted):
-            if (cell.network, cell.mode, cell.sparsity) not in known:
-                time_forms(cell, rounds=config.rounds, seed=config.seed)
-                results.cells.append(cell)
-                results.save()
-            move(number + 1)
-
-
-def _train(results: SparsificationResults, data: SparsificationData, *, quiet: bool) -> None:
-    config = results.config
-    known = {run.kind for run in results.runs}
-    kinds = {task: list(kinds_of(config, task)) for task in config.tasks}
-    total = sum(map(len, kinds.values()))
-    with progress_bar("trainings", total, show=not quiet, count=True) as move:
-        done = 0
-        for task, own in kinds.items():
-            missing = [kind for kind in own if kind not in known]
-            done += len(own) - len(missing)
-            move(done)
-            if not missing:
-                continue
-            prepared = prepare_task(config, task, data.edges, data.graph)
-            results.densities[task] = prepared.density
-            for kind in missing:
-                results.runs.append(train_kind(prepared, kind))
-                results.save()
-                done += 1
-                move(done)
+    timed = {cell.key for cell in results.cells}
+    for cell in results.missing("times", wanted, lambda cell: cell.key in timed):
+        time_forms(cell, rounds=config.rounds, seed=config.seed)
+        results.cells.append(cell)
+    trained = {run.kind for run in results.runs}
+    kinds = [kind for task in config.tasks for kind in kinds_of(config, task)]
+    prepared: PreparedTask | None = None
+    for kind in results.missing("trainings", kinds, trained.__contains__):
+        if prepared is None or prepared.task != kind.task:
+            prepared = prepare_task(config, kind.task, data.edges, data.graph)
+            results.densities[kind.task] = prepared.density
+        results.runs.append(train_kind(prepared, kind))

@@ -6,10 +6,11 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING
 
 from weft.sparsify import table_ii
-from weft_lab.plots import Panel
+from weft_lab.report import Panel, Section
 from weft_lab.statistics import mean_interval
 from weft_lab.studies.sparsification import (
     SparsificationData,
@@ -17,11 +18,10 @@ from weft_lab.studies.sparsification import (
     measure_sparsification,
     sparsification_data,
 )
-from weft_lab.studies.sparsification_times import FORMS, TimeCell, faster_from
+from weft_lab.studies.sparsification_times import FORMS, Mode, TimeCell, faster_from
 from weft_lab.studies.sparsification_training import SparseRun
 from weft_lab.study import Finding, Study
 from weft_lab.study_settings import Network, Task
-from weft_lab.tables import Section
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -139,26 +139,12 @@ def _loss(runs: Sequence[SparseRun], sparsity: float) -> list[str]:
 def _costs(results: SparsificationResults, task: Task) -> Section:
     runs = results.of(task)
     base = matching(runs, "dense", "dense", 0.0)
-    if not base:
-        return Section(title="", headings=(), rows=[])
-    seconds = statistics.median(run.seconds for run in base)
-    rows: list[tuple[str, ...]] = []
-    for sparsity in _sparsities(runs):
-        names = WAYS if sparsity else _DENSE
-        for (way, embedding), name in names.items():
-            own = matching(runs, way, embedding, sparsity)
-            if own:
-                rows.append(
-                    (
-                        f"{sparsity:g}",
-                        name,
-                        _percent(own),
-                        f"{own[0].active:,}",
-                        f"{own[0].training_flops:.4f}",
-                        f"{statistics.median(run.seconds for run in own) / seconds:.2f}",
-                        f"{own[0].inference_flops:.4f}",
-                    )
-                )
+    seconds = statistics.median(run.seconds for run in base) if base else math.nan
+    kinds = [
+        (name, matching(runs, way, embedding, sparsity))
+        for sparsity in _sparsities(runs)
+        for (way, embedding), name in (WAYS if sparsity else _DENSE).items()
+    ]
     says = [
         "FLOPs and time are shares of those of the dense training on dense input. FLOPs leave out "
         "every product with a zero; the time is that of masks on dense weights, which multiply "
@@ -167,18 +153,20 @@ def _costs(results: SparsificationResults, task: Task) -> Section:
     says += results.remarks
     if task in results.densities and task != "gcn":
         says.append(f"Of the sparse inputs {results.densities[task]:.1%} are not 0.")
-    return Section(
-        title=f"What it costs: {_TASKS[task].split(',')[0].lower()}, {_graph(results, task)}",
-        headings=(
-            "sparsity",
-            "way",
-            "score",
-            "weights",
-            "training FLOPs",
-            "training time, masks",
-            "inference FLOPs",
-        ),
-        rows=rows,
+    return Section.of(
+        f"What it costs: {_TASKS[task].split(',')[0].lower()}, {_graph(results, task)}",
+        [kind for kind in kinds if kind[1] and base],
+        {
+            "sparsity": "{0[1][0].kind.sparsity:g}",
+            "way": "{0[0]}",
+            "score": lambda kind: _percent(kind[1]),
+            "weights": "{0[1][0].active:,}",
+            "training FLOPs": "{0[1][0].training_flops:.4f}",
+            "training time, masks": lambda kind: (
+                f"{statistics.median(run.seconds for run in kind[1]) / seconds:.2f}"
+            ),
+            "inference FLOPs": "{0[1][0].inference_flops:.4f}",
+        },
         says=says,
         narrow=("sparsity", "way", "training FLOPs", "training time, masks", "inference FLOPs"),
     )
@@ -217,23 +205,18 @@ def _epochs(results: SparsificationResults, task: Task) -> Section:
     )
 
 
-def _flop_shares() -> list[tuple[str, list[tuple[float, str]]]]:
+def _flop_shares() -> dict[str, list[tuple[float, str]]]:
     """By data set, what the formulas give and what Table II prints, by COLUMNS."""
-    return [
-        (
-            row.dataset,
-            [
-                (getattr(row, column), printed)
-                for column, printed in zip(COLUMNS, TABLE_II[row.dataset], strict=True)
-            ],
-        )
-        for row in table_ii()
-    ]
+    shares = {}
+    for row in table_ii():
+        found = [getattr(row, column) for column in COLUMNS]
+        shares[row.dataset] = list(zip(found, TABLE_II[row.dataset], strict=True))
+    return shares
 
 
 def _equal_entries() -> tuple[int, int]:
     """Entries of Table II that agree to every digit, and how many there are."""
-    pairs = [pair for _, cells in _flop_shares() for pair in cells]
+    pairs = [pair for cells in _flop_shares().values() for pair in cells]
     equal = sum(f"{value:.{len(p.partition('.')[2])}f}" == p for value, p in pairs)
     return equal, len(pairs)
 
@@ -247,7 +230,7 @@ def _table_ii() -> Section:
         headings=("data set", *(each for name in names for each in (name, "printed"))),
         rows=[
             (name, *(text for value, printed in cells for text in (f"{value:.5f}", printed)))
-            for name, cells in _flop_shares()
+            for name, cells in _flop_shares().items()
         ],
         says=[
             f"{equal} of {count} entries agree with the paper's to every digit it prints. These "
@@ -256,24 +239,30 @@ def _table_ii() -> Section:
     )
 
 
-def _times(results: SparsificationResults, network: str, mode: str) -> Section:
+def _timed(results: SparsificationResults, network: str, mode: Mode) -> list[TimeCell]:
+    """The times of one network, from dense to sparse."""
     cells = [cell for cell in results.cells if (cell.network, cell.mode) == (network, mode)]
+    return sorted(cells, key=lambda cell: cell.sparsity)
+
+
+def _times(results: SparsificationResults, network: str, mode: Mode) -> Section:
+    cells = _timed(results, network, mode)
     what = "a training step" if mode == "training" else "a pass forward"
-    forms = next((forms for name, forms in FORMS.items() if name == mode), ())
+    forms = FORMS[mode]
 
     def milliseconds(cell: TimeCell, form: str) -> str:
         return f"{1e3 * cell.seconds(form):.3f}"
 
     return Section.of(
         f"ms of {what}, FNN {Network.read(network)}",
-        sorted(cells, key=lambda cell: cell.sparsity),
+        cells,
         {
-            "sparsity": lambda cell: f"{cell.sparsity:g}",
-            "FLOPs, times less": lambda cell: f"{cell.flops:.1f}",
+            "sparsity": "{0.sparsity:g}",
+            "FLOPs, times less": "{0.flops:.1f}",
             **{f"{form} ms": partial(milliseconds, form=form) for form in forms},
             "sparse, times faster": lambda cell: f"{cell.speedup('sparse'):.2f}",
             "accelerate, times faster": lambda cell: f"{cell.speedup('accelerate'):.2f}",
-            "layers made sparse": lambda cell: f"{cell.chosen} of {cell.layers}",
+            "layers made sparse": "{0.chosen} of {0.layers}",
         },
         says=_crossings(cells, forms),
         narrow=(
@@ -292,11 +281,9 @@ def _crossings(cells: Sequence[TimeCell], forms: Sequence[str]) -> list[str]:
         if isinstance(found, float):
             said.append(f"{form} from a sparsity of {found:.2f} on")
         elif found == "never":
-            said.append(f"{form} not at {max(cell.sparsity for cell in cells):g}")
+            said.append(f"{form} not at {cells[-1].sparsity:g}")
         else:
-            said.append(
-                f"{form} from {min(cell.sparsity for cell in cells):g}, the lowest timed, on"
-            )
+            said.append(f"{form} from {cells[0].sparsity:g}, the lowest timed, on")
     worst = min(cell.speedup("accelerate") for cell in cells)
     sentences = [
         f"Faster than dense: {'; '.join(said)}.",
@@ -317,34 +304,22 @@ def sparsification_figures(results: SparsificationResults) -> dict[str, list[Pan
     """Scores by sparsity and by epoch, and times by sparsity."""
     config = results.config
     tasks = [task for task in config.tasks if results.of(task)]
-    times: list[Panel] = []
-    for mode in FORMS:
-        for network in config.networks:
-            cells = [c for c in results.cells if (c.network, c.mode) == (network, mode)]
-            if cells:
-                times.append(
-                    (f"{mode}, {Network.read(network)}", partial(_draw_times, cells=cells))
-                )
+    times = {
+        f"{mode}, {Network.read(network)}": _timed(results, network, mode)
+        for mode, network in product(FORMS, config.networks)
+    }
+    at = f"at {config.curve_sparsity:g}"
     return {
-        "accuracy.svg": [
-            (_NAMES[task], partial(_draw_accuracy, runs=results.of(task), task=task))
-            for task in tasks
-        ],
-        "epochs.svg": [
-            (
-                f"{_NAMES[task]}, at {config.curve_sparsity:g}",
-                partial(_draw_epochs, results=results, task=task),
-            )
-            for task in tasks
-        ],
-        "times.svg": times,
+        "accuracy.svg": [(_NAMES[t], _draw_accuracy, results.of(t), t) for t in tasks],
+        "epochs.svg": [(f"{_NAMES[t]}, {at}", _draw_epochs, results, t) for t in tasks],
+        "times.svg": [(title, _draw_times, cells) for title, cells in times.items() if cells],
     }
 
 
-def _draw_accuracy(ax: Axes, runs: list[SparseRun], task: str) -> None:
+def _draw_accuracy(ax: Axes, runs: list[SparseRun], task: Task) -> None:
     for number, ((way, embedding), name) in enumerate(WAYS.items()):
         places, means, halves = [], [], []
-        for sparsity in sorted({run.kind.sparsity for run in runs}):
+        for sparsity in _sparsities(runs):
             own = matching(runs, way if sparsity else "dense", embedding, sparsity)
             if own:
                 found = mean_interval([100 * run.score for run in own])
@@ -355,8 +330,7 @@ def _draw_accuracy(ax: Axes, runs: list[SparseRun], task: str) -> None:
             ax.errorbar(
                 places, means, halves, fmt=".-", color=f"C{number}", capsize=2, lw=1, label=name
             )
-    ax.set_xlabel("sparsity of the weights; 0 is dense")
-    ax.set_ylabel(_SCORES[task])
+    ax.set(xlabel="sparsity of the weights; 0 is dense", ylabel=_SCORES[task])
 
 
 def _draw_epochs(ax: Axes, results: SparsificationResults, task: Task) -> None:
@@ -365,30 +339,24 @@ def _draw_epochs(ax: Axes, results: SparsificationResults, task: Task) -> None:
         if curve := curves.get(name):
             color = "0.4" if name == "dense" else f"C{number - 1}"
             ax.plot(range(1, len(curve) + 1), curve, color=color, lw=1, label=name)
-    ax.set_xlabel("epoch")
-    ax.set_ylabel(f"validation {_SCORES[task]}")
+    ax.set(xlabel="epoch", ylabel=f"validation {_SCORES[task]}")
 
 
 def _draw_times(ax: Axes, cells: list[TimeCell]) -> None:
-    ranked = sorted(cells, key=lambda cell: cell.sparsity)
-    kept = [1 - cell.sparsity for cell in ranked]
+    kept = [1 - cell.sparsity for cell in cells]
     for number, form in enumerate(_FORMS):
-        if form in ranked[0].measured:
-            gains = [cell.speedup(form) for cell in ranked]
-            ax.plot(kept, gains, ".-", color=f"C{number}", lw=1, label=f"time, {form}")
-        else:
-            # The legend is the first panel's, and names the forms of all.
-            ax.plot([], [], ".-", color=f"C{number}", lw=1, label=f"time, {form}")
-    ax.plot(kept, [cell.flops for cell in ranked], ":", color="0.4", label="FLOPs")
+        # The legend is the first panel's, and names the forms of all.
+        there = form in cells[0].measured
+        gains = [cell.speedup(form) for cell in cells] if there else []
+        places = kept if there else []
+        ax.plot(places, gains, ".-", color=f"C{number}", lw=1, label=f"time, {form}")
+    ax.plot(kept, [cell.flops for cell in cells], ":", color="0.4", label="FLOPs")
     ax.axhline(1, color="0.7", lw=0.8, zorder=0)
     # From dense to sparse, as everywhere else.
-    ax.set_xlim(1.2 * max(kept), min(kept) / 1.2)
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_xticks(kept, [f"{cell.sparsity:g}" for cell in ranked], fontsize=7, rotation=45)
+    ax.set(xlim=(1.2 * max(kept), min(kept) / 1.2), xscale="log", yscale="log")
+    ax.set_xticks(kept, [f"{cell.sparsity:g}" for cell in cells], fontsize=7, rotation=45)
     ax.minorticks_off()
-    ax.set_xlabel("sparsity")
-    ax.set_ylabel("times less than dense")
+    ax.set(xlabel="sparsity", ylabel="times less than dense")
 
 
 def sparsification_findings(results: SparsificationResults) -> Iterator[Finding]:
@@ -416,7 +384,7 @@ def sparsification_findings(results: SparsificationResults) -> Iterator[Finding]
                 all(gap > least for gap in gaps.values()),
             )
     for network in results.config.networks:
-        cells = [c for c in results.cells if c.network == network and c.mode == "training"]
+        cells = _timed(results, network, "training")
         if cells:
             cell = min(cells, key=lambda c: abs(c.sparsity - sparsity))
             yield (

@@ -54,6 +54,11 @@ class TimeCell:
     chosen: int = 0
     layers: int = 0
 
+    @property
+    def key(self) -> tuple[str, Mode, float]:
+        """Which one it is."""
+        return self.network, self.mode, self.sparsity
+
     def seconds(self, form: str) -> float:
         """Median of the turns."""
         return statistics.median(self.measured[form])

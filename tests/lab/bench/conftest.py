@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from weft_lab.bench import runner, sparse_speed
+from weft_lab.bench import runner, sparse
 from weft_lab.bench.runner import FOLDER, Candidate
 
 
@@ -51,4 +51,4 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     a benchmark with all of it in tests/lab/commands/test_bench.py.
     """
     monkeypatch.setattr(runner, "_Process", InThisProcess)
-    monkeypatch.setattr(sparse_speed, "on_ranks", lambda function, *given: [function(*given)])
+    monkeypatch.setattr(sparse, "on_ranks", lambda function, *given: [function(*given)])

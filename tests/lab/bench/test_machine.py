@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from weft_lab.machine import machine
+from weft_lab.results import machine
 
 
 def test_says_what_it_is_and_how_fast() -> None:

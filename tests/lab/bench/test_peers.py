@@ -19,8 +19,8 @@ from weft.sources import small_graphs
 from weft_lab.bench.molecules import _ASSEMBLE, _CASES
 from weft_lab.bench.nodes import _CANDIDATES
 from weft_lab.bench.programs import _FORMS, _PEERS
+from weft_lab.bench.sparse import _CANDIDATES as _NETWORKS
 from weft_lab.bench.sparse_cases import _ACCURACY
-from weft_lab.bench.sparse_speed import _CANDIDATES as _NETWORKS
 
 FOLDER = Path(weft_lab.bench.__file__).parent / "peers"
 SCRIPTS = sorted(path for path in FOLDER.glob("*.py") if path.name != "serve.py")
@@ -116,12 +116,21 @@ def test_other_errors_end_it(tmp_path: Path) -> None:
 
 
 def test_dynamic_batching_takes_what_fits(tmp_path: Path) -> None:
-    greedy = runpy.run_path(str(FOLDER / "weft_steps.py"))["_greedy"]
+    steps = runpy.run_path(str(FOLDER / "weft_steps.py"))
     table = write_table(tmp_path / "t.weft", small_graphs(60, seed=3))
-    order = np.random.default_rng(0).permutation(60)
     budget = Budget(nodes=70, edges=200, graphs=7)
-    batches = list(greedy(table, order, budget))
-    assert np.concatenate(batches).tolist() == order.tolist()
+    batches: list[list[int]] = []
+
+    def noted(_: object, graphs: np.ndarray, padded: Budget) -> None:
+        assert padded == budget
+        batches.append(graphs.tolist())
+
+    steps["batches"].__globals__["assemble"] = noted
+    case = {"table": str(table.path), "budget": vars(budget), "size": 7}
+    step, _ = steps["batches"](case)
+    while sum(map(len, batches)) < 60:
+        step()
+    assert sorted(graph for batch in batches for graph in batch) == list(range(60))
     for batch, after in zip(batches, [*batches[1:], None], strict=True):
         nodes, edges = table.num_nodes[batch].sum(), table.num_edges[batch].sum()
         assert 0 < len(batch) < budget.graphs
@@ -134,3 +143,17 @@ def test_dynamic_batching_takes_what_fits(tmp_path: Path) -> None:
                 or edges + table.num_edges[after[0]] > budget.edges
                 or len(batch) + 1 == budget.graphs
             )
+
+
+def test_unpadded_batches_are_whole(tmp_path: Path) -> None:
+    steps = runpy.run_path(str(FOLDER / "weft_steps.py"))
+    table = write_table(tmp_path / "t.weft", small_graphs(60, seed=3))
+    sizes: list[int] = []
+    steps["batches"].__globals__["assemble"] = lambda _, graphs, padded: sizes.append(
+        len(graphs) if padded is None else 0
+    )
+    step, _ = steps["batches"]({"table": str(table.path), "budget": None, "size": 16})
+    for _ in range(7):
+        step()
+    # 60 graphs make three whole batches, and twelve that are left over.
+    assert sizes == [16] * 7

@@ -13,16 +13,16 @@ from rich.progress import Progress
 from weft.errors import DataError
 from weft.graphs import Graph, table_from_graphs, write_table
 from weft_lab.bench.result import BenchResult, CandidateResult, CaseResult, print_result
-from weft_lab.bench.sparse import bench_sparse
-from weft_lab.bench.sparse_cases import accuracy_case, memory_case, temporal_graph
-from weft_lab.bench.sparse_speed import (
+from weft_lab.bench.sparse import (
     Network,
     _missed,
-    crossover,
+    bench_sparse,
+    crossover_words,
     random_masks_of,
     random_weights_of,
     step_case,
 )
+from weft_lab.bench.sparse_cases import accuracy_case, memory_case, temporal_graph
 from weft_lab.bench_settings import SparseBench
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
@@ -56,7 +56,7 @@ def test_masks_are_exact_and_weights_follow():
 
 def test_a_step_of_everyone():
     network = Network(widths=(12, 16, 3), batch=8, bars={0.906: 1.8})
-    case = step_case(network, 0.75, rounds=2, steps=3, update_every=2, progress=QUIET)
+    case = step_case(SparseBench(rounds=2, steps=3, update_every=2), network, 0.75, QUIET)
     assert case.case == "step, 12-16-3, 75 % sparse"
     assert list(case.candidates) == [
         "weft",
@@ -132,11 +132,11 @@ def test_accelerate_over_sparsities():
     ],
 )
 def test_crossover(ratios, words):
-    assert words in crossover((0.0, 0.5, 0.9), ratios)
+    assert words in crossover_words((0.0, 0.5, 0.9), ratios)
 
 
 def test_memory_falls_with_the_weights_that_are_there():
-    case = memory_case((200, 400, 10), (0.5, 0.9), QUIET)
+    case = memory_case(SparseBench(wide=(200, 400, 10), accelerate_sparsities=(0.5, 0.9)), QUIET)
     assert list(case.candidates) == ["torch, dense", "weft at 0.5", "weft at 0.9"]
     dense, half, tenth = (c.figures for c in case.candidates.values())
     assert dense["weights\nthere"] == 200 * 400 + 400 * 10
@@ -186,7 +186,7 @@ def test_accuracy_with_intervals(tmp_path):
         nodes={"x": rng.random((120, 30)).astype(np.float32), "y": y},
     )
     table = write_table(tmp_path / "graph.weft", table_from_graphs([graph]))
-    case = accuracy_case(table, seeds=2, epochs=10, progress=QUIET)
+    case = accuracy_case(SparseBench(seeds=2, epochs=10), table, QUIET)
     assert list(case.candidates) == [
         "weft, dense",
         "weft, RigL at 90 %",

@@ -81,6 +81,6 @@ def test_ctrl_c_while_ranks_run(weft, monkeypatch):
     def interrupted(*_: object, **__: object) -> None:
         raise LaunchStopped("SIGINT")
 
-    monkeypatch.setattr("weft_lab.bench.communication_exact.on_ranks", interrupted)
+    monkeypatch.setattr("weft_lab.bench.communication.on_ranks", interrupted)
     said = weft("bench", "communication", "--cases", "exact")
     assert (said.code, said.err) == (130, "weft: interrupted\n")

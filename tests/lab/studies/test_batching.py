@@ -14,6 +14,7 @@ from small_molecules import molecule_table
 
 from weft.errors import DataError
 from weft.graphs import Column, table_from_columns
+from weft_lab.report import print_report
 from weft_lab.studies import (
     BATCHING,
     BatchingStudy,
@@ -24,7 +25,7 @@ from weft_lab.studies import (
     study_batching,
 )
 from weft_lab.studies.batching import BatchingResults, CellTimer
-from weft_lab.tables import print_report, write_markdown
+from weft_lab.study import write_markdown
 
 TINY = BatchingStudy(
     models=("schnet",),

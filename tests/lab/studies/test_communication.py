@@ -15,10 +15,11 @@ from weft.parallel.grid import grid_of, grids_for
 from weft.parallel.method import Method
 from weft.sources import planted_partition
 from weft_lab.grid_training import METHODS, GridRun, train_on_ranks
+from weft_lab.report import print_report
 from weft_lab.studies import COMMUNICATION, CommunicationStudy, quick
 from weft_lab.studies.communication import CommunicationResults, NamedGraph
 from weft_lab.studies.communication_report import largest_difference
-from weft_lab.tables import print_report, write_markdown
+from weft_lab.study import write_markdown
 
 TINY = CommunicationStudy(
     ranks=(1, 4, 9),

@@ -11,9 +11,10 @@ from rich.console import Console
 from study_programs import small_program_table
 
 from weft.errors import DataError
+from weft_lab.report import print_report
 from weft_lab.studies import DENSE_HARDWARE, DenseHardwareStudy, quick
 from weft_lab.studies.dense_hardware import DenseResults
-from weft_lab.tables import print_report, write_markdown
+from weft_lab.study import write_markdown
 
 TINY = DenseHardwareStudy(
     blocks=(32, 64),

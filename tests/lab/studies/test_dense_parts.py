@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from study_programs import small_program_table
 from weft.graphs import Graph, table_from_graphs
 from weft.layout import band_statistics
 from weft.sources.program_graph import EdgeType, text_order
+from weft_lab.studies import DenseHardwareStudy
+from weft_lab.studies.dense_hardware import slices
 from weft_lab.studies.dense_layouts import (
     BINS,
     STUDIED_ORDERS,
@@ -23,7 +26,6 @@ from weft_lab.studies.dense_layouts import (
     time_forms,
 )
 from weft_lab.studies.dense_report import SLICES, published_slice
-from weft_lab.studies.dense_slices import slices
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +157,8 @@ def test_a_banded_graph():
 
 def test_forms_take_turns():
     cell = FormCell(types=2, block=4, density=0.5)
-    time_forms(cell, nodes=40, hidden=4, rounds=3, max_edges=10_000)
+    study = DenseHardwareStudy(form_nodes=40, hidden=4, rounds=3, max_edges=10_000)
+    time_forms(cell, study)
     assert {form: len(samples) for form, samples in cell.measured.items()} == {
         "csr": 3,
         "banded": 3,
@@ -166,7 +169,7 @@ def test_forms_take_turns():
     assert cell.chosen.split()[0] in ("csr", "banded", "dense")
     assert cell.edges == banded_graph(40, 2, 4, 0.5).num_edges
     large = FormCell(types=2, block=4, density=0.5)
-    time_forms(large, nodes=40, hidden=4, rounds=3, max_edges=100)
+    time_forms(large, replace(study, max_edges=100))
     assert "max_edges is 100" in large.skipped
     assert large.measured == {}
 

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from weft.errors import DataError
 from weft.sparsify import slr_training_share, sparse_training_share
+from weft_lab.report import print_report
 from weft_lab.studies import SPARSIFICATION, SparsificationStudy, quick
 from weft_lab.studies.sparsification import (
     SparsificationData,
@@ -20,8 +21,8 @@ from weft_lab.studies.sparsification import (
     generated_nodes,
 )
 from weft_lab.studies.sparsification_times import FORMS, TimeCell, faster_from
+from weft_lab.study import write_markdown
 from weft_lab.study_settings import Network
-from weft_lab.tables import print_report, write_markdown
 
 TINY = SparsificationStudy(
     sparsities=(0.5,),

@@ -7,14 +7,20 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
 import weft
-from weft.batching import BatchingConfig, GraphLoader, GraphSampler, graph_sizes
-from weft.graphs import Array, Budget, GraphBatch, GraphTable, assemble, open_table
+from weft.batching import (
+    BatchingConfig,
+    GraphLoader,
+    GraphSampler,
+    PlannedBatch,
+    PolicyName,
+    graph_sizes,
+)
+from weft.graphs import Budget, GraphBatch, assemble, open_table
 from weft.layout import LayoutConfig, adjacency_of
 from weft.models import (
     GCN,
@@ -33,40 +39,26 @@ from weft.training import prepare_process
 _VERSIONS = {"weft": weft.__version__, "torch": torch.__version__}
 
 
-def _slices(order: Array, size: int) -> Iterator[Array]:
-    for first in range(0, len(order) - size + 1, size):
-        yield order[first : first + size]
-
-
-def _greedy(table: GraphTable, order: Array, budget: Budget) -> Iterator[Array]:
-    """Consecutive graphs of `order` as long as they fit: the rule of dynamic batching."""
-    nodes, edges = np.cumsum(table.num_nodes[order]), np.cumsum(table.num_edges[order])
-    first, node_base, edge_base = 0, 0, 0
-    while first < len(order):
-        stop = min(
-            int(np.searchsorted(nodes, node_base + budget.nodes - 1, side="right")),
-            int(np.searchsorted(edges, edge_base + budget.edges, side="right")),
-            first + budget.graphs - 1,
-        )
-        yield order[first:stop]
-        first, node_base, edge_base = stop, int(nodes[stop - 1]), int(edges[stop - 1])
-
-
 def batches(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
     """One batch a step; case["budget"] pads it, otherwise case["size"] graphs unpadded."""
     table = open_table(case["table"])
-    rng = np.random.default_rng(0)
     budget = Budget(**case["budget"]) if case["budget"] else None
+    policy: PolicyName = "dynamic" if budget else "unpadded"
+    config = BatchingConfig(policy=policy, batch_size=case["size"], budget=budget)
+    sampler = GraphSampler(*graph_sizes(table), config)
 
-    def batches() -> Iterator[Array]:
-        while True:
-            order = rng.permutation(len(table))
-            yield from _greedy(table, order, budget) if budget else _slices(order, case["size"])
+    def batches() -> Iterator[PlannedBatch]:
+        for epoch in itertools.count():
+            sampler.set_epoch(epoch)
+            # As the peers do: no batch of what is left over.
+            plan = sampler.plan()
+            yield from (each for each in plan if budget or len(each.graphs) == case["size"])
 
     source = batches()
 
     def step() -> None:
-        assemble(table, next(source), budget)
+        planned = next(source)
+        assemble(table, planned.graphs, planned.budget)
 
     return step, _VERSIONS
 
