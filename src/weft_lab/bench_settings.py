@@ -17,7 +17,18 @@ SparseCase = Literal["step", "accelerate", "memory", "accuracy", "walks", "edges
 
 
 @dataclass(frozen=True, kw_only=True)
-class AssembleBench:
+class _Bench:
+    """What every benchmark takes.
+
+    Attributes:
+        data_dir: The data folder; by default $WEFT_DATA_DIR or the user's cache folder.
+    """
+
+    data_dir: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssembleBench(_Bench):
     """One shuffled batch: atoms, positions, all pairs as edges, a target.
 
     Attributes:
@@ -25,34 +36,30 @@ class AssembleBench:
         molecules: Molecules of QM9 that take part, drawn at random.
         rounds: Turns of each candidate.
         steps: Batches in a turn.
-        data_dir: The data folder; by default $WEFT_DATA_DIR or the user's cache folder.
     """
 
     size: int = 128
     molecules: int = 20_000
     rounds: int = 10
     steps: int = 20
-    data_dir: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class CitationsBench:
+class CitationsBench(_Bench):
     """Accuracy in % of `weft train citations` with its default settings.
 
     Attributes:
         seeds: Trainings on each data set, with seeds 0, 1, ...
         planetoid: Folder with the ind.* files; without it they come from the cache or are
             downloaded.
-        data_dir: The data folder; by default $WEFT_DATA_DIR or the user's cache folder.
     """
 
     seeds: int = 10
     planetoid: Path | None = None
-    data_dir: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class GCNBench:
+class GCNBench(_Bench):
     """One training epoch: forward, backward, Adam.
 
     Attributes:
@@ -63,7 +70,6 @@ class GCNBench:
         steps: Epochs in a turn.
         planetoid: Folder with the ind.pubmed.* files; without it PubMed comes from the cache or is
             downloaded.
-        data_dir: The data folder; by default $WEFT_DATA_DIR or the user's cache folder.
     """
 
     nodes: int = 170_000
@@ -71,11 +77,10 @@ class GCNBench:
     rounds: int = 5
     steps: int = 2
     planetoid: Path | None = None
-    data_dir: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoleculesBench:
+class MoleculesBench(_Bench):
     """One training step on QM9's U0: the next shuffled batch, forward, backward, Adam.
 
     Attributes:
@@ -83,18 +88,16 @@ class MoleculesBench:
         molecules: Molecules of QM9 that take part, drawn at random.
         rounds: Turns of each candidate.
         steps: Training steps in a turn.
-        data_dir: The data folder; by default $WEFT_DATA_DIR or the user's cache folder.
     """
 
     cases: tuple[MoleculesCase, ...] = get_args(MoleculesCase)
     molecules: int = 20_000
     rounds: int = 10
     steps: int = 20
-    data_dir: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProgramsBench:
+class ProgramsBench(_Bench):
     """One training step: rounds of messages forward, backward, Adam.
 
     Attributes:
@@ -107,7 +110,6 @@ class ProgramsBench:
         rounds: Turns of each candidate.
         steps: Training steps in a turn.
         files: Python files, or folders of them, instead of the standard library.
-        data_dir: The data folder; by default $WEFT_DATA_DIR or the user's cache folder.
     """
 
     nodes: int = 20_000
@@ -119,11 +121,10 @@ class ProgramsBench:
     rounds: int = 5
     steps: int = 1
     files: tuple[Path, ...] = ()
-    data_dir: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommunicationBench:
+class CommunicationBench(_Bench):
     """Training on ranks of this machine.
 
     Attributes:
@@ -132,7 +133,6 @@ class CommunicationBench:
             scale: a graph of 64 million edges, which takes minutes and some 10 GB.
         data: coauthor-physics.zip, or a folder with it, for `bytes`; else it comes from the data
             folder.
-        data_dir: The data folder; by default $WEFT_DATA_DIR or the user's cache folder.
         exact_ranks: Numbers of ranks of `exact`.
         bytes_ranks: Numbers of ranks of `bytes`.
         nodes: Nodes of the generated graph of `speed`.
@@ -151,7 +151,6 @@ class CommunicationBench:
 
     cases: tuple[CommunicationCase, ...] = ("exact", "bytes", "model", "speed")
     data: Path | None = None
-    data_dir: Path | None = None
     exact_ranks: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 9, 16, 27)
     bytes_ranks: tuple[int, ...] = (4, 16)
     nodes: int = 170_000
@@ -174,7 +173,7 @@ class CommunicationBench:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparseBench:
+class SparseBench(_Bench):
     """Sparse networks beside dense ones, rigl-torch and sparseprop; and what feeds them.
 
     Attributes:
@@ -197,7 +196,6 @@ class SparseBench:
         lines: Lines of the edge list of `edges`.
         temporal: sx-mathoverflow.txt.gz, or a folder with it; else it comes from the data folder.
         planetoid: Folder with the ind.* files of Cora; else they come from the data folder.
-        data_dir: The data folder; by default $WEFT_DATA_DIR or the user's cache folder.
         scratch: Folder for the edge list, 25 bytes a line; by default that of the system for
             temporary files.
     """
@@ -217,7 +215,6 @@ class SparseBench:
     lines: int = 10_000_000
     temporal: Path | None = None
     planetoid: Path | None = None
-    data_dir: Path | None = None
     scratch: Path | None = None
 
     def __post_init__(self) -> None:
@@ -236,7 +233,7 @@ class SparseBench:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanBench:
+class PlanBench(_Bench):
     """A plan is made for each case; then all fixed choices take turns, and none is dropped.
 
     Attributes:
@@ -252,7 +249,6 @@ class PlanBench:
         turn: Seconds of a turn.
         crystals: File of the data set mp-matminer, if it is not in the data folder.
         files: Python files, or folders of them, instead of the standard library.
-        data_dir: The data folder; by default $WEFT_DATA_DIR or the user's cache folder.
     """
 
     cases: tuple[PlanCase, ...] = get_args(PlanCase)
@@ -265,7 +261,6 @@ class PlanBench:
     turn: float = 0.7
     crystals: Path | None = None
     files: tuple[Path, ...] = ()
-    data_dir: Path | None = None
 
     def __post_init__(self) -> None:
         some_of(self, "cases", get_args(PlanCase))

@@ -261,10 +261,11 @@ def with_random_features(graph: Graph, features: int, classes: int, seed: int = 
     return replace(graph, nodes={"x": x, "y": y, **share_split(y, seed=seed)})
 
 
+@dataclass(frozen=True)
 class PreparedTables:
     """A graph prepared in as many ways as methods and grids need, each once.
 
-    Args:
+    Attributes:
         graph: with features, classes and a split.
         folder: for the tables.
         partition: of the nodes for the sparsity-aware method; blocks of others stay in order.
@@ -272,17 +273,11 @@ class PreparedTables:
         dtype: of the normalised matrix, and of features and weights.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        folder: Path,
-        *,
-        partition: str,
-        seed: int = 0,
-        dtype: Literal["float32", "float64"] = "float32",
-    ) -> None:
-        self.graph, self.folder, self.partition = graph, folder, partition
-        self.seed, self.dtype = seed, dtype
+    graph: Graph
+    folder: Path
+    partition: str
+    seed: int = 0
+    dtype: Literal["float32", "float64"] = "float32"
 
     def table(self, method: Method, grid: Grid) -> GraphTable:
         """The table for a method on a grid.

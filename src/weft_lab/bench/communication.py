@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -61,6 +60,9 @@ _STEPS, _RATE = 5, 0.5
 # Fewer features than a grid of 9, 16 or 27 ranks has columns.
 _NODES, _EDGES, _FEATURES, _HIDDEN, _CLASSES = 53, 300, 2, 6, 4
 _WAYS = (("gcn", Method()), ("gcn", PUBLISHED), ("sage", Method()))
+
+_Trained = dict[str, list[Array]]
+"""The loss of each step, gradients of the first, weights after the last."""
 
 
 def bench_communication(config: CommunicationBench, progress: Progress) -> BenchResult:
@@ -205,15 +207,6 @@ def model_case() -> CaseResult:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Trained:
-    """Losses of all steps, gradients of the first, weights after the last."""
-
-    losses: Array
-    gradients: list[Array]
-    weights: list[Array]
-
-
 def exact_case(ranks: Sequence[int], progress: Progress) -> CaseResult:
     """Five steps of gradient descent in float64 on each grid of so many ranks.
 
@@ -270,14 +263,10 @@ def _graph() -> Graph:
 
 def _model(name: str) -> GCN | GraphSAGE:
     torch.manual_seed(1)
-    model: GCN | GraphSAGE
-    if name == "gcn":
-        gcn = GCNConfig(hidden=(_HIDDEN,), dropout=0.0, input_dropout=0.0)
-        model = GCN(_FEATURES, _CLASSES, gcn)
-    else:
-        sage = SAGEConfig(hidden=(_HIDDEN,), dropout=0.0, input_dropout=0.0)
-        model = GraphSAGE(_FEATURES, _CLASSES, sage)
-    model = model.double()
+    kinds: dict[str, tuple[Any, Any]] = {"gcn": (GCN, GCNConfig), "sage": (GraphSAGE, SAGEConfig)}
+    kind, config = kinds[name]
+    layers = config(hidden=(_HIDDEN,), dropout=0.0, input_dropout=0.0)
+    model: GCN | GraphSAGE = kind(_FEATURES, _CLASSES, layers).double()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
@@ -287,21 +276,15 @@ def _model(name: str) -> GCN | GraphSAGE:
 
 def _descend(model: GCN | GraphSAGE, step: Callable[[], float]) -> _Trained:
     optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
-    losses: list[float] = []
+    losses: list[Array] = []
     gradients: list[Array] = []
     for number in range(_STEPS):
-        losses.append(step())
+        losses.append(np.array(step()))
         if number == 0:
-            gradients = [_array(p.grad) for p in model.parameters()]
+            gradients = [p.grad.numpy().copy() for p in model.parameters() if p.grad is not None]
         optimizer.step()
-    weights = [_array(p.detach()) for p in model.parameters()]
-    return _Trained(losses=np.array(losses), gradients=gradients, weights=weights)
-
-
-def _array(values: Tensor | None) -> Array:
-    assert values is not None
-    copied: Array = values.numpy().copy()
-    return copied
+    weights = [p.detach().numpy().copy() for p in model.parameters()]
+    return {"loss": losses, "gradients": gradients, "weights": weights}
 
 
 def _dense(name: str, table: GraphTable) -> _Trained:
@@ -351,16 +334,11 @@ def _on_grid(path: Path, grid: Grid) -> list[_Trained]:
 
 def _deviations(trained: list[_Trained], expected: dict[str, _Trained]) -> dict[str, float]:
     """The largest over the ways of one rank."""
-    worst = {"loss": 0.0, "gradients": 0.0, "weights": 0.0}
+    worst: dict[str, float] = {}
     for (name, _), own in zip(_WAYS, trained, strict=True):
-        right = expected[name]
-        pairs = {
-            "loss": [(own.losses, right.losses)],
-            "gradients": zip(own.gradients, right.gradients, strict=True),
-            "weights": zip(own.weights, right.weights, strict=True),
-        }
-        for what, each in pairs.items():
+        for what, values in own.items():
+            pairs = zip(values, expected[name][what], strict=True)
             # np.max, not max: what is not a number must show.
-            found = [float(np.max(np.abs(a - b))) for a, b in each]
-            worst[what] = float(np.max([worst[what], *found]))
+            found = [float(np.max(np.abs(a - b))) for a, b in pairs]
+            worst[what] = float(np.max([worst.get(what, 0.0), *found]))
     return worst

@@ -32,8 +32,8 @@ _Out = Annotated[Path, tyro.conf.arg(aliases=["--folder"])]
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyCommand:
-    """Options of every study; what else a command has are options of its data.
+class _Common:
+    """Options of a study and of all of them.
 
     Attributes:
         quick: Smaller settings for everything not given: under 5 minutes on 2 cores.
@@ -41,16 +41,25 @@ class StudyCommand:
         resume: Go on with the study in that folder; what is measured there is kept.
         data_dir: The data folder; by default $WEFT_DATA_DIR or the user's cache folder.
         quiet: Show no progress.
-        print_config: Print the settings as JSON and stop.
     """
 
-    name: ClassVar[str]
-    config: Any
     quick: bool = False
     out: _Out
     resume: bool = False
     data_dir: Path | None = None
     quiet: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyCommand(_Common):
+    """Options of every study; what else a command has are options of its data.
+
+    Attributes:
+        print_config: Print the settings as JSON and stop.
+    """
+
+    name: ClassVar[str]
+    config: Any
     print_config: bool = False
 
     @property
@@ -222,7 +231,7 @@ _EACH: dict[str, Callable[..., StudyCommand]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class All:
+class All(_Common):
     """All four studies one after another, and one page: the four papers on this machine.
 
     Each claim, the published figure, the one measured here, and the command that measures it.
@@ -235,15 +244,9 @@ class All:
         quick: The quick form of each: about 8 minutes on 2 cores in all.
         out: Folder for the page, and for a folder of each study.
         resume: Go on with the studies in that folder; what is measured there is kept.
-        data_dir: The data folder; by default $WEFT_DATA_DIR or the user's cache folder.
-        quiet: Show no progress.
     """
 
-    quick: bool = False
     out: _Out = Path("studies")
-    resume: bool = False
-    data_dir: Path | None = None
-    quiet: bool = False
 
     def __call__(self, console: Console) -> int:
         """Run the studies and write the page."""
@@ -293,10 +296,4 @@ class All:
         return 2 if missing else 0
 
 
-COMMANDS = {
-    "batching": Batching,
-    "dense-hardware": DenseHardware,
-    "communication": Communication,
-    "sparsification": Sparsification,
-    "all": All,
-}
+COMMANDS = {"batching": Batching, **_EACH, "all": All}

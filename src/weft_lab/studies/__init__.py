@@ -5,7 +5,7 @@ from typing import Any
 from weft_lab.statistics import compare, holm, mean_interval
 from weft_lab.studies.batching import crystals, molecules
 from weft_lab.studies.batching_report import BATCHING
-from weft_lab.studies.communication_report import COMMUNICATION
+from weft_lab.studies.communication import COMMUNICATION
 from weft_lab.studies.dense_report import DENSE_HARDWARE
 from weft_lab.studies.sparsification_report import SPARSIFICATION
 from weft_lab.study import Study

@@ -13,12 +13,15 @@ from weft.sparsify import table_ii
 from weft_lab.report import Panel, Section
 from weft_lab.statistics import mean_interval
 from weft_lab.studies.sparsification import (
+    FORMS,
+    Mode,
     SparsificationData,
     SparsificationResults,
+    TimeCell,
+    faster_from,
     measure_sparsification,
     sparsification_data,
 )
-from weft_lab.studies.sparsification_times import FORMS, Mode, TimeCell, faster_from
 from weft_lab.studies.sparsification_training import SparseRun
 from weft_lab.study import Finding, Study
 from weft_lab.study_settings import Network, Task

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -170,19 +170,17 @@ def train_kind(prepared: PreparedTask, kind: Kind) -> SparseRun:
         "rho": _RHO[kind.task],
         "seed": kind.seed,
     }
-    trained: Any
     with (
         TemporaryDirectory(prefix="weft-study-") as place,
         _one_thread(),
         Run.create(Path(place) / "run", {}, tensorboard=False) as run,
     ):
-        if isinstance(data, PreparedLinks):
-            links = replace(data, config=replace(data.config, **settings))
-            trained = train_links(links, run=run, quiet=True)
-        else:
-            nodes = replace(data, config=replace(data.config, **settings))
-            trained = train_nodes(nodes, run=run, quiet=True)
-        curve = _curve(run.folder / "metrics.jsonl", METRICS[kind.task])
+        train: Callable[..., Any] = train_links if kind.task == "links" else train_nodes
+        config: Any = replace(data.config, **settings)
+        trained = train(replace(data, config=config), run=run, quiet=True)
+        metric = METRICS[kind.task]
+        lines = read_metrics(run.folder / "metrics.jsonl")
+        curve = [line[metric] for line in lines if metric in line]
     if trained.result.stopped.startswith("interrupted"):
         raise KeyboardInterrupt
     example = (
@@ -194,9 +192,8 @@ def train_kind(prepared: PreparedTask, kind: Kind) -> SparseRun:
     )
     density = prepared.density if kind.embedding == "sparse" else 1.0
     count = count_flops(trained.model, trained.masks, example)
-    training, inference = _flops(
-        count, kind.way, density, trained.result.epochs, trained.result.steps
-    )
+    result = trained.result
+    training, inference = _flops(count, kind.way, density, result.epochs, result.steps)
     return SparseRun(
         kind=kind,
         score=trained.scores["auc" if kind.task == "links" else "test"].value,
@@ -204,7 +201,7 @@ def train_kind(prepared: PreparedTask, kind: Kind) -> SparseRun:
         active=trained.counts["active"],
         training_flops=training,
         inference_flops=inference,
-        seconds=trained.result.seconds,
+        seconds=result.seconds,
         curve=curve,
     )
 
@@ -218,10 +215,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _curve(path: Path, metric: str) -> list[float]:
-    return [line[metric] for line in read_metrics(path) if metric in line]
 
 
 def _flops(

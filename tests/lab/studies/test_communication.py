@@ -17,8 +17,7 @@ from weft.sources import planted_partition
 from weft_lab.grid_training import METHODS, GridRun, train_on_ranks
 from weft_lab.report import print_report
 from weft_lab.studies import COMMUNICATION, CommunicationStudy, quick
-from weft_lab.studies.communication import CommunicationResults, NamedGraph
-from weft_lab.studies.communication_report import largest_difference
+from weft_lab.studies.communication import CommunicationResults, NamedGraph, largest_difference
 from weft_lab.study import write_markdown
 
 TINY = CommunicationStudy(

@@ -15,12 +15,14 @@ from weft.sparsify import slr_training_share, sparse_training_share
 from weft_lab.report import print_report
 from weft_lab.studies import SPARSIFICATION, SparsificationStudy, quick
 from weft_lab.studies.sparsification import (
+    FORMS,
     SparsificationData,
     SparsificationResults,
+    TimeCell,
+    faster_from,
     generated_edges,
     generated_nodes,
 )
-from weft_lab.studies.sparsification_times import FORMS, TimeCell, faster_from
 from weft_lab.study import write_markdown
 from weft_lab.study_settings import Network
 
