@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -201,13 +201,17 @@ def train_on_ranks(runs: Sequence[GridRun]) -> list[list[RankRecord]]:
 
 def _train_runs(runs: list[GridRun]) -> list[RankRecord]:
     prepare_process()
-    found = []
+    worlds = joined_worlds([run.grid for run in runs])
+    return [_train(run, world) for run, world in zip(runs, worlds, strict=True)]
+
+
+def joined_worlds(grids: Sequence[Grid]) -> Iterator[World]:
+    """The processes that were started together, joined to one grid after another."""
     # Joined once for all of them: what is joined inside finds the group, and leaves it there.
-    with join_grid(Grid(rows=runs[0].grid.ranks)):
-        for run in runs:
-            with join_grid(run.grid) as world:
-                found.append(_train(run, world))
-    return found
+    with join_grid(Grid(rows=grids[0].ranks)):
+        for grid in grids:
+            with join_grid(grid) as world:
+                yield world
 
 
 def join_grid(grid: Grid) -> AbstractContextManager[World]:

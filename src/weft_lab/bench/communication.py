@@ -33,7 +33,7 @@ from weft_lab.grid_training import (
     PreparedTables,
     grid_cells,
     grid_label,
-    join_grid,
+    joined_worlds,
     on_ranks,
     with_random_features,
 )
@@ -316,20 +316,15 @@ def _dense(name: str, table: GraphTable) -> _Trained:
 
 def _on_grids(path: Path, grids: list[Grid]) -> list[list[_Trained]]:
     """What one rank has trained, by grid and way."""
-    # Joined once for all of them: what is joined inside finds the group, and leaves it there.
-    with join_grid(Grid(rows=grids[0].ranks)):
-        return [_on_grid(path, grid) for grid in grids]
-
-
-def _on_grid(path: Path, grid: Grid) -> list[_Trained]:
-    ways = []
-    with join_grid(grid) as world:
+    found = []
+    for world in joined_worlds(grids):
+        ways = []
         for name, method in _WAYS:
             shard = GraphShard.open(open_table(path), world, method, torch.float64)
             model = _model(name)
-            network = GridNetwork(model, shard)
-            ways.append(_descend(model, partial(network.step, seed=0)))
-    return ways
+            ways.append(_descend(model, partial(GridNetwork(model, shard).step, seed=0)))
+        found.append(ways)
+    return found
 
 
 def _deviations(trained: list[_Trained], expected: dict[str, _Trained]) -> dict[str, float]:

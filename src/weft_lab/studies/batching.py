@@ -173,7 +173,7 @@ class Timings:
 
     @property
     def per_graph(self) -> list[float]:
-        """Seconds of each step over the graphs of its batch, of which batches hold not as many."""
+        """Seconds a graph of each step: batches hold different numbers of graphs."""
         return [s / max(1, g) for s, g in zip(self.combined, self.graphs, strict=True)]
 
     @property

@@ -157,15 +157,12 @@ def measure_communication(results: CommunicationResults, data: NamedGraph) -> No
         tables = PreparedTables(
             graph, Path(place), partition=config.partition, seed=config.seed, dtype="float64"
         )
+        # One process, then all grids of each number of ranks.
+        counts = [n for n in dict.fromkeys((1, *config.accuracy_ranks)) if n <= config.real_ranks]
+        groups = [grids_for(count) for count in counts]
         trained = {run.grid for run in results.accuracies}
-        for grids in results.missing("accuracies", _accuracy_grids(config), trained.issuperset):
+        for grids in results.missing("accuracies", groups, trained.issuperset):
             results.accuracies += _train_on(tables, grids, config)
-
-
-def _accuracy_grids(config: CommunicationStudy) -> list[list[Grid]]:
-    """One process, then all grids of each number of ranks."""
-    counts = dict.fromkeys((1, *config.accuracy_ranks))
-    return [grids_for(ranks) for ranks in counts if ranks <= config.real_ranks]
 
 
 def _train_on(
@@ -299,7 +296,8 @@ def _accuracies(results: CommunicationResults) -> Section:
     serial = runs[0]
     worst = max(largest_difference(run, serial) for run in runs)
     names = ("train_accuracy", "validation_accuracy", "test_accuracy")
-    same = all(_same(run.scores[name], serial.scores[name]) for run in runs for name in names)
+    pairs = [(run.scores[name], serial.scores[name]) for run in runs for name in names]
+    same = all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in pairs)
     verdict = "are the same on every grid" if same else "are not the same on every grid"
     return Section.of(
         f"{len(serial.losses)} epochs on {_graph(results)}, its own features and classes, "
@@ -315,10 +313,6 @@ def _accuracies(results: CommunicationResults) -> Section:
         },
         says=[f"Accuracies {verdict}; losses of any epoch differ by at most {worst:.1e}."],
     )
-
-
-def _same(a: float, b: float) -> bool:
-    return a == b or (math.isnan(a) and math.isnan(b))
 
 
 def communication_figures(results: CommunicationResults) -> dict[str, list[Panel]]:

@@ -17,7 +17,7 @@ from weft_lab.studies.dense_hardware import (
     measure_dense_hardware,
     program_data,
 )
-from weft_lab.studies.dense_layouts import BINS, FormCell, OrderFigures, banded_from
+from weft_lab.studies.dense_layouts import BINS, FormCell, banded_from
 from weft_lab.study import Finding, Study
 
 if TYPE_CHECKING:
@@ -77,7 +77,14 @@ def _orders(results: DenseResults) -> Section:
     measured = {f.order: f for f in results.orders if not f.skipped}
     says = [f"{f.order} was not measured: {f.skipped}." for f in results.orders if f.skipped]
     if {"text", "rcm"} <= set(measured):
-        says += _reduction(measured["text"], measured["rcm"])
+        low, high = (measured[order].percentiles["50"] for order in ("rcm", "text"))
+        hubs = measured["rcm"].at_least
+        says.append(
+            "text is the order in which a parser numbers the nodes: tokens, then the syntax tree, "
+            "then candidates. Reverse Cuthill-McKee (rcm) divides its median bandwidth by "
+            f"{high / max(low, 1):.1f}. Hubs keep every order above {hubs['50']:.0f} in the median "
+            f"and {hubs['100']:.0f} at most."
+        )
     if results.spy is not None:
         one = results.spy
         says.append(
@@ -98,17 +105,6 @@ def _orders(results: DenseResults) -> Section:
         ],
         says=says,
     )
-
-
-def _reduction(before: OrderFigures, after: OrderFigures) -> list[str]:
-    low, high = after.percentiles["50"], before.percentiles["50"]
-    hubs = after.at_least
-    return [
-        "text is the order in which a parser numbers the nodes: tokens, then the syntax tree, then "
-        f"candidates. Reverse Cuthill-McKee (rcm) divides its median bandwidth by "
-        f"{high / max(low, 1):.1f}. Hubs keep every order above {hubs['50']:.0f} in the median and "
-        f"{hubs['100']:.0f} at most."
-    ]
 
 
 def _histogram(results: DenseResults) -> Section:
@@ -148,14 +144,6 @@ def _supergraphs(results: DenseResults) -> Section:
     )
 
 
-def _at(slice_: Slice, part: float) -> float | None:
-    """Accuracy when this part of the graphs was seen."""
-    if not slice_.curve:
-        return None
-    total = slice_.curve[-1][0]
-    return next(a for seen, _, a in slice_.curve if seen >= part * total - 1e-9)
-
-
 def _slices(results: DenseResults) -> Section:
     rows: list[tuple[str, ...]] = []
     trained = [each for each in results.slices if each.curve]
@@ -163,7 +151,9 @@ def _slices(results: DenseResults) -> Section:
         theirs = published_slice(each.by, each.share)
         accuracies = []
         for number in range(len(STEPS)):
-            own = _at(each, (number + 1) / len(STEPS))
+            # When this part of the graphs was seen.
+            part = each.curve[-1][0] * (number + 1) / len(STEPS) - 1e-9
+            own = next(accuracy for seen, _, accuracy in each.curve if seen >= part)
             beside = theirs.accuracies[number] if theirs else None
             accuracies.append(f"{own:.1%}" + (f" ({beside})" if beside else ""))
         seen, steps, _ = each.curve[-1]
