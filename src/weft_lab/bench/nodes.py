@@ -90,8 +90,6 @@ def bench_citations(config: CitationsBench, progress: Progress) -> BenchResult:
                 {"weft": ours("citations")},
                 {"table": str(table.path), "data": name},
                 rounds=config.seeds,
-                steps=1,
-                warmup=0,
                 unit="%",
                 progress=progress,
             )

@@ -121,8 +121,8 @@ def run_case(
     case: Mapping[str, Any],
     *,
     rounds: int,
-    steps: int,
-    warmup: int,
+    steps: int = 1,
+    warmup: int = 0,
     progress: Progress,
     unit: str = "s",
 ) -> CaseResult:

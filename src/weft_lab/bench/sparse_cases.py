@@ -187,8 +187,6 @@ def accuracy_case(config: SparseBench, table: GraphTable, progress: Progress) ->
         _ACCURACY,
         {"table": str(table.path), "epochs": config.epochs},
         rounds=config.seeds,
-        steps=1,
-        warmup=0,
         unit="%",
         progress=progress,
     )
@@ -245,7 +243,6 @@ def walks_case(config: SparseBench, table: GraphTable, progress: Progress) -> Ca
         {label: ours("walks", walks=walks) for label, walks in labels.items()},
         {"table": str(table.path), "length": _LENGTH},
         rounds=config.rounds,
-        steps=1,
         warmup=2,
         unit="steps/s",
         progress=progress,
