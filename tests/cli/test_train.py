@@ -22,7 +22,7 @@ from ase import Atoms
 from ase.io import read, write
 from safetensors.torch import load_file, save_file
 
-import weft.recipes.structures.training as weft_structures
+import weft.recipes.table_training as weft_tables
 from weft.training import read_metrics
 
 FOLDER = ["config.json", "last.pt", "metrics.jsonl", "summary.json", "weights.safetensors"]
@@ -544,7 +544,7 @@ def test_periodic_structures_are_pointed_to_crystals(weft, tmp_path):
 def test_an_interrupted_training_of_molecules_goes_on(weft, tmp_path, small_molecules, monkeypatch):
     words = ("train", "molecules", "--data", "mols.extxyz", "--target", "energy", "--epochs", "4")
     assert weft(*words, "--out", "whole", *SMALL).code == 0
-    real, steps = weft_structures.fit, 0
+    real, steps = weft_tables.fit, 0
 
     def fit(model: Any, optimizer: Any, train: Any, step: Any, **rest: Any) -> Any:
         take = step.take
@@ -559,7 +559,7 @@ def test_an_interrupted_training_of_molecules_goes_on(weft, tmp_path, small_mole
         step.take = counted
         return real(model, optimizer, train, step, **rest)
 
-    monkeypatch.setattr(weft_structures, "fit", fit)
+    monkeypatch.setattr(weft_tables, "fit", fit)
     said = weft(*words, "--out", "cut", *SMALL)
     assert said.code == 143
     assert "interrupted by SIGTERM after epoch 1, step 5; everything is in cut." in said.out

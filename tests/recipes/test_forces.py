@@ -258,7 +258,7 @@ def test_the_loss_of_validation_is_that_of_training(tmp_path: Path) -> None:
     )
     table = read_structures(asked, data_dir=tmp_path, progress=False)
     prepared = prepare_structures(table, asked)
-    same = replace(prepared.split, validation=prepared.split.train)
+    same = {**prepared.split, "validation": prepared.split["train"]}
     done = train_prepared(replace(prepared, split=same), quiet=True)
     found = done.result.metrics
     assert found["validation_loss"] == pytest.approx(found["train_loss"], rel=1e-5)

@@ -27,7 +27,8 @@ from weft.recipes.structures.prediction import (
     predict_table,
     write_predictions,
 )
-from weft.recipes.structures.training import Trained, train_structures
+from weft.recipes.structures.training import train_structures
+from weft.recipes.table_training import Trained
 from weft.training import Run
 
 

@@ -24,6 +24,7 @@ from small_structures import (
 )
 
 import weft.recipes.structures.training
+import weft.recipes.table_training
 from weft.batching import BatchingConfig
 from weft.errors import DataError
 from weft.graphs import Budget
@@ -36,8 +37,10 @@ from weft.recipes.structures.data import (
     some_of,
     split_structures,
     structure_table,
+    usable_structures,
 )
-from weft.recipes.structures.training import Trained, prepare_structures, train_structures
+from weft.recipes.structures.training import prepare_structures, train_structures
+from weft.recipes.table_training import Trained
 from weft.sources import atoms_table
 from weft.training import Run, read_metrics
 from weft.training.compilation import Compilation
@@ -121,7 +124,7 @@ def test_compiled_training_gives_what_eager_training_gives(
 
 def interrupted_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Send this process SIGTERM in that step of the next training."""
-    real, done = weft.recipes.structures.training.fit, 0
+    real, done = weft.recipes.table_training.fit, 0
 
     def fit(model: Any, optimizer: Any, train: Any, loss: Any, **rest: Any) -> Any:
         def counted(model: Any, batch: Any) -> Any:
@@ -133,7 +136,7 @@ def interrupted_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
         return real(model, optimizer, train, counted, **rest)
 
-    monkeypatch.setattr(weft.recipes.structures.training, "fit", fit)
+    monkeypatch.setattr(weft.recipes.table_training, "fit", fit)
 
 
 @pytest.mark.parametrize("steps", [2, 5, 8])
@@ -227,12 +230,12 @@ def test_seeds_share_the_split_of_the_data(tmp_path: Path) -> None:
     table = table_of(tmp_path, molecules(20), asked)
     first = prepare_structures(table, asked)
     second = prepare_structures(table, replace(asked, seed=1))
-    assert first.split.test.tolist() == second.split.test.tolist()
+    assert first.split["test"].tolist() == second.split["test"].tolist()
     assert [b.graphs.tolist() for b in first.sampler.plan()] != [
         b.graphs.tolist() for b in second.sampler.plan()
     ]
     other = prepare_structures(table, replace(asked, split_seed=1))
-    assert first.split.test.tolist() != other.split.test.tolist()
+    assert first.split["test"].tolist() != other.split["test"].tolist()
 
 
 def test_forces_are_of_energies_in_ev(tmp_path: Path) -> None:
@@ -246,24 +249,24 @@ def test_forces_are_of_energies_in_ev(tmp_path: Path) -> None:
 def test_a_split_uses_every_structure_once() -> None:
     table = plain_table([[1]] * 7, [0.0, 1.0, np.nan, 3.0, 4.0, 5.0, 6.0])
     split = split_structures(table, ["energy"], parts=(0.6, 0.2, 0.2), seed=1)
-    ids = np.concatenate([split.train, split.validation, split.test])
+    ids = np.concatenate([split["train"], split["validation"], split["test"]])
     assert sorted(ids.tolist()) == [0, 1, 3, 4, 5, 6]
-    assert split.dropped == 1
+    assert usable_structures(table, ["energy"]).sum() == len(table) - 1
     again = split_structures(table, ["energy"], parts=(0.6, 0.2, 0.2), seed=1)
-    assert again.train.tolist() == split.train.tolist()
+    assert again["train"].tolist() == split["train"].tolist()
     other = split_structures(table, ["energy"], parts=(0.6, 0.2, 0.2), seed=2)
-    assert other.train.tolist() != split.train.tolist()
+    assert other["train"].tolist() != split["train"].tolist()
     half = split_structures(table, ["energy"], parts=(0.34, 0.17, 0.0), seed=1)
-    assert (len(half.train), len(half.validation), len(half.test)) == (2, 1, 0)
+    assert (len(half["train"]), len(half["validation"]), len(half["test"])) == (2, 1, 0)
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 6, 9, 11])
 def test_a_small_split_has_training_and_validation(count: int) -> None:
     table = plain_table([[1]] * count, np.arange(count))
     split = split_structures(table, ["energy"], parts=(0.8, 0.1, 0.1), seed=0)
-    assert len(split.train) >= 1
-    assert len(split.validation) >= 1
-    assert len(split.train) + len(split.validation) + len(split.test) == count
+    assert len(split["train"]) >= 1
+    assert len(split["validation"]) >= 1
+    assert len(split["train"]) + len(split["validation"]) + len(split["test"]) == count
 
 
 @pytest.mark.parametrize("values", [[np.nan] * 3, [1.0, np.nan, np.nan]])

@@ -37,7 +37,9 @@ RECIPES = {
 }
 """Where the recipes are, by the names that the command line has for them."""
 
-_CONFIG, _ABOUT = "config.json", "model.json"
+ABOUT = "model.json"
+"""File of a run with what its network was made for, beside its config."""
+_CONFIG = "config.json"
 
 
 @cache
@@ -66,7 +68,7 @@ def recipe_of_run(run: Path) -> Recipe:
     if isinstance(name, str) and name in RECIPES:
         return recipe_named(name)
     # Runs of earlier versions: most say of what kind their model is.
-    kind = read_object(run / _ABOUT).get("kind", "molecules") if (run / _ABOUT).exists() else None
+    kind = read_object(run / ABOUT).get("kind", "molecules") if (run / ABOUT).exists() else None
     for each in map(recipe_named, RECIPES):
         if each.kind == kind:
             return each

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Generator, Sequence
 
 from weft.errors import DataError
 from weft.graphs import GraphTable, assemble
@@ -15,46 +12,19 @@ from weft.layout.config import LayoutConfig
 from weft.layout.layout_choice import Figure, estimates
 from weft.planning.candidate import Candidate, applied
 from weft.planning.plan import Measured, Plan
-from weft.planning.task import ENDLESS, PlanTask, best_of, content_of, thread_counts
+from weft.planning.task import PlanTask, best_of, content_of, thread_counts
 from weft.recipes.programs.config import ProgramsConfig
 from weft.recipes.programs.training import (
     PreparedPrograms,
     prepare_programs,
     train_prepared_programs,
 )
+from weft.recipes.table_training import TableWork, planned_steps
 from weft.training.compilation import why_not_inductor
 
 _FORM, _BLOCK = "layout.form", "layout.block"
 # Estimates are within about a factor of two; what is this much slower than the best is not tried.
 _RULED_OUT = 4.0
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ProgramsWork:
-    """Training on programs, for the planner; a table on disk travels as its path.
-
-    Attributes:
-        table: the programs.
-        config: what the candidates' settings are put into.
-        units: what a step is counted in.
-    """
-
-    table: GraphTable
-    config: ProgramsConfig
-    units: str = "samples"
-
-    def train(self, settings: Mapping[str, Any]) -> None:
-        """Train without end."""
-        config = dataclasses.replace(
-            applied(self.config, settings), epochs=ENDLESS, max_steps=None, patience=None
-        )
-        prepared = prepare_programs(self.table, config)
-        split = {
-            "train": prepared.split["train"],
-            "validation": prepared.split["validation"][:1],
-            "test": prepared.split["test"][:0],
-        }
-        train_prepared_programs(dataclasses.replace(prepared, split=split), quiet=True)
 
 
 class ProgramsTask(PlanTask):
@@ -67,7 +37,13 @@ class ProgramsTask(PlanTask):
     )
 
     def __init__(self, table: GraphTable, config: ProgramsConfig) -> None:
-        work = ProgramsWork(table=table, config=config)
+        work = TableWork(
+            table=table,
+            config=config,
+            units="samples",
+            prepare=prepare_programs,
+            train_prepared=train_prepared_programs,
+        )
         super().__init__("programs", config, work, content_of(table))
         self._table = table
         self.planned = (_FORM, "policy", "compile")
@@ -90,8 +66,7 @@ class ProgramsTask(PlanTask):
     def steps(self) -> int:
         """Of the run that is asked for."""
         supergraphs = self._prepared.sampler.statistics().batches
-        steps = self.config.epochs * -(-supergraphs // self.config.supergraphs_per_step)
-        return steps if self.config.max_steps is None else min(steps, self.config.max_steps)
+        return planned_steps(self.config, -(-supergraphs // self.config.supergraphs_per_step))
 
     @property
     def step_units(self) -> float:

@@ -22,8 +22,8 @@ from weft.recipes.output import notes
 from weft.recipes.programs.config import ProgramsConfig
 from weft.recipes.programs.data import step_budget
 from weft.recipes.programs.findings import Finding, findings_json, findings_sarif
-from weft.recipes.programs.training import ABOUT, KIND, make_ggnn
-from weft.recipes.recipe import PredictOptions
+from weft.recipes.programs.training import KIND, make_ggnn
+from weft.recipes.recipe import ABOUT, PredictOptions
 from weft.recipes.structures.prediction import from_json
 from weft.sources.program_graph import CANDIDATE, PROGRAM_SCHEMA
 from weft.sources.progress_bar import progress_bar

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from weft.parallel.world import World
     from weft.recipes.programs.candidates import ProgramsTask
     from weft.recipes.programs.training import PreparedPrograms, TrainedPrograms
-    from weft.training import Run
 
 
 class ProgramsRecipe(StandardRecipe):
@@ -73,32 +71,18 @@ class ProgramsRecipe(StandardRecipe):
             config = settled_in(earlier, config)
         return prepare_programs(data, config, world=world)
 
-    def train(
-        self,
-        prepared: PreparedPrograms,
-        *,
-        run: Run,
-        init_from: Path | None,
-        world: World,
-        quiet: bool,
-    ) -> TrainedPrograms:
+    def train(self, prepared: PreparedPrograms, **session: Any) -> TrainedPrograms:
         """Train the network."""
         from weft.recipes.programs.training import train_prepared_programs
 
-        return train_prepared_programs(
-            prepared, run=run, init_from=init_from, world=world, quiet=quiet
-        )
+        return train_prepared_programs(prepared, **session)
 
     def summary(self, trained: TrainedPrograms, prepared: PreparedPrograms) -> dict[str, Any]:
         """Accuracy beside the baselines, counts, how full supergraphs were, and compiling."""
         return {
-            **trained.scores,
-            "counts": trained.counts,
+            **trained.summary(prepared.sampler),
             "baselines": {part: vars(b) for part, b in trained.baselines.items()},
-            "fill": asdict(prepared.sampler.statistics()),
-            "batching_share": trained.batching_share,
             "outside_share": trained.outside_share,
-            "compilation": trained.compilation.report(),
         }
 
     def show(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from weft.batching import GraphSampler, evaluation_sampler
-from weft.files import json_text, write_atomically
 from weft.graphs import Array, GraphBatch, GraphTable
 from weft.layout import BandedAdjacency, TypedEdges
 from weft.layout.config import LayoutConfig
@@ -31,18 +30,19 @@ from weft.recipes.programs.data import (
 from weft.recipes.programs.edge_pattern import write_spy
 from weft.recipes.programs.supergraph_choice import packed_sampler, settled
 from weft.recipes.programs.supergraphs import StepBatch, StepLoader
-from weft.training.checkpoint import load_weights
+from weft.recipes.table_training import (
+    Trained,
+    describe_run,
+    planned_steps,
+    start_from,
+    train_on_table,
+)
 from weft.training.compilation import Compilation
-from weft.training.config import FitResult, ScheduleConfig
-from weft.training.loop import fit
+from weft.training.config import ScheduleConfig
 from weft.training.randomness import seed_everything
-from weft.training.ranks import load_on_all
 from weft.training.run import Run
-from weft.training.schedules import make_scheduler
 from weft.training.step import Outcome, Step
 
-ABOUT = "model.json"
-"""File of a run with what the network was made for, beside its config."""
 KIND = "programs"
 
 
@@ -72,29 +72,16 @@ class PreparedPrograms:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainedPrograms:
-    """What `train_programs` gives.
+class TrainedPrograms(Trained):
+    """What `train_programs` gives; scores of training graphs are of no more than of validation.
 
     Attributes:
-        model: scores nodes.
-        result: how the training went.
-        scores: accuracy and loss by part; of training graphs no more than of validation ones.
         baselines: what needs no training, by part.
-        counts: graphs in each part, and those of the training part `skipped` as larger than a
-            supergraph.
-        compilation: what was compiled, when it was.
-        batching_share: of this session's time that was spent waiting for supergraphs.
         layout: the one that was used.
         outside_share: of this session's edges that were outside the blocks of a banded layout.
     """
 
-    model: GGNN
-    result: FitResult
-    scores: dict[str, float]
     baselines: dict[str, Baselines]
-    counts: dict[str, int]
-    compilation: Compilation
-    batching_share: float
     layout: LayoutConfig
     outside_share: float
 
@@ -148,17 +135,12 @@ def make_ggnn(config: ProgramsConfig, *, num_types: int, vocabulary: int) -> GGN
 
 
 def train_programs(
-    table: GraphTable,
-    config: ProgramsConfig,
-    *,
-    run: Run | None = None,
-    init_from: Path | None = None,
-    world: World | None = None,
-    quiet: bool = False,
+    table: GraphTable, config: ProgramsConfig, *, world: World | None = None, **session: Any
 ) -> TrainedPrograms:
-    """`prepare_programs`, then `train_prepared_programs`."""
-    prepared = prepare_programs(table, config, world=world)
-    return train_prepared_programs(prepared, run=run, init_from=init_from, world=world, quiet=quiet)
+    """`prepare_programs`, then `train_prepared_programs` with the options `session`."""
+    return train_prepared_programs(
+        prepare_programs(table, config, world=world), world=world, **session
+    )
 
 
 def train_prepared_programs(
@@ -182,16 +164,10 @@ def train_prepared_programs(
     seed_everything(config.seed)
     model = make_ggnn(config, num_types=prepared.num_types, vocabulary=prepared.vocabulary)
     if run is not None:
-        about = {
-            "kind": KIND,
-            "num_types": prepared.num_types,
-            "vocabulary": prepared.vocabulary,
-        }
-        text = json_text(about, indent=2) + "\n"
-        write_atomically(run.folder / ABOUT, lambda file: file.write(text.encode()))
+        sizes = {"num_types": prepared.num_types, "vocabulary": prepared.vocabulary}
+        describe_run(run, {"kind": KIND, **sizes})
         write_spy(run.folder, prepared.table, prepared.sampler.plan()[0].graphs)
-    if init_from is not None:
-        load_on_all(model, lambda: load_weights(model, init_from), world)
+    start_from(model, init_from, world)
     form = _Former(prepared)
     train = StepLoader(
         prepared.table,
@@ -203,40 +179,24 @@ def train_prepared_programs(
     parts = _evaluation(prepared, world)
     compilation = Compilation(config.compile)
     network = compilation.wrap(model)
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
-    count = config.epochs * len(train)
-    count = count if config.max_steps is None else min(count, config.max_steps)
-
-    def scores(part: str) -> dict[str, float]:
-        found = measure_programs(model, parts[part], world=world)
-        return {f"{part}_{name}": value for name, value in found.items()}
-
-    began = time.perf_counter()
-    result = fit(
+    found = train_on_table(
         model,
-        optimizer,
         train,
         ProgramsStep(network, config, world),
-        config=config.fit_config(quiet=quiet or world.rank > 0),
-        evaluate=lambda _: scores("validation"),
-        scheduler=make_scheduler(optimizer, _schedule(config, count), max(1, count)),
-        run=run,
-    )
-    seconds = time.perf_counter() - began
-    model.eval()
-    found: dict[str, float] = {}
-    if not result.stopped.startswith("interrupted"):
-        for part in parts:
-            found |= scores(part)
-    return TrainedPrograms(
-        model=model,
-        result=result,
-        scores=found,
-        baselines=prepared.baselines,
+        config=config,
+        schedule=_schedule(config, planned_steps(config, len(train))),
+        parts=parts,
+        measure=lambda part: measure_programs(model, parts[part], world=world),
         counts={part: len(ids) for part, ids in prepared.split.items()}
         | {"skipped": prepared.skipped},
         compilation=compilation,
-        batching_share=train.waiting_seconds / seconds,
+        run=run,
+        quiet=quiet,
+        world=world,
+    )
+    return TrainedPrograms(
+        **vars(found),
+        baselines=prepared.baselines,
         layout=form.layout,
         outside_share=form.outside / max(1, form.edges),
     )

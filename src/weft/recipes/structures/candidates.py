@@ -2,55 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import warnings
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Generator, Sequence
 
 from weft.batching import POLICIES, GraphSampler
 from weft.batching.epoch_plan import BatchStatistics
 from weft.graphs import Array, GraphTable
 from weft.planning.candidate import Candidate, applied
 from weft.planning.plan import Measured, Plan
-from weft.planning.task import ENDLESS, PlanTask, best_of, content_of, thread_counts
+from weft.planning.task import PlanTask, best_of, content_of, thread_counts
 from weft.recipes.structures.config import StructuresConfig
 from weft.recipes.structures.data import split_structures
 from weft.recipes.structures.training import prepare_structures, train_prepared
+from weft.recipes.table_training import TableWork, planned_steps
 from weft.training.compilation import Compilation, why_not_inductor
 
 _POLICY = "batching.policy"
 # Policies that code is made for.
 _KEPT = 2
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class StructuresWork:
-    """Training on structures, for the planner; a table on disk travels as its path.
-
-    Attributes:
-        table: structures with their neighbours.
-        config: what the candidates' settings are put into.
-        units: what a step is counted in.
-    """
-
-    table: GraphTable
-    config: StructuresConfig
-    units: str = "structures"
-
-    def train(self, settings: Mapping[str, Any]) -> None:
-        """Train without end."""
-        config = dataclasses.replace(
-            applied(self.config, settings), epochs=ENDLESS, max_steps=None, patience=None
-        )
-        prepared = prepare_structures(self.table, config)
-        split = dataclasses.replace(
-            prepared.split,
-            validation=prepared.split.validation[:1],
-            test=prepared.split.test[:0],
-        )
-        train_prepared(dataclasses.replace(prepared, split=split), quiet=True)
 
 
 class StructuresTask(PlanTask):
@@ -64,7 +34,13 @@ class StructuresTask(PlanTask):
     )
 
     def __init__(self, name: str, table: GraphTable, config: StructuresConfig) -> None:
-        work = StructuresWork(table=table, config=config)
+        work = TableWork(
+            table=table,
+            config=config,
+            units="structures",
+            prepare=prepare_structures,
+            train_prepared=train_prepared,
+        )
         super().__init__(name, config, work, content_of(table))
         self._table = table
         self._found: dict[str, BatchStatistics] = {}
@@ -72,8 +48,7 @@ class StructuresTask(PlanTask):
     @property
     def steps(self) -> int:
         """Of the run that is asked for."""
-        steps = self.config.epochs * self.batches(self.config.batching.policy).batches
-        return steps if self.config.max_steps is None else min(steps, self.config.max_steps)
+        return planned_steps(self.config, self.batches(self.config.batching.policy).batches)
 
     @property
     def step_units(self) -> float:
@@ -128,10 +103,10 @@ class StructuresTask(PlanTask):
     @functools.cached_property
     def _training(self) -> Array:
         config = self.config
-        parts = split_structures(
+        split = split_structures(
             self._table, config.targets, parts=config.split, seed=config.split_seed
         )
-        return parts.train
+        return split["train"]
 
     def _is_possible(self, policy: str, threads: int) -> bool:
         try:

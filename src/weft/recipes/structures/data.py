@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -117,35 +116,18 @@ def file_name_of(data: str | Path) -> str:
     return plain.strip("-")[:40] or "own"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Split:
-    """Numbers of graphs, and of those that cannot be used.
-
-    Attributes:
-        train: int64.
-        validation: int64.
-        test: int64.
-        dropped: graphs without a value of the target, or without atoms.
-    """
-
-    train: Array
-    validation: Array
-    test: Array
-    dropped: int
-
-
 def split_structures(
     table: GraphTable,
     targets: Sequence[str],
     *,
     parts: tuple[float, float, float],
     seed: int,
-) -> Split:
-    """A random split of the graphs that have all `targets`.
+) -> dict[str, Array]:
+    """A random split of the graphs that have all `targets`: their numbers, int64, by part.
 
     Args:
         table: the structures.
-        targets: graph or node columns; see `usable_structures`. What cannot be used is counted.
+        targets: graph or node columns; see `usable_structures`.
         parts: fractions for training, validation and test; the first two get one graph at least.
         seed: of the permutation.
 
@@ -153,8 +135,7 @@ def split_structures(
         DataError: fewer than two graphs have all targets.
     """
     check_split(parts)
-    usable = usable_structures(table, targets)
-    ids = np.flatnonzero(usable)
+    ids = np.flatnonzero(usable_structures(table, targets))
     if len(ids) < 2:
         raise DataError(
             f"{len(ids)} of {len(table)} structures have {' and '.join(targets)}; training and "
@@ -166,7 +147,7 @@ def split_structures(
     ends[0] = min(max(ends[0], 1), len(order) - 1)
     ends[1] = max(ends[1], ends[0] + 1)
     train, validation, test = np.split(order[: max(ends[1], ends[2])], ends[:2])
-    return Split(train=train, validation=validation, test=test, dropped=int((~usable).sum()))
+    return {"train": train, "validation": validation, "test": test}
 
 
 def usable_structures(table: GraphTable, targets: Sequence[str]) -> Array:

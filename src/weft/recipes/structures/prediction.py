@@ -20,9 +20,10 @@ from weft.files import read_object, write_atomically
 from weft.graphs import Array, GraphTable, open_table
 from weft.models import energy_and_forces
 from weft.models.target_scale import Standardised, TargetScale
+from weft.recipes.recipe import ABOUT
 from weft.recipes.structures.config import BEFORE, StructuresConfig
 from weft.recipes.structures.data import check_energy, check_periodicity, reader_of
-from weft.recipes.structures.training import ABOUT, make_network
+from weft.recipes.structures.training import make_network
 from weft.sources import atoms_table, cif_csv_table, crystals_table, with_neighbours
 from weft.sources.atoms import ATOMIC_NUMBERS
 from weft.training.checkpoint import load_weights

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from weft.graphs import GraphTable
     from weft.parallel.world import World
     from weft.recipes.structures.candidates import StructuresTask
-    from weft.recipes.structures.training import Prepared, Trained
-    from weft.training import Run
+    from weft.recipes.structures.training import Prepared
+    from weft.recipes.table_training import Trained
 
 
 class MoleculesRecipe(StandardRecipe):
@@ -103,24 +103,15 @@ class MoleculesRecipe(StandardRecipe):
 
         return table_checksums(data, ["z", "pos", "cell", "pbc", *config.targets])
 
-    def train(
-        self, prepared: Prepared, *, run: Run, init_from: Path | None, world: World, quiet: bool
-    ) -> Trained:
+    def train(self, prepared: Prepared, **session: Any) -> Trained:
         """Train the network."""
         from weft.recipes.structures.training import train_prepared
 
-        return train_prepared(prepared, run=run, init_from=init_from, world=world, quiet=quiet)
+        return train_prepared(prepared, **session)
 
     def summary(self, trained: Trained, prepared: Prepared) -> dict[str, Any]:
         """Errors, counts, how full batches were, and compiling."""
-        return {
-            **trained.scores,
-            "counts": trained.counts,
-            "unit": _unit(prepared),
-            "fill": asdict(prepared.sampler.statistics()),
-            "batching_share": trained.batching_share,
-            "compilation": trained.compilation.report(),
-        }
+        return {**trained.summary(prepared.sampler), "unit": _unit(prepared)}
 
     def show(self, trained: Trained, prepared: Prepared, folder: Path, console: Console) -> None:
         """Print the errors, what was left out, and where everything is."""

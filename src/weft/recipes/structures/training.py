@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,7 @@ from torch import Tensor, nn
 
 from weft.batching import GraphLoader, GraphSampler, evaluation_sampler
 from weft.errors import DataError
-from weft.files import json_text, write_atomically
-from weft.graphs import GraphBatch, GraphTable
+from weft.graphs import Array, GraphBatch, GraphTable
 from weft.models import (
     MPEU,
     MPEUConfig,
@@ -30,49 +28,21 @@ from weft.recipes.structures.config import StructuresConfig
 from weft.recipes.structures.data import (
     FORCES,
     LABEL,
-    Split,
     check_energy,
     labelled,
     split_structures,
+    usable_structures,
 )
-from weft.training.checkpoint import load_weights, put_weights, shared_checkpoint
+from weft.recipes.table_training import Trained, describe_run, start_from, train_on_table
+from weft.training.checkpoint import put_weights, shared_checkpoint
 from weft.training.compilation import Compilation
-from weft.training.config import FitResult
-from weft.training.loop import fit
 from weft.training.randomness import seed_everything
-from weft.training.ranks import SharedLoader, load_on_all
+from weft.training.ranks import SharedLoader
 from weft.training.run import Run
-from weft.training.schedules import make_scheduler
 from weft.training.step import LossStep, Mean, rank0_metrics
 
 if TYPE_CHECKING:
     from weft.parallel.world import World
-
-ABOUT = "model.json"
-"""File of a run with what the network was made for, beside its config."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """What `train_structures` gives.
-
-    Attributes:
-        model: gives the target in its own unit.
-        result: how the training went.
-        scores: mean absolute and root mean squared errors by part, in the target's unit (eV/Å for
-            forces) and, with forces, the loss.
-        counts: structures in each part, those `dropped` for want of a target, and those of the
-            training part `skipped` as larger than a batch.
-        compilation: what was compiled, when it was.
-        batching_share: of this session's time that was spent waiting for training batches.
-    """
-
-    model: Standardised
-    result: FitResult
-    scores: dict[str, float]
-    counts: dict[str, int]
-    compilation: Compilation
-    batching_share: float
 
 
 def make_network(config: StructuresConfig, elements: tuple[int, ...]) -> nn.Module:
@@ -100,14 +70,16 @@ class Prepared:
     Attributes:
         table: the structures.
         config: the recipe.
-        split: which of them are for what.
+        split: numbers of those for train, validation and test.
+        dropped: how many lack a target, or atoms.
         scale: of the target, learned from those for training.
         sampler: makes the batches of training.
     """
 
     table: GraphTable
     config: StructuresConfig
-    split: Split
+    split: dict[str, Array]
+    dropped: int
     scale: TargetScale
     sampler: GraphSampler
 
@@ -138,29 +110,27 @@ def prepare_structures(
     split = split_structures(table, config.targets, parts=config.split, seed=config.split_seed)
     scale = learn_scale(
         table,
-        split.train,
+        split["train"],
         config.target,
         references=config.references,
         extensive=config.readout == "sum",
         forces=config.forces,
     )
     batching = dataclasses.replace(config.batching, seed=config.batching.seed or config.seed)
-    sampler = GraphSampler(table.num_nodes, table.num_edges, batching, graphs=split.train)
-    return Prepared(table=table, config=config, split=split, scale=scale, sampler=sampler)
+    sampler = GraphSampler(table.num_nodes, table.num_edges, batching, graphs=split["train"])
+    return Prepared(
+        table=table,
+        config=config,
+        split=split,
+        dropped=int((~usable_structures(table, config.targets)).sum()),
+        scale=scale,
+        sampler=sampler,
+    )
 
 
-def train_structures(
-    table: GraphTable,
-    config: StructuresConfig,
-    *,
-    run: Run | None = None,
-    init_from: Path | None = None,
-    quiet: bool = False,
-    world: World | None = None,
-) -> Trained:
-    """`prepare_structures`, then `train_prepared`."""
-    prepared = prepare_structures(table, config)
-    return train_prepared(prepared, run=run, init_from=init_from, quiet=quiet, world=world)
+def train_structures(table: GraphTable, config: StructuresConfig, **session: Any) -> Trained:
+    """`prepare_structures`, then `train_prepared` with the options `session`."""
+    return train_prepared(prepare_structures(table, config), **session)
 
 
 def train_prepared(
@@ -188,13 +158,11 @@ def train_prepared(
     if run is not None:
         about = {
             "elements": elements.tolist(),
-            "trained_elements": elements[atoms[split.train].any(axis=0)].tolist(),
+            "trained_elements": elements[atoms[split["train"]].any(axis=0)].tolist(),
             "unit": table.schema[config.target].unit,
         }
-        text = json_text(about, indent=2) + "\n"
-        write_atomically(run.folder / ABOUT, lambda file: file.write(text.encode()))
-    if init_from is not None:
-        load_on_all(model, lambda: load_weights(model, init_from), world)
+        describe_run(run, about)
+    start_from(model, init_from, world)
     saved = shared_checkpoint(None if run is None else run.checkpoint, world, "model")
     if saved is not None:
         # The labels, too, are by the scale that the run began with.
@@ -206,57 +174,34 @@ def train_prepared(
         name: GraphLoader(
             data, evaluation_sampler(*sizes, config.batching, graphs=ids, budget=sampler.budget)
         )
-        for name, ids in (("validation", split.validation), ("test", split.test))
-        if len(ids)
+        for name, ids in split.items()
+        if len(ids) and name != "train"
     }
     compilation = Compilation(config.compile)
     network = compilation.wrap(model.network)
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
-    steps = config.epochs * len(train)
-    if config.max_steps is not None:
-        steps = min(steps, config.max_steps)
 
     def errors(part: str) -> dict[str, float]:
-        return rank0_metrics(world, lambda: own_errors(part))
-
-    def own_errors(part: str) -> dict[str, float]:
         found = measure(model, parts[part], config.target, forces=config.forces is not None)
         if config.forces is not None:
             # What training makes small, over all structures of the part.
             squares = found["rmse"] ** 2 + config.force_weight * found["force_rmse"] ** 2
             found["loss"] = squares / float(scale.std) ** 2
-        return {f"{part}_{name}": value for name, value in found.items()}
+        return found
 
-    began = time.perf_counter()
-    result = fit(
+    return train_on_table(
         model,
-        optimizer,
         train,
         LossStep(_loss(network, scale, config), world),
-        config=config.fit_config(quiet=quiet or (world is not None and world.rank > 0)),
-        evaluate=lambda _: errors("validation"),
-        scheduler=make_scheduler(optimizer, config.schedule, max(1, steps)),
-        run=run,
-    )
-    seconds = time.perf_counter() - began
-    model.eval()
-    scores: dict[str, float] = {}
-    if not result.stopped.startswith("interrupted"):
-        for part in parts:
-            scores |= errors(part)
-    return Trained(
-        model=model,
-        result=result,
-        scores=scores,
-        counts={
-            "train": len(split.train),
-            "validation": len(split.validation),
-            "test": len(split.test),
-            "dropped": split.dropped,
-            "skipped": sampler.statistics().skipped,
-        },
+        config=config,
+        schedule=config.schedule,
+        parts=parts,
+        measure=lambda part: rank0_metrics(world, lambda: errors(part)),
+        counts={name: len(ids) for name, ids in split.items()}
+        | {"dropped": prepared.dropped, "skipped": sampler.statistics().skipped},
         compilation=compilation,
-        batching_share=train.waiting_seconds / seconds,
+        run=run,
+        quiet=quiet,
+        world=world,
     )
 
 

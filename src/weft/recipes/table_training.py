@@ -1,0 +1,157 @@
+"""Training on a table of many graphs, and its plan: what molecules, crystals and programs share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.batching import GraphLoader, GraphSampler
+from weft.files import json_text, write_atomically
+from weft.graphs import GraphTable
+from weft.parallel.world import World
+from weft.planning.candidate import applied
+from weft.planning.task import ENDLESS
+from weft.recipes.recipe import ABOUT
+from weft.training.checkpoint import load_weights
+from weft.training.compilation import Compilation
+from weft.training.config import FitResult, ScheduleConfig
+from weft.training.loop import fit
+from weft.training.ranks import load_on_all
+from weft.training.run import Run
+from weft.training.schedules import make_scheduler
+from weft.training.step import Step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a training on batches of graphs gives.
+
+    Attributes:
+        model: with the best weights.
+        result: how the training went.
+        scores: by part and metric, such as `test_mae`.
+        counts: graphs in each part, and those that were left out, by why.
+        compilation: what was compiled, when it was.
+        batching_share: of this session's time that was spent waiting for training batches.
+    """
+
+    model: Any
+    result: FitResult
+    scores: dict[str, float]
+    counts: dict[str, int]
+    compilation: Compilation
+    batching_share: float
+
+    def summary(self, sampler: GraphSampler) -> dict[str, Any]:
+        """Of the training with this sampler's batches, as JSON values."""
+        return {
+            **self.scores,
+            "counts": self.counts,
+            "fill": asdict(sampler.statistics()),
+            "batching_share": self.batching_share,
+            "compilation": self.compilation.report(),
+        }
+
+
+def describe_run(run: Run, about: Mapping[str, Any]) -> None:
+    """Write what the network was made for, beside the config in the run's folder."""
+    text = json_text(about, indent=2) + "\n"
+    write_atomically(run.folder / ABOUT, lambda file: file.write(text.encode()))
+
+
+def start_from(model: nn.Module, init_from: Path | None, world: World | None) -> None:
+    """Give the model the weights of a run folder or file, if there is one; rank 0's counts."""
+    if init_from is not None:
+        load_on_all(model, lambda: load_weights(model, init_from), world)
+
+
+def planned_steps(config: Any, epoch_steps: int) -> int:
+    """Steps of the run that `config` asks for, where an epoch has so many."""
+    steps: int = config.epochs * epoch_steps
+    return steps if config.max_steps is None else min(steps, config.max_steps)
+
+
+def train_on_table(
+    model: nn.Module,
+    train: GraphLoader,
+    step: Step,
+    *,
+    config: Any,
+    schedule: ScheduleConfig,
+    parts: Iterable[str],
+    measure: Callable[[str], Mapping[str, float]],
+    counts: dict[str, int],
+    compilation: Compilation,
+    run: Run | None,
+    quiet: bool,
+    world: World | None,
+) -> Trained:
+    """Train with Adam by `config`; then `measure` each of the `parts` with the best weights.
+
+    One of the parts is called validation. The other arguments are as of a recipe's own function.
+    """
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
+    steps = planned_steps(config, len(train))
+
+    def scores(part: str) -> dict[str, float]:
+        return {f"{part}_{name}": value for name, value in measure(part).items()}
+
+    began = time.perf_counter()
+    result = fit(
+        model,
+        optimizer,
+        train,
+        step,
+        config=config.fit_config(quiet=quiet or (world is not None and world.rank > 0)),
+        evaluate=lambda _: scores("validation"),
+        scheduler=make_scheduler(optimizer, schedule, max(1, steps)),
+        run=run,
+    )
+    seconds = time.perf_counter() - began
+    model.eval()
+    found: dict[str, float] = {}
+    if not result.stopped.startswith("interrupted"):
+        for part in parts:
+            found |= scores(part)
+    return Trained(
+        model=model,
+        result=result,
+        scores=found,
+        counts=counts,
+        compilation=compilation,
+        batching_share=train.waiting_seconds / seconds,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TableWork:
+    """Training on a table, for the planner; a table on disk travels as its path.
+
+    Attributes:
+        table: the graphs.
+        config: what the candidates' settings are put into.
+        units: what a step is counted in.
+        prepare: gives what is trained on, with its `split`, for a table and a configuration.
+        train_prepared: trains on it.
+    """
+
+    table: GraphTable
+    config: Any
+    units: str
+    prepare: Callable[[GraphTable, Any], Any]
+    train_prepared: Callable[..., object]
+
+    def train(self, settings: Mapping[str, Any]) -> None:
+        """Train without end, and evaluate as little as can be."""
+        config = replace(
+            applied(self.config, settings), epochs=ENDLESS, max_steps=None, patience=None
+        )
+        prepared = self.prepare(self.table, config)
+        few = {"validation": prepared.split["validation"][:1], "test": prepared.split["test"][:0]}
+        self.train_prepared(replace(prepared, split={**prepared.split, **few}), quiet=True)
