@@ -15,6 +15,7 @@ import weft.cli.train  # noqa: F401  (once for all ranks that run a command)
 from weft.cli import main
 from weft.errors import DataError
 from weft.graphs import GraphTable, open_table
+from weft.parallel.grid import Grid
 from weft.parallel.network import GridNetwork
 from weft.parallel.world import World, joined
 from weft.recipes.full_graph import training as full_graph
@@ -22,13 +23,14 @@ from weft.recipes.full_graph.session import check_alike
 from weft.recipes.full_graph.training import FullGraphConfig
 
 
-def dying(path: Path, job: Any) -> Any:
+def dying(path: Path, config: FullGraphConfig, grid: Grid, session: dict[str, Any]) -> Any:
     """A rank of `train_full_graph`; `die.json` beside the run says which is killed, and when."""
-    plan = json.loads((job.folder.parent / "die.json").read_text())
+    beside = session["folder"].parent
+    plan = json.loads((beside / "die.json").read_text())
     step = GridNetwork.step
 
     def killed(self: GridNetwork, seed: int) -> float:
-        dead = job.folder.parent / f"dead-{plan['epoch']}"
+        dead = beside / f"dead-{plan['epoch']}"
         if self.world.rank == plan["rank"] and seed % 2**32 == plan["epoch"] and not dead.exists():
             dead.touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -36,7 +38,7 @@ def dying(path: Path, job: Any) -> Any:
 
     GridNetwork.step = killed  # type: ignore[method-assign]
     try:
-        return full_graph._train_launched(path, job)
+        return full_graph._train_launched(path, config, grid, session)
     finally:
         GridNetwork.step = step  # type: ignore[method-assign]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -17,6 +17,7 @@ from weft.training.config import FitConfig, ScheduleConfig
 if TYPE_CHECKING:
     import torch
 
+    from weft.graphs import GraphTable
     from weft.models import GCN, GraphSAGE
 
 Normalisation = Literal["auto", "symmetric", "row", "none"]
@@ -254,6 +255,24 @@ class FullGraphConfig:
             training=training,
         )
         return [estimate(problem, grid, self.method, machine) for grid in grids]
+
+    def estimates_of(self, table: GraphTable, machine: Machine = _MACHINE) -> list[Estimate]:
+        """The same for a prepared graph."""
+        return self.estimates(
+            table.total_nodes,
+            table.total_edges,
+            int(table.column("x").shape[1]),
+            int(table.metadata["classes"]),
+            symmetric=bool(table.metadata["symmetric_values"]),
+            training=table.metadata["counts"]["train"],
+            machine=machine,
+        )
+
+    def on_grid(self, grid: Grid) -> FullGraphConfig:
+        """The same with this grid asked for."""
+        if grid.replicated:
+            return replace(self, grid="1.5d", replication=grid.layers)
+        return replace(self, grid=grid.shape, replication=None)
 
     def chosen_grid(self, nodes: int, edges: int, features: int, classes: int) -> Grid:
         """The grid that is asked for, or the fastest by the cost model.

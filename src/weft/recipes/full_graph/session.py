@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from weft.errors import DataError
-from weft.files import json_text, write_atomically
 from weft.graphs import Graph, GraphTable
 from weft.parallel.grid import Grid
 from weft.parallel.network import GridNetwork
@@ -28,22 +27,21 @@ from weft.parallel.shard import GraphShard, fingerprint_of, predicted_own_bytes,
 from weft.parallel.splits import PARTS
 from weft.parallel.world import World, alone, settle
 from weft.recipes.full_graph.config import FullGraphConfig
+from weft.recipes.table_training import describe_run, start_from
 from weft.training.batches import Batches, Stateful
-from weft.training.checkpoint import load_weights
 from weft.training.config import FitResult
 from weft.training.hardware import peak_memory, process_memory
 from weft.training.loop import FitState, fit, save_fit_checkpoint
 from weft.training.randomness import seed_everything
-from weft.training.ranks import agree, load_on_all
+from weft.training.ranks import agree
 from weft.training.run import Run, first_difference
 from weft.training.schedules import make_scheduler
 from weft.training.step import Outcome, Step
 
-ABOUT = "model.json"
-"""File in a run's folder that says what was trained."""
 KIND = "full graph"
 OLD_CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints of earlier versions in that of a run."""
+_COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +126,7 @@ def train_shared(
     seed_everything(config.seed)
     model = config.make_model(shard.features, shard.classes)
     network = GridNetwork(model, shard)
-    if init_from is not None:
-        load_on_all(model, lambda: load_weights(model, init_from), world)
+    start_from(model, init_from, world)
     first, *others = model.layers
     groups: list[dict[str, Any]] = [
         {"params": list(first.parameters()), "weight_decay": config.weight_decay},
@@ -144,7 +141,16 @@ def train_shared(
     step = GridStep(network, config.seed, {"fingerprint": fingerprint})
     validated = shard.counts["validation"] > 0
     if run is not None:
-        _describe(run, table, world, config, shard)
+        about = {
+            "kind": KIND,
+            "config": dataclasses.asdict(config),
+            "features": shard.features,
+            "classes": shard.classes,
+            "table": None if table.path is None else str(table.path.resolve()),
+            "grid": world.grid.name,
+            "ranks": world.grid.ranks,
+        }
+        describe_run(run, about)
     world.broadcast_from_rank0(lambda: _convert_old(run, model, optimizer, scheduler, step))
 
     def measure() -> dict[str, float]:
@@ -193,23 +199,6 @@ def train_shared(
             communication=trained.communication and dataclasses.asdict(trained.communication),
         )
     return trained
-
-
-def _describe(
-    run: Run, table: GraphTable, world: World, config: FullGraphConfig, shard: GraphShard
-) -> None:
-    """Write what is trained, and on what, into the run's folder."""
-    about = {
-        "kind": KIND,
-        "config": dataclasses.asdict(config),
-        "features": shard.features,
-        "classes": shard.classes,
-        "table": None if table.path is None else str(table.path.resolve()),
-        "grid": world.grid.name,
-        "ranks": world.grid.ranks,
-    }
-    text = json_text(about, indent=2) + "\n"
-    write_atomically(run.folder / ABOUT, lambda file: file.write(text.encode()))
 
 
 class _EpochNumbers:
@@ -297,7 +286,11 @@ class GridStep(Step):
             "compute_seconds": seconds - total.seconds,
             "peak_memory_bytes": peak_on(world.device),
         }
-        self._costs = dict(zip(own, self.reduced(own.values(), "max"), strict=True))
+        self._costs = self._most(own)
+
+    def _most(self, own: Mapping[str, float]) -> dict[str, float]:
+        """Each value of the rank that has most of it."""
+        return dict(zip(own, self.reduced(own.values(), "max"), strict=True))
 
     def epoch_metrics(self) -> dict[str, float]:
         """What the last step has cost the rank that it cost most."""
@@ -323,36 +316,22 @@ class GridStep(Step):
         """
         if not self._epochs:
             return None
-        kinds = ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter")
-        shard, grid = self.network.shard, self.network.world.grid
+        shard = self.network.shard
         formulas = predicted_own_bytes(
             shard,
             (shard.features, *config.hidden, shard.classes),
             model=config.model,
             input_dropout=config.input_dropout > 0,
         )
-        mine = [self._bytes.get(kind, 0.0) / self._epochs for kind in kinds]
-        mine += [float(formulas.get(kind, 0)) for kind in kinds]
-        mine += [seconds / self._epochs for seconds in self._spent.values()]
-        mine.append(max(0.0, peak_on(self.network.world.device) - before))
-        most = self.reduced(mine, "max")
-        replication = grid.layers if grid.replicated else None
-        shape = "1.5d" if grid.replicated else grid.shape
-        (predicted,) = dataclasses.replace(config, grid=shape, replication=replication).estimates(
-            table.total_nodes,
-            table.total_edges,
-            shard.features,
-            shard.classes,
-            symmetric=bool(table.metadata["symmetric_values"]),
-            training=shard.counts["train"],
-        )
+        epochs, peak = self._epochs, peak_on(self.network.world.device)
+        received = self._most({kind: self._bytes.get(kind, 0.0) / epochs for kind in _COLLECTIVES})
+        by_formulas = self._most({kind: float(formulas.get(kind, 0)) for kind in _COLLECTIVES})
+        (predicted,) = config.on_grid(self.network.world.grid).estimates_of(table)
         return Communication(
-            bytes={kind: each for kind, each in zip(kinds, most, strict=False) if each},
-            predicted_bytes={
-                kind: each for kind, each in zip(kinds, most[len(kinds) :], strict=False) if each
-            },
-            seconds=dict(zip(self._spent, most[2 * len(kinds) :], strict=False)),
-            peak=most[-1],
+            bytes={kind: count for kind, count in received.items() if count},
+            predicted_bytes={kind: count for kind, count in by_formulas.items() if count},
+            seconds=self._most({kind: spent / epochs for kind, spent in self._spent.items()}),
+            peak=self._most({"peak": max(0.0, peak - before)})["peak"],
             predicted=predicted.memory.total,
         )
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
+from typing import Any
 
 from weft.errors import DataError
 from weft.graphs import GraphTable, open_table
@@ -68,9 +68,9 @@ def train_full_graph(
     if table.path is not None and not table.checked and os.environ.get("LOCAL_RANK", "0") == "0":
         # Ranks only compare what the manifest says. Rank 0 of each host checks the files.
         open_table(table.path, check=True)
-    job = _Job(config=config, grid=grid, folder=folder, init_from=init_from, quiet=quiet)
+    session: dict[str, Any] = {"folder": folder, "init_from": init_from, "quiet": quiet}
     if is_a_rank() or grid.ranks == 1:
-        return _train_here(table, job, resume=resume)
+        return _train_rank(table, config, grid, resume=resume, **session)
     if table.path is None:
         raise ValueError("the table is in memory; several ranks open it from a folder")
     # Before any rank is started: what is wrong with the folder is said at once.
@@ -78,7 +78,7 @@ def train_full_graph(
     try:
         answers = launch(
             _train_launched,
-            (table.path, job),
+            (table.path, config, grid, session),
             ranks=grid.ranks,
             logs=folder / LOGS,
             max_restarts=max_restarts,
@@ -86,7 +86,17 @@ def train_full_graph(
             tell=tell,
         )
     except LaunchStopped as stop:
-        return _stopped(table, job, stop.signal)
+        epochs, steps = _done(folder)
+        return TrainedFullGraph(
+            result=FitResult(
+                epochs=epochs, steps=steps, stopped=f"interrupted by {stop.signal}"
+            ),
+            scores={},
+            grid=grid,
+            partition=table.metadata["partition"],
+            counts=table.metadata["counts"],
+            communication=None,
+        )
     found: TrainedFullGraph = answers[0]
     return found
 
@@ -133,77 +143,46 @@ def _done(folder: Path) -> tuple[int, int]:
     return epoch, epoch
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Job:
-    """What every rank is given."""
-
-    config: FullGraphConfig
-    grid: Grid
-    folder: Path
-    init_from: Path | None
-    quiet: bool
-
-    def join(self) -> AbstractContextManager[World]:
-        return join(self.grid, self.config)
-
-    def train(self, table: GraphTable, world: World, run: Run | None) -> TrainedFullGraph:
-        return train_shared(
-            table,
-            world,
-            self.config,
-            run=run,
-            init_from=self.init_from,
-            quiet=self.quiet,
-        )
-
-
 def join(grid: Grid, config: FullGraphConfig) -> AbstractContextManager[World]:
     """The ranks of `grid`, this process among them, on the device that `config` asks for."""
-    replication = grid.layers if grid.replicated else None
-    name = "1.5d" if grid.replicated else grid.shape
+    asked = config.on_grid(grid)
     device = own_device(config.device)
-    return joined(name, replication, device=device, timeout=config.wait)
+    return joined(asked.grid, asked.replication, device=device, timeout=config.wait)
 
 
-def _train_launched(path: Path, job: _Job) -> TrainedFullGraph | None:
-    """One of the ranks that `launch` has started; the run's folder is there."""
+def _train_launched(
+    path: Path, config: FullGraphConfig, grid: Grid, session: dict[str, Any]
+) -> TrainedFullGraph:
+    """One of the ranks that `launch` has started."""
     prepare_process()
-    with job.join() as world:
-        run = Run(job.folder, tensorboard=True) if world.rank == 0 else None
-        try:
-            # Whoever started the ranks has checked it: each reads its own part, and no more.
-            trained = job.train(open_table(path, check=False), world, run)
-        finally:
-            if run is not None:
-                run.close()
-        return trained if world.rank == 0 else None
+    # Whoever started the ranks has checked it: each reads its own part, and no more.
+    return _train_rank(open_table(path, check=False), config, grid, resume=None, **session)
 
 
-def _train_here(table: GraphTable, job: _Job, *, resume: bool) -> TrainedFullGraph:
-    """This process is a rank, or does everything alone."""
-    opened: list[Run] = []
+def _train_rank(
+    table: GraphTable,
+    config: FullGraphConfig,
+    grid: Grid,
+    *,
+    folder: Path,
+    resume: bool | None,
+    init_from: Path | None,
+    quiet: bool,
+) -> TrainedFullGraph:
+    """Train as one of the ranks, or alone; `resume` is None where the launcher has begun the run.
 
-    def open_here() -> None:
-        opened.append(open_run(table, job.config, job.folder, resume=resume))
+    Rank 0 has the run's folder.
+    """
+    with join(grid, config) as world, ExitStack() as opened:
+        runs: list[Run] = []
 
-    with job.join() as world:
-        try:
-            world.broadcast_from_rank0(open_here)
-            run = opened[0] if opened else None
-            return job.train(table, world, run)
-        finally:
-            for run in opened:
-                run.close()
+        def open_here() -> None:
+            if resume is None:
+                run = Run(folder, tensorboard=True)
+            else:
+                run = open_run(table, config, folder, resume=resume)
+            runs.append(opened.enter_context(run))
 
-
-def _stopped(table: GraphTable, job: _Job, signal: str) -> TrainedFullGraph:
-    """What can be said of a run whose launcher was stopped."""
-    epochs, steps = _done(job.folder)
-    return TrainedFullGraph(
-        result=FitResult(epochs=epochs, steps=steps, stopped=f"interrupted by {signal}"),
-        scores={},
-        grid=job.grid,
-        partition=table.metadata["partition"],
-        counts=table.metadata["counts"],
-        communication=None,
-    )
+        world.broadcast_from_rank0(open_here)
+        run = runs[0] if runs else None
+        return train_shared(table, world, config, run=run, init_from=init_from, quiet=quiet)
