@@ -14,10 +14,9 @@ from weft.parallel.method import Method
 from weft.planning import Candidate, Plan, applied
 from weft.planning.plan import Measured
 from weft.planning.task import make_plan
-from weft.recipes.full_graph.candidates import FullGraphTask
+from weft.recipes.full_graph.candidates import FullGraphTask, Way, to_be_timed, ways_to_share
 from weft.recipes.full_graph.config import FullGraphConfig
 from weft.recipes.full_graph.data import full_graph_table
-from weft.recipes.full_graph.ways import Way, to_be_timed, ways_to_share
 from weft.sources.synthetic import planted_partition
 from weft.training.hardware import cores
 
@@ -42,7 +41,7 @@ def ways(config: FullGraphConfig, folder: Path) -> list[Way]:
 
 def test_every_way_that_is_left_open(config: FullGraphConfig, folder: Path) -> None:
     found = ways(replace(config, ranks=4), folder)
-    assert [way.seconds for way in found] == sorted(way.seconds for way in found)
+    assert [way.cost.seconds for way in found] == sorted(way.cost.seconds for way in found)
     threads = max(1, cores() // 4)
     grids = ({"grid": "1d"}, {"grid": "1.5d", "replication": 2}, {"grid": "2d"})
     expected = [
@@ -75,15 +74,15 @@ def test_one_rank_has_all_threads_or_half_of_them(config: FullGraphConfig, folde
 
 def test_the_cost_model_leaves_a_handful(config: FullGraphConfig, folder: Path) -> None:
     found = [way for count in (1, 4, 16) for way in ways(replace(config, ranks=count), folder)]
-    found.sort(key=lambda way: way.seconds)
+    found.sort(key=lambda way: way.cost.seconds)
     timed = to_be_timed(found)
     assert len(timed) < len(found)
     assert timed[:4] == found[:4]
     # Some it might be wrong about: each kind of grid with most ranks, and one rank.
-    kinds = {(way.grid.name, way.grid.ranks) for way in timed}
+    kinds = {(way.cost.grid.name, way.cost.grid.ranks) for way in timed}
     assert {("1d", 16), ("1.5d", 16), ("2d", 16), ("1d", 1)} <= kinds
-    least = min(way.memory for way in found)
-    assert all(way.memory <= 2 * least for way in to_be_timed(found, 2 * least))
+    least = min(way.cost.memory.total for way in found)
+    assert all(way.cost.memory.total <= 2 * least for way in to_be_timed(found, 2 * least))
     with pytest.raises(ValueError, match=r"no way .* fits in .* GB a rank: the least is"):
         to_be_timed(found, least / 2)
 

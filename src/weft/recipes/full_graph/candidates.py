@@ -5,14 +5,17 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft.graphs import GraphTable, open_table
+from weft.parallel.calibrate import local_rates
+from weft.parallel.cost_model import NETWORKS, Estimate, Machine
 from weft.parallel.grid import Grid
+from weft.parallel.method import Method
 from weft.parallel.shard import KIND
 from weft.planning.candidate import Candidate, applied
 from weft.planning.plan import Measured, Plan
@@ -22,7 +25,7 @@ from weft.recipes.full_graph.config import FullGraphConfig
 from weft.recipes.full_graph.data import full_graph_table
 from weft.recipes.full_graph.session import train_shared
 from weft.recipes.full_graph.training import join
-from weft.recipes.full_graph.ways import to_be_timed, ways_to_share
+from weft.training.hardware import cores
 from weft.training.launch import launch
 from weft.training.numerics import prepare_process
 
@@ -30,6 +33,21 @@ from weft.training.numerics import prepare_process
 _WAIT_SECONDS = 3600.0
 # METIS takes minutes for larger graphs, and so would planning.
 _METIS_EDGES = 1_000_000
+# How many the cost model leaves, beside those that are always timed.
+_HANDFUL = 4
+# Up to here every number of ranks is looked at, beyond only powers of two and all cores.
+_EVERY_NUMBER = 8
+
+
+class Way(NamedTuple):
+    """A way to share the graph among ranks of this machine, and what an epoch costs.
+
+    There are many, and each has to be prepared and started before it can be timed. So the cost
+    model, with the rates of this machine's processor, leaves a handful.
+    """
+
+    candidate: Candidate
+    cost: Estimate
 
 
 class FullGraphTask(PlanTask):
@@ -96,10 +114,10 @@ class FullGraphTask(PlanTask):
         self._counts = len(timed), len(ways)
         for way in ways:
             if way not in timed:
-                words = f"{way.seconds / ways[0].seconds:.1f} times the fastest by the cost model"
-                if self._limit is not None and way.memory > self._limit:
-                    words = f"{way.memory / 1e9:.3g} GB a rank by the cost model"
-                self.note(way.candidate, f"not tried: {words}")
+                words = f"{way.cost.seconds / ways[0].cost.seconds:.1f} times the fastest"
+                if self._limit is not None and way.cost.memory.total > self._limit:
+                    words = f"{way.cost.memory.total / 1e9:.3g} GB a rank"
+                self.note(way.candidate, f"not tried: {words} by the cost model")
         first = [way.candidate for way in timed]
         self._prepare(first)
         results = yield first
@@ -189,3 +207,96 @@ def _train_rank(path: Path, config: FullGraphConfig, grid: Grid, address: PaceAd
     with pace_at(address), join(grid, config) as world:
         table = open_table(path, check=False)
         train_shared(table, world, config, quiet=True)
+
+
+def ways_to_share(config: FullGraphConfig, table: GraphTable) -> list[Way]:
+    """Every way that `config` leaves open, fastest first by the cost model.
+
+    Args:
+        config: the recipe.
+        table: the prepared graph, for its sizes.
+
+    Raises:
+        ValueError: none fits.
+    """
+    flops, spmm_bytes = local_rates()
+    every = cores()
+    ways: list[Way] = []
+    refused: ValueError | None = None
+    for count in _numbers_of_ranks(config, every):
+        if count > table.total_nodes:
+            break
+        for threads in _threads_of(count, every):
+            machine = Machine(
+                name="this one",
+                # What ranks of one machine reach through gloo.
+                link=NETWORKS["ethernet-10"],
+                flops=flops * threads / every,
+                spmm_bytes=spmm_bytes * threads / every,
+            )
+            for method in _methods(config.method, count):
+                asked = replace(config, ranks=count, method=method)
+                try:
+                    found = asked.estimates_of(table, machine)
+                except ValueError as error:
+                    refused = error
+                    continue
+                ways += [Way(_candidate(cost.grid, method, threads), cost) for cost in found]
+    if not ways:
+        raise refused or ValueError(f"{config.ranks} ranks for {table.total_nodes} nodes")
+    return sorted(ways, key=lambda way: way.cost.seconds)
+
+
+def _candidate(grid: Grid, method: Method, threads: int) -> Candidate:
+    settings: dict[str, Any] = {"ranks": grid.ranks, "grid": grid.name}
+    if grid.replicated:
+        settings["replication"] = grid.layers
+    if grid.ranks > 1:
+        settings["method.exchange"] = method.exchange
+    return Candidate({**settings, "threads": threads})
+
+
+def _numbers_of_ranks(config: FullGraphConfig, every: int) -> list[int]:
+    if config.ranks is not None:
+        return [config.ranks]
+    if every <= _EVERY_NUMBER:
+        return list(range(1, every + 1))
+    powers = [2**k for k in range(every.bit_length())]
+    return sorted({*powers, every})
+
+
+def _threads_of(ranks: int, every: int) -> list[int]:
+    """Threads of a rank: its share of the cores, as `launch` gives it; alone also half of them."""
+    share = max(1, every // ranks)
+    return sorted({share, max(1, share // 2)}, reverse=True) if ranks == 1 else [share]
+
+
+def _methods(asked: Method, ranks: int) -> Iterator[Method]:
+    yield asked
+    if ranks > 1 and asked == Method():
+        yield Method(exchange="blocks")
+
+
+def to_be_timed(ways: Sequence[Way], memory_limit: float | None = None) -> list[Way]:
+    """Those that the cost model finds fastest, and some that it might be wrong about.
+
+    Raises:
+        ValueError: none fits the limit; the message names the one that comes nearest.
+    """
+    fitting = [way for way in ways if memory_limit is None or way.cost.memory.total <= memory_limit]
+    if not fitting:
+        least = min(ways, key=lambda way: way.cost.memory.total)
+        held = least.cost.memory.total / 1e9
+        raise ValueError(
+            f"no way to share the graph fits in {(memory_limit or 0) / 1e9:.3g} GB a rank: the "
+            f"least is {held:.3g} GB, {least.candidate.label}; take a higher limit"
+        )
+    always: list[Way] = []
+    # Of each kind the one with most ranks, and of one rank that with most threads.
+    for name in ("1d", "1.5d", "2d"):
+        alike = [way for way in fitting if way.cost.grid.name == name and way.cost.grid.ranks > 1]
+        always += sorted(alike, key=lambda way: -way.cost.grid.ranks)[:1]
+    alone = [way for way in fitting if way.cost.grid.ranks == 1]
+    always += sorted(alone, key=lambda way: -int(way.candidate.settings["threads"]))[:1]
+    chosen = [*fitting[:_HANDFUL], *always]
+    return [way for way in fitting if way in chosen]

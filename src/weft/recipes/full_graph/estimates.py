@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from rich.box import SIMPLE
@@ -148,17 +148,26 @@ class PlanFullGraph:
             )
         machine = self._machine(console)
         estimates = [
-            self._estimate(problem, grid, machine) for count in counts for grid in grids_for(count)
+            estimate_published(problem, grid, machine)
+            if self.published
+            else estimate(problem, grid, self.config, machine)
+            for count in counts
+            for grid in grids_for(count)
         ]
         limit = None if self.memory_limit is None else 1e9 * self.memory_limit
-        _print_head(problem, machine, console)
+        link, widths = machine.link, "-".join(map(str, problem.widths))
+        said = (
+            f"{problem.model} of widths {widths} on {problem.nodes:,} nodes and "
+            f"{problem.edges:,} nonzeros, float32\n"
+            f"machine: {machine.name}; α {_time(link.alpha)}, {1e-9 / link.beta:.3g} GB/s; "
+            f"products {machine.flops / 1e9:,.4g} GFLOP/s, sparse "
+            f"{machine.spmm_bytes / 1e9:,.3g} GB/s a rank"
+        )
         if self.published:
-            console.print("volumes as published, without the f² terms", soft_wrap=True)
+            said += "\nvolumes as published, without the f² terms"
         elif self.config.exchange == "rows":
-            console.print(
-                "rows that travel: as if edges were drawn at random; a partition leaves fewer",
-                soft_wrap=True,
-            )
+            said += "\nrows that travel: as if edges were drawn at random; a partition leaves fewer"
+        console.print(said, soft_wrap=True)
         console.print(_table(estimates, limit))
         if self.out is not None:
             self._write(self.out, problem, machine, estimates)
@@ -238,13 +247,9 @@ class PlanFullGraph:
             epochs=self.epochs,
         )
 
-    def _estimate(self, problem: Problem, grid: Grid, machine: Machine) -> Estimate:
-        if self.published:
-            return estimate_published(problem, grid, machine)
-        return estimate(problem, grid, self.config, machine)
-
     def _problem(self) -> Problem:
-        nodes, edges, widths = self.nodes, self.edges, self.widths
+        asked = (self.nodes, self.edges, self.widths or None)
+        given: dict[str, Any] = dict(zip(("nodes", "edges", "widths"), asked, strict=True))
         symmetric, training = not self.directed, None
         if self.data is not None:
             if not self.data.exists():
@@ -252,26 +257,18 @@ class PlanFullGraph:
             from weft.graphs import open_table
 
             table = open_table(self.data)
-            nodes = table.total_nodes if nodes is None else nodes
-            edges = _nonzeros(table, self.model) if edges is None else edges
-            widths = widths or _widths(table, self.data)
+            found = {
+                "nodes": table.total_nodes,
+                "edges": _nonzeros(table, self.model),
+                "widths": self.widths or _widths(table, self.data),
+            }
+            given = {n: found[n] if value is None else value for n, value in given.items()}
             symmetric = symmetric and bool(table.metadata.get("symmetric_values", symmetric))
             training = table.metadata.get("counts", {}).get("train")
-        if nodes is None or edges is None or not widths:
-            missing = [
-                name
-                for name, value in (("nodes", nodes), ("edges", edges), ("widths", widths or None))
-                if value is None
-            ]
+        missing = [name for name, value in given.items() if value is None]
+        if missing:
             raise ValueError(f"give --{' and --'.join(missing)}, or --data with a table")
-        return Problem(
-            nodes=nodes,
-            edges=edges,
-            widths=widths,
-            model=self.model,
-            symmetric=symmetric,
-            training=training,
-        )
+        return Problem(**given, model=self.model, symmetric=symmetric, training=training)
 
     def _machine(self, console: Console) -> Machine:
         if self.calibrate and self.machine is not None:
@@ -369,21 +366,6 @@ def _measured(console: Console) -> Machine:
     return found.machine()
 
 
-def _print_head(problem: Problem, machine: Machine, console: Console) -> None:
-    widths = "-".join(map(str, problem.widths))
-    console.print(
-        f"{problem.model} of widths {widths} on {problem.nodes:,} nodes and {problem.edges:,} "
-        "nonzeros, float32",
-        soft_wrap=True,
-    )
-    link = machine.link
-    console.print(
-        f"machine: {machine.name}; α {_time(link.alpha)}, {1e-9 / link.beta:.3g} GB/s; products "
-        f"{machine.flops / 1e9:,.4g} GFLOP/s, sparse {machine.spmm_bytes / 1e9:,.3g} GB/s a rank",
-        soft_wrap=True,
-    )
-
-
 def _table(estimates: list[Estimate], limit: float | None) -> Table:
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("ranks", justify="right")
@@ -393,14 +375,11 @@ def _table(estimates: list[Estimate], limit: float | None) -> Table:
     table.add_column("")
     for count, group in groupby(estimates, key=lambda e: e.grid.ranks):
         rows = list(group)
-        best = min(
-            (e for e in rows if limit is None or e.memory.total <= limit),
-            key=lambda e: e.seconds,
-            default=None,
-        )
-        shown = _one_of_each_name(rows, limit)
+        order = sorted(rows, key=lambda row: (_over(row, limit), row.seconds))
+        # Of the replications of 1.5d, which are many, only the fastest that fits if one does.
+        best = {row.grid.name: row for row in reversed(order)}
+        shown = [row for row in rows if row is best[row.grid.name]]
         for number, row in enumerate(shown):
-            over = limit is not None and row.memory.total > limit
             table.add_row(
                 f"{count:,}" if number == 0 else "",
                 _name(row.grid),
@@ -409,22 +388,14 @@ def _table(estimates: list[Estimate], limit: float | None) -> Table:
                 _time(row.bandwidth + row.latency - row.hidden),
                 _size(row.bytes),
                 _size(row.memory.total),
-                "too large" if over else "◀" if row is best else "",
+                "too large" if _over(row, limit) else "◀" if row is order[0] else "",
                 end_section=number == len(shown) - 1,
             )
     return table
 
 
-def _one_of_each_name(rows: list[Estimate], limit: float | None) -> list[Estimate]:
-    """Of the replications of 1.5d, which are many, only the fastest that fits if one does."""
-
-    def rank(row: Estimate) -> tuple[bool, float]:
-        return limit is not None and row.memory.total > limit, row.seconds
-
-    best: dict[str, Estimate] = {}
-    for row in rows:
-        best[row.grid.name] = min(best.get(row.grid.name, row), row, key=rank)
-    return list(best.values())
+def _over(row: Estimate, limit: float | None) -> bool:
+    return limit is not None and row.memory.total > limit
 
 
 def _name(grid: Grid) -> str:

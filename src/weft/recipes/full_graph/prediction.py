@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -18,7 +16,6 @@ from weft.graphs import Array, GraphTable, open_table
 from weft.parallel.grid import Grid, grid_of
 from weft.parallel.network import GridNetwork
 from weft.parallel.shard import GraphShard
-from weft.parallel.world import World
 from weft.recipes.full_graph.config import FullGraphConfig
 from weft.recipes.full_graph.data import full_graph_table
 from weft.recipes.full_graph.session import check_alike
@@ -30,7 +27,6 @@ from weft.training.launch import is_a_rank, launch
 from weft.training.run import LOGS
 
 _ROW = np.dtype([("node", "<i8"), ("class", "<i8"), ("probability", "<f8")])
-_LINES = 2**16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +80,6 @@ def predict_nodes(
     features: str | None = None,
     ranks: int = 1,
     data_dir: Path | None = None,
-    tell: Callable[[str], None] = lambda text: None,
 ) -> Array:
     """Class and probability of every node, written to `out` as CSV in the order of the nodes.
 
@@ -97,7 +92,6 @@ def predict_nodes(
         features: .npy [n, f], where `data` is an edge list.
         ranks: processes, in a 1d grid.
         data_dir: the data folder.
-        tell: takes what begins.
 
     Returns:
         A record for each node with the fields node, class and probability.
@@ -108,22 +102,25 @@ def predict_nodes(
     if is_a_rank():
         raise ValueError("weft predict starts its ranks itself: leave torchrun out, pass --ranks")
     trained = load_nodes(run)
-    table, grid = _graph(trained, data, features, ranks, data_dir, tell)
+    table, grid = _graph(trained, data, features, ranks, data_dir)
     width = int(table.column("x").shape[1])
     if width != trained.features:
         raise DataError(
             f"the graph has {width} features a node, the network of {run} reads {trained.features}"
         )
+    assert table.path is not None
     with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as parts:
+        arguments = (table.path, trained, grid, Path(parts))
         if ranks == 1:
-            _predict(table, trained, grid, Path(parts))
+            _predict(*arguments)
         else:
-            assert table.path is not None
-            arguments = (table.path, trained, grid, Path(parts))
-            launch(_predict_launched, arguments, ranks=ranks, logs=run / LOGS / "predict")
+            launch(_predict, arguments, ranks=ranks, logs=run / LOGS / "predict")
         found = np.concatenate([np.load(path) for path in sorted(Path(parts).glob("*.npy"))])
     found = found[np.argsort(found["node"], kind="stable")]
-    write_atomically(out, lambda file: _write_csv(file, found))
+    heading = ",".join(_ROW.names or ())
+    write_atomically(
+        out, lambda file: np.savetxt(file, found, "%d,%d,%.6g", header=heading, comments="")
+    )
     return found
 
 
@@ -133,58 +130,37 @@ def _graph(
     features: str | None,
     ranks: int,
     data_dir: Path | None,
-    tell: Callable[[str], None],
 ) -> tuple[GraphTable, Grid]:
     config = dataclasses.replace(
         trained.config, ranks=ranks, grid="1d", replication=None, partition="contiguous"
     )
     if data is not None:
         config = dataclasses.replace(config, data=data, features=None, labels=None, split=None)
-        return full_graph_table(
-            config, data_dir=data_dir, tell=tell, unlabelled=True, features=features
-        )
+        return full_graph_table(config, data_dir=data_dir, unlabelled=True, features=features)
     grid = grid_of("1d", ranks)
     if trained.table is not None and trained.table.exists():
         table = open_table(trained.table)
         partition = table.metadata["partition"]
         if partition["how"] != "metis" or partition["blocks"] == grid.blocks:
             return table, grid
-    return full_graph_table(config, data_dir=data_dir, tell=tell)
+    return full_graph_table(config, data_dir=data_dir)
 
 
-def _predict_launched(path: Path, trained: TrainedNodes, grid: Grid, parts: Path) -> None:
-    _predict(open_table(path), trained, grid, parts)
-
-
-def _predict(table: GraphTable, trained: TrainedNodes, grid: Grid, parts: Path) -> None:
-    """Write this rank's rows."""
-    with join(grid, trained.config) as world:
-        found = _rows(table, trained, world)
+def _predict(path: Path, trained: TrainedNodes, grid: Grid, parts: Path) -> None:
+    """Write this rank's rows, of the prepared graph in `path`."""
+    config, table = trained.config, open_table(path, check=False)
+    with join(grid, config) as world:
+        check_alike(table, world, config)
+        shard = GraphShard.open(table, world, config.method, config.torch_dtype)
+        model = config.make_model(trained.features, trained.classes)
+        load_weights(model, trained.folder)
+        model.eval()
+        ids, probabilities = GridNetwork(model, shard).predict()
+        found = np.empty(len(ids), dtype=_ROW)
+        found["node"] = ids.numpy()
+        if len(ids):
+            best, chosen = probabilities.max(1)
+            found["class"], found["probability"] = chosen.numpy(), best.double().numpy()
         np.save(parts / f"{world.rank:06d}.npy", found)
         if grid.ranks > 1:
             dist.barrier()
-
-
-def _rows(table: GraphTable, trained: TrainedNodes, world: World) -> Array:
-    config = trained.config
-    check_alike(table, world, config)
-    shard = GraphShard.open(table, world, config.method, config.torch_dtype)
-    model = config.make_model(trained.features, trained.classes)
-    load_weights(model, trained.folder)
-    model.eval()
-    ids, probabilities = GridNetwork(model, shard).predict()
-    found = np.empty(len(ids), dtype=_ROW)
-    found["node"] = ids.numpy()
-    if len(ids):
-        best, chosen = probabilities.max(1)
-        found["class"], found["probability"] = chosen.numpy(), best.double().numpy()
-    return found
-
-
-def _write_csv(file: Any, rows: Array) -> None:
-    file.write(b"node,class,probability\n")
-    for first in range(0, len(rows), _LINES):
-        lines = (
-            f"{node},{kind},{chance:.6g}\n" for node, kind, chance in rows[first : first + _LINES]
-        )
-        file.write("".join(lines).encode())

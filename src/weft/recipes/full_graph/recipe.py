@@ -200,9 +200,7 @@ def _is_first() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def _first_of_host(
-    work: Callable[[], tuple[GraphTable, Grid]],
-) -> tuple[GraphTable, Grid]:
+def _first_of_host(work: Callable[[], tuple[GraphTable, Grid]]) -> tuple[GraphTable, Grid]:
     """What `work` gives; the first rank of each host prepares it, the others find it prepared."""
     import torch
     import torch.distributed as dist
@@ -211,18 +209,15 @@ def _first_of_host(
 
     if not is_a_rank():
         return work()
-    failed = torch.zeros(1)
-    mistake: Exception | None = None
-    found = None
-    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
-        try:
+    failed, found = torch.zeros(1), None
+    try:
+        if int(os.environ.get("LOCAL_RANK", "0")) == 0:
             found = work()
-        except (ValueError, OSError) as error:
-            mistake = error
-            failed += 1
-    dist.all_reduce(failed)
-    if mistake is not None:
-        raise mistake
+    except BaseException:
+        failed += 1
+        raise
+    finally:
+        dist.all_reduce(failed)
     if failed.item():
         raise DataError(
             f"rank {dist.get_rank()} stops because another has no data; see its message"
@@ -278,12 +273,7 @@ def _show(
 
     result, scores = trained.result, trained.scores
     rows = [
-        (
-            part,
-            f"{count:,}",
-            f"{scores[f'{part}_accuracy']:.1%}",
-            f"{scores[f'{part}_loss']:.4f}",
-        )
+        (part, f"{count:,}", f"{scores[f'{part}_accuracy']:.1%}", f"{scores[f'{part}_loss']:.4f}")
         for part, count in trained.counts.items()
         if count
     ]
