@@ -248,7 +248,7 @@ def test_tables_that_cannot_be_used(table):
         ({"compile": "static", "layout": replace(BANDED, outside="spill")}, "outside raise or"),
         ({"compile": "dynamic"}, "take static"),
         ({"bf16": True}, "the layout is csr"),
-        ({"policy": "unpadded"}, "packed or dynamic"),
+        ({"policy": "unpadded"}, "packed, dynamic"),
         ({"split": (0.5, 0.2, 0.2)}, "must add up to 1"),
         ({"split": (0.0, 0.5, 0.5)}, "above 0"),
         ({"start": "letters"}, "start is 'letters'"),

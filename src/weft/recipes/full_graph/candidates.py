@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.graphs import GraphTable, open_table
-from weft.parallel.calibrate import local_rates
+from weft.training.calibrate import local_rates
 from weft.parallel.cost_model import NETWORKS, Estimate, Machine
 from weft.parallel.grid import Grid
 from weft.parallel.method import Method

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
+from weft.errors import check_choices, check_least
 from weft.models.config import GCNConfig, SAGEConfig
 from weft.parallel.cost_model import NETWORKS, Estimate, Machine, Problem, choose, estimate
 from weft.parallel.grid import Grid, grid_of, grids_for
-from weft.parallel.method import DeviceName, Method
+from weft.parallel.method import DeviceName, Method, Model
 from weft.sources.config import EdgeColumn
 from weft.training.config import FitConfig, ScheduleConfig
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from weft.models import GCN, GraphSAGE
 
 Normalisation = Literal["auto", "symmetric", "row", "none"]
+Dtype = Literal["float32", "float64"]
 PartitionName = Literal["contiguous", "random", "metis", "rcm"]
 
 _MACHINE = Machine(name="10 Gb/s", link=NETWORKS["ethernet-10"])
@@ -89,7 +91,7 @@ class FullGraphConfig:
     directed: bool = False
     split: tuple[float, float, float] | None = None
     feature_scale: Literal["auto", "rows", "none"] = "auto"
-    model: Literal["gcn", "sage"] = "gcn"
+    model: Model = "gcn"
     hidden: tuple[int, ...] = (16,)
     dropout: float = 0.5
     input_dropout: float = 0.0
@@ -109,32 +111,16 @@ class FullGraphConfig:
     evaluate_every: int = 1
     checkpoint_every: int = 20
     seed: int = 0
-    dtype: Literal["float32", "float64"] = "float32"
+    dtype: Dtype = "float32"
     timeout: float = 600.0
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "weight_decay", "seed"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
-        for name in ("checkpoint_every", "ranks"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1")
+        check_least(self, learning_rate=0, weight_decay=0, seed=0, checkpoint_every=1, ranks=1)
         if not self.timeout > 0:
             raise ValueError(f"timeout is {self.timeout} s; it must be above 0")
-        if self.dtype not in ("float32", "float64"):
-            raise ValueError(f"dtype is {self.dtype!r}; it must be float32 or float64")
-        if self.model not in ("gcn", "sage"):
-            raise ValueError(f"model is {self.model!r}; it must be gcn or sage")
-        if self.device not in get_args(DeviceName):
-            raise ValueError(
-                f"device is {self.device!r}; choose from {', '.join(get_args(DeviceName))}"
-            )
-        if self.normalisation not in get_args(Normalisation):
-            raise ValueError(
-                f"normalisation is {self.normalisation!r}; choose from "
-                f"{', '.join(get_args(Normalisation))}"
-            )
+        check_choices(
+            self, dtype=Dtype, model=Model, device=DeviceName, normalisation=Normalisation
+        )
         if self.model == "sage" and not self.method.reductions:
             raise ValueError("method.reductions is off, but the published algorithms have no sage")
         if (self.features is None) != (self.labels is None):

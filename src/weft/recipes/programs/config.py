@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from weft.errors import check_choices, check_least
 from weft.layout import LayoutConfig
 from weft.models import GGNNConfig
 from weft.recipes.structures.config import check_split
 from weft.training.config import CompileMode, FitConfig, ScheduleConfig
+
+PolicyName = Literal["packed", "dynamic"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +59,7 @@ class ProgramsConfig:
     smoothing: float = 0.0
     layout: LayoutConfig = field(default_factory=lambda: LayoutConfig(form="csr"))
     nodes: int = 4096
-    policy: Literal["packed", "dynamic"] = "packed"
+    policy: PolicyName = "packed"
     supergraphs_per_step: int = 1
     bf16: bool = False
     compile: CompileMode = "eager"
@@ -80,15 +83,9 @@ class ProgramsConfig:
         check_split(self.split)
         if abs(sum(self.split) - 1) > 1e-6:
             raise ValueError(f"split is {self.split}; the three fractions must add up to 1")
-        if self.policy not in ("packed", "dynamic"):
-            raise ValueError(f"policy is {self.policy!r}; it is packed or dynamic")
-        for name in ("learning_rate", "split_seed", "seed"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
-        for name, low in (("steps", 1), ("supergraphs_per_step", 1), ("limit", 2)):
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise ValueError(f"{name} is {value}; it must be at least {low}")
+        check_choices(self, policy=PolicyName)
+        check_least(self, learning_rate=0, split_seed=0, seed=0)
+        check_least(self, steps=1, supergraphs_per_step=1, limit=2)
         if self.nodes < 2 and self.nodes != 0:
             raise ValueError(f"nodes is {self.nodes}; it must be at least 2, or 0 to measure")
         for name in ("dropout", "smoothing"):

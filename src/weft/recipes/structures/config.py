@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from weft.batching import BatchingConfig
+from weft.errors import check_choices, check_least
 from weft.models.config import Pooling
 from weft.sources.config import Cutoff, FullyConnected, Nearest, Neighbours
 from weft.training.config import CompileMode, FitConfig, ScheduleConfig
@@ -54,8 +55,7 @@ class NeighbourConfig:
 
     def rule(self) -> Neighbours:
         """The same as with_neighbours takes it; a recipe decides which where kind is None."""
-        if self.kind not in get_args(Kind):
-            raise ValueError(f"kind is {self.kind!r}; choose from {', '.join(get_args(Kind))}")
+        check_choices(self, kind=Kind)
         if self.kind == "complete":
             return FullyConnected()
         return Cutoff(radius=self.cutoff) if self.kind == "cutoff" else Nearest(k=self.nearest)
@@ -138,10 +138,7 @@ class StructuresConfig:
     def __post_init__(self) -> None:
         self.fit_config(quiet=True)
         check_split(self.split)
-        if self.model not in get_args(ModelName):
-            raise ValueError(
-                f"model is {self.model!r}; choose from {', '.join(get_args(ModelName))}"
-            )
+        check_choices(self, model=ModelName)
         known = get_args(Monitor) if self.forces is not None else _MONITORS_WITHOUT_FORCES
         if self.watched not in known:
             raise ValueError(
@@ -153,13 +150,8 @@ class StructuresConfig:
                 f"compile is {self.compile!r}; torch cannot compile a model whose forces are "
                 "learned from outside, so forces need compile = eager"
             )
-        for name in ("learning_rate", "force_weight", "split_seed", "seed"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
-        for name, low in (("hidden", 2), ("layers", 1), ("limit", 2)):
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise ValueError(f"{name} is {value}; it must be at least {low}")
+        check_least(self, learning_rate=0, force_weight=0, split_seed=0, seed=0)
+        check_least(self, hidden=2, layers=1, limit=2)
 
     def settled(
         self, recipe: str = "molecules", earlier: Mapping[str, Any] | None = None
