@@ -15,7 +15,7 @@ from rich.table import Table
 from weft.errors import DataError
 from weft.files import write_atomically
 from weft.report import page as html
-from weft.report.study import study_chapter
+from weft.report.study_report import study_chapter
 
 Item = TypeVar("Item")
 

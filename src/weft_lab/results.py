@@ -24,7 +24,7 @@ import torch
 import weft
 from weft.errors import DataError
 from weft.files import json_text, read_object, write_atomically
-from weft.layout.layout_cost import timed_by_turns
+from weft.layout.layout_choice import timed_by_turns
 from weft.training.hardware import hardware
 
 RESULTS = "results.json"

@@ -85,8 +85,8 @@ def test_a_run_resumes_with_what_it_has_measured(weft, tmp_path, code, monkeypat
     def measured_again(*_: object, **__: object) -> None:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr("weft.recipes.programs.supergraph_choice.measured_choice", measured_again)
-    monkeypatch.setattr("weft.recipes.programs.supergraph_choice.timed_by_turns", measured_again)
+    monkeypatch.setattr("weft.recipes.programs.supergraphs.measured_choice", measured_again)
+    monkeypatch.setattr("weft.recipes.programs.supergraphs.timed_by_turns", measured_again)
     again = weft(*words, "--resume")
     assert again.code == 0, again.err
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from weft.graphs import Graph, table_from_graphs
 from weft.layout import band_statistics
-from weft.recipes.programs.edge_pattern import SPY, spy_of_programs, write_spy
+from weft.recipes.programs.data import SPY, spy_of_programs, write_spy
 from weft.sources.program_graph import EdgeType
 
 

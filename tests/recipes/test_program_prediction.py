@@ -13,8 +13,13 @@ from small_programs import config
 from weft.errors import DataError
 from weft.recipes.programs import data
 from weft.recipes.programs.data import read_programs
-from weft.recipes.programs.findings import Finding, findings_json, findings_sarif
-from weft.recipes.programs.prediction import inspect_code, load_programs
+from weft.recipes.programs.prediction import (
+    Finding,
+    findings_json,
+    findings_sarif,
+    inspect_code,
+    load_programs,
+)
 from weft.recipes.programs.training import train_programs
 from weft.recipes.recipe import recipe_of_run
 from weft.sources import CATALOGUE

@@ -13,7 +13,7 @@ from weft.errors import DataError
 from weft.layout.config import LayoutConfig
 from weft.parallel.grid import Grid
 from weft.parallel.world import alone
-from weft.recipes.programs.supergraph_choice import measured_supergraphs, settled
+from weft.recipes.programs.supergraphs import measured_supergraphs, settled
 from weft.recipes.programs.training import prepare_programs
 
 TABLE = small_programs(400)

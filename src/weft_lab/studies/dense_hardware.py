@@ -18,8 +18,7 @@ from weft.errors import DataError
 from weft.graphs import Array, GraphTable, assemble
 from weft.layout import LayoutConfig, TypedEdges, adjacency_of, band_statistics
 from weft.models.ggnn import candidate_loss
-from weft.recipes.programs.supergraph_choice import packed_sampler
-from weft.recipes.programs.supergraphs import StepLoader, Supergraph
+from weft.recipes.programs.supergraphs import StepLoader, Supergraph, packed_sampler
 from weft.recipes.programs.training import (
     PreparedPrograms,
     make_ggnn,

@@ -23,7 +23,7 @@ from weft.layout import (
 )
 from weft.layout.csr import TYPE
 from weft.layout.layout_choice import estimates
-from weft.recipes.programs.supergraph_choice import packed_sampler
+from weft.recipes.programs.supergraphs import packed_sampler
 from weft.sources.program_graph import text_order
 from weft_lab.study_settings import DenseHardwareStudy
 from weft_lab.timing import crossover, median_ratio, time_by_turns

@@ -19,15 +19,8 @@ from weft.parallel.prepare import prepare
 from weft.parallel.shard import KIND
 from weft.parallel.splits import one_graph, share_split, with_split
 from weft.recipes.full_graph.config import FullGraphConfig
-from weft.recipes.structures.data import file_name_of
-from weft.sources import (
-    CATALOGUE,
-    cached_table,
-    load,
-    read_edge_list,
-    row_normalise,
-    shchur,
-)
+from weft.recipes.structures.data import file_name_of, file_states
+from weft.sources import CATALOGUE, cached_table, load, read_edge_list, row_normalise, shchur
 from weft.sources.config import EdgeColumn
 from weft.sources.edge_lists import both_directions
 
@@ -215,12 +208,12 @@ def _source(
         graph = _own_graph(
             path, Path(rows), labels, columns=config.columns, directed=config.directed
         )
-        return graph, [list(config.columns), *(_stamp(each) for each in named)]
+        return graph, [list(config.columns), *file_states(named)]
     if (path / MANIFEST).exists():
         table = open_table(path)
         return table, _table_stamp(table)
     if path.suffix in (".npz", ".zip"):
-        return shchur(path), _stamp(path)
+        return shchur(path), file_states([path])[0]
     raise DataError(
         f"{path} is no graph table and no npz; an edge list needs --features FILE.npy and --labels "
         "FILE.npy"
@@ -230,11 +223,6 @@ def _source(
 def _table_stamp(table: GraphTable) -> Any:
     assert table.path is not None
     return array_sums(table.path)
-
-
-def _stamp(path: Path) -> list[Any]:
-    about = path.stat()
-    return [str(path.resolve()), about.st_size, about.st_mtime_ns]
 
 
 def _own_graph(

@@ -12,13 +12,19 @@ from typing import Any
 import numpy as np
 
 from weft.errors import DataError
+from weft.files import json_text, write_atomically
 from weft.graphs import Array, Budget, GraphTable
-from weft.recipes.structures.data import file_name_of
+from weft.recipes.structures.data import file_name_of, file_states, sums_by_graph
 from weft.sources import CATALOGUE, load
-from weft.sources.program_graph import CANDIDATE, SLOT
+from weft.sources.program_graph import CANDIDATE, SLOT, text_order
 from weft.sources.python_programs import PARTS, python_files, split_by_file
 from weft.sources.python_units import EXTRACTION
 
+SPY = "spy.json"
+"""File of a run with where the edges of its first supergraph are, as text and as reordered."""
+
+_CELLS = 96
+_DISTANCES = (8, 16, 32, 64, 128, 256, 512)
 # Room for edges above the mean of full supergraphs, so that nodes are what fills them.
 _EDGE_SLACK = 1.25
 _COLUMNS = {"role": "node", "correct": "node", "type": "edge", "file": "graph"}
@@ -75,9 +81,7 @@ def read_programs(
 def _table_name(reader: str, files: Sequence[Path]) -> str:
     """A name of its own for every choice of files, state of them and way to read them."""
     inside = [file for _, file in python_files(files)] if reader == "python" else files
-    states: list[Any] = [[str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns] for p in inside]
-    if reader == "python":
-        states.append(EXTRACTION)
+    states: list[Any] = [*file_states(inside), *([EXTRACTION] if reader == "python" else [])]
     digest = hashlib.sha256(json.dumps(states).encode()).hexdigest()[:12]
     return f"programs-{file_name_of(files[0])}-{digest}"
 
@@ -104,7 +108,7 @@ def check_programs(table: GraphTable) -> None:
         (roles == CANDIDATE, 1, None, "candidates; a choice needs at least one"),
         (right, 1, 1, "right candidates; exactly one is right"),
     ):
-        counts = _by_graph(table, flags)
+        counts = sums_by_graph(table, flags)
         wrong = counts < low if high is None else (counts < low) | (counts > high)
         if wrong.any():
             graph = int(np.flatnonzero(wrong)[0])
@@ -117,13 +121,6 @@ def _where(table: GraphTable, graph: int) -> str:
     if "line" not in table.schema or not 0 <= file < len(files):
         return ""
     return f" ({files[file]}, line {int(table.column('line')[graph])})"
-
-
-def _by_graph(table: GraphTable, values: Array) -> Array:
-    """Sums of a node column over each graph, [g]."""
-    totals = np.concatenate([[0], np.cumsum(values, dtype=np.float64)])
-    sums: Array = totals[table.node_offsets[1:]] - totals[table.node_offsets[:-1]]
-    return sums
 
 
 def split_programs(
@@ -160,11 +157,11 @@ class Baselines:
 
 def baselines(table: GraphTable, graphs: Array) -> Baselines:
     """Those over `graphs`, int [b], of a table of programs."""
-    candidates = _by_graph(table, np.asarray(table.column("role")) == CANDIDATE)
+    candidates = sums_by_graph(table, np.asarray(table.column("role")) == CANDIDATE)
     if "recent" not in table.schema:
         raise DataError("the table has no node column 'recent'; build it again")
     recent = np.asarray(table.column("recent")) == 1
-    hits = _by_graph(table, recent & (np.asarray(table.column("correct")) == 1))
+    hits = sums_by_graph(table, recent & (np.asarray(table.column("correct")) == 1))
     return Baselines(
         random=float((1 / candidates[graphs]).mean()), recent=float(hits[graphs].mean())
     )
@@ -193,3 +190,47 @@ def step_budget(num_nodes: Array, num_edges: Array, nodes: int) -> Budget:
         edges=64 * -(-int(np.ceil(edges)) // 64),
         graphs=max(nodes // max(1, int(own_nodes.min())), 1) + 1,
     )
+
+
+def spy_of_programs(table: GraphTable, graphs: Array) -> dict[str, Any]:
+    """Counts of edges in 96 by 96 cells, in the order of the text and in that of the table.
+
+    Args:
+        table: programs, as `read_programs` gives them.
+        graphs: int64, those that make up the supergraph, in their order.
+    """
+    some = table.select(graphs)
+    base = np.repeat(some.node_offsets[:-1], some.num_edges)
+    senders, receivers = (some.columns[name] + base for name in ("senders", "receivers"))
+    place = np.empty(some.total_nodes, dtype=np.int64)
+    place[text_order(some)] = np.arange(some.total_nodes)
+    order = str(table.metadata.get("order", "table"))
+    return {
+        "graphs": len(some),
+        "nodes": some.total_nodes,
+        "edges": some.total_edges,
+        "distances": list(_DISTANCES),
+        "orders": [
+            _picture("order of the text", place[senders], place[receivers], some.total_nodes),
+            _picture(f"{order} order", senders, receivers, some.total_nodes),
+        ],
+    }
+
+
+def write_spy(folder: Path, table: GraphTable, graphs: Array) -> None:
+    """Write `spy_of_programs` into a run's folder."""
+    text = json_text(spy_of_programs(table, graphs)) + "\n"
+    write_atomically(folder / SPY, lambda file: file.write(text.encode()))
+
+
+def _picture(order: str, senders: Array, receivers: Array, nodes: int) -> dict[str, Any]:
+    away = np.abs(senders - receivers)
+    cells = min(_CELLS, max(1, nodes))
+    row, column = (ends * cells // max(1, nodes) for ends in (receivers, senders))
+    counts = np.bincount(row * cells + column, minlength=cells * cells).reshape(cells, cells)
+    return {
+        "order": order,
+        "bandwidth": int(away.max(initial=0)),
+        "near": [float((away <= d).mean()) if len(away) else 1.0 for d in _DISTANCES],
+        "counts": counts.tolist(),
+    }

@@ -64,7 +64,7 @@ class ProgramsRecipe(StandardRecipe):
         self, data: GraphTable, config: ProgramsConfig, *, world: World, earlier: Path | None
     ) -> PreparedPrograms:
         """The split and the supergraphs; what an earlier session has measured is taken."""
-        from weft.recipes.programs.supergraph_choice import settled_in
+        from weft.recipes.programs.supergraphs import settled_in
         from weft.recipes.programs.training import prepare_programs
 
         if earlier is not None:

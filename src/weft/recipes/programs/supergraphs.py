@@ -1,19 +1,39 @@
-"""Supergraphs for training: batches of one shape with their adjacency, some of them to a step."""
+"""Supergraphs for training: batches of one shape with their adjacency, some of them to a step.
+
+First they are loaded; then what a recipe leaves open of them (form, block and nodes) is settled by
+measuring.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
-from weft.batching import GraphLoader, GraphSampler
-from weft.graphs import GraphBatch, GraphTable
-from weft.models.ggnn import Adjacency
+import torch
+
+from weft.batching import BatchingConfig, GraphLoader, GraphSampler
+from weft.errors import DataError
+from weft.files import read_object
+from weft.graphs import Array, GraphBatch, GraphTable, assemble
+from weft.layout import band_statistics
+from weft.layout.config import LayoutConfig
+from weft.layout.layout_choice import adjacency_of, measured_choice
+from weft.layout.layout_choice import timed_by_turns
+from weft.models.ggnn import Adjacency, GatedGraph
 from weft.parallel.world import World, single
+from weft.recipes.programs.config import PolicyName, ProgramsConfig
+from weft.recipes.programs.data import step_budget
+from weft.recipes.structures.prediction import from_json
+from weft.training.run import CONFIG
+
+_NODES = (1024, 2048, 4096, 8192, 16384)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -118,3 +138,145 @@ class StepLoader(GraphLoader):
             epoch=self.sampler.epoch,
             number=number,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupergraphFigure:
+    """What supergraphs of one size cost.
+
+    Attributes:
+        nodes: of a supergraph.
+        layout: how its edges are multiplied, nothing left open.
+        graphs: real graphs in the one that was timed.
+        seconds: of a round of messages, forward and backward, a graph.
+    """
+
+    nodes: int
+    layout: LayoutConfig
+    graphs: int
+    seconds: float
+
+
+def settled(
+    table: GraphTable, train: Array, config: ProgramsConfig, num_types: int
+) -> ProgramsConfig:
+    """`config` with the size of supergraphs and the form of their edges decided.
+
+    Args:
+        table: the programs.
+        train: int [g], the graphs for training.
+        config: the recipe; what it says is not changed.
+        num_types: types of edges.
+    """
+    layout = dataclasses.replace(config.layout, hidden=config.hidden)
+    if config.nodes:
+        config = dataclasses.replace(config, layout=layout)
+        if layout.form != "auto":
+            return config
+        batch = _first(table, train, config, config.nodes)
+        chosen = _layout(batch, _widest(table), num_types, layout)
+        return dataclasses.replace(config, layout=chosen)
+    figures = measured_supergraphs(table, train, config, num_types)
+    best = min(figures, key=lambda figure: figure.seconds)
+    return dataclasses.replace(config, nodes=best.nodes, layout=best.layout)
+
+
+def settled_in(folder: Path, config: ProgramsConfig) -> ProgramsConfig:
+    """`config` with what the run in `folder` has decided; as it is where there is no such run.
+
+    Another measurement may come out otherwise, and a run is only resumed with the same config.
+    """
+    try:
+        asked = read_object(folder / CONFIG, {"config": dict})["config"]
+        earlier = from_json(ProgramsConfig, asked)
+    except (ValueError, TypeError):
+        return config
+    layout = earlier.layout if config.layout.form == "auto" else config.layout
+    return dataclasses.replace(config, nodes=config.nodes or earlier.nodes, layout=layout)
+
+
+def measured_supergraphs(
+    table: GraphTable, train: Array, config: ProgramsConfig, num_types: int, *, rounds: int = 3
+) -> list[SupergraphFigure]:
+    """The cost of supergraphs by their nodes, timed by turns; arguments as of `settled`.
+
+    Raises:
+        DataError: the form that is asked for can hold none of them; sizes that it cannot hold,
+            while it can hold others, are left out.
+    """
+    largest = int(table.num_nodes[train].max())
+    # A size that leaves graphs out is not the same training.
+    sizes = [nodes for nodes in _NODES if nodes > largest] or [_multiple(largest + 1, config)]
+    layout = dataclasses.replace(config.layout, hidden=config.hidden)
+    widest = _widest(table)
+    batches, layouts, forms = [], [], []
+    refused: DataError | None = None
+    for nodes in sizes:
+        batch = _first(table, train, config, _multiple(nodes, config))
+        own = _layout(batch, widest, num_types, layout)
+        try:
+            forms.append(adjacency_of(batch, num_types, own))
+        except DataError as error:
+            refused = error
+            continue
+        batches.append(batch)
+        layouts.append(own)
+    if refused is not None and not forms:
+        raise refused
+    torch_state = torch.get_rng_state()
+    network = GatedGraph(config.hidden, num_types, 1)
+    states = [torch.randn(batch.num_nodes, config.hidden) for batch in batches]
+    torch.set_rng_state(torch_state)
+
+    def step(number: int) -> object:
+        out = network(states[number].requires_grad_(), forms[number])
+        return torch.autograd.grad(out.sum(), [states[number], *network.parameters()])
+
+    calls = [lambda number=number: step(number) for number in range(len(batches))]
+    times = timed_by_turns(calls, "cpu", rounds)
+    return [
+        SupergraphFigure(
+            nodes=batch.num_nodes,
+            layout=own,
+            graphs=batch.num_real_graphs,
+            seconds=spent / batch.num_real_graphs,
+        )
+        for batch, own, spent in zip(batches, layouts, times, strict=True)
+    ]
+
+
+def packed_sampler(
+    table: GraphTable,
+    graphs: Array,
+    nodes: int,
+    *,
+    policy: PolicyName = "packed",
+    seed: int = 0,
+) -> GraphSampler:
+    """Makes supergraphs of `nodes` nodes of those `graphs`, int [g], that fit."""
+    sizes = (table.num_nodes[graphs], table.num_edges[graphs])
+    budget = step_budget(*sizes, nodes)
+    fitting = graphs[(sizes[0] < budget.nodes) & (sizes[1] <= budget.edges)]
+    batching = BatchingConfig(policy=policy, batch_size=budget.graphs, seed=seed, budget=budget)
+    return GraphSampler(table.num_nodes, table.num_edges, batching, graphs=fitting)
+
+
+def _multiple(nodes: int, config: ProgramsConfig) -> int:
+    block = config.layout.block or 1
+    return -(-nodes // block) * block
+
+
+def _first(table: GraphTable, train: Array, config: ProgramsConfig, nodes: int) -> GraphBatch:
+    sampler = packed_sampler(table, train, nodes, policy=config.policy, seed=config.seed)
+    planned = sampler.plan()[0]
+    return assemble(table, planned.graphs, planned.budget)
+
+
+def _widest(table: GraphTable) -> int:
+    return int(band_statistics(table).bandwidth.max(initial=0))
+
+
+def _layout(batch: GraphBatch, widest: int, num_types: int, layout: LayoutConfig) -> LayoutConfig:
+    if layout.form != "auto":
+        return layout
+    return measured_choice(batch, num_types, layout, bandwidth=widest).config

@@ -26,10 +26,9 @@ from weft.recipes.programs.data import (
     check_programs,
     learnable,
     split_programs,
+    write_spy,
 )
-from weft.recipes.programs.edge_pattern import write_spy
-from weft.recipes.programs.supergraph_choice import packed_sampler, settled
-from weft.recipes.programs.supergraphs import StepBatch, StepLoader
+from weft.recipes.programs.supergraphs import StepBatch, StepLoader, packed_sampler, settled
 from weft.recipes.table_training import (
     Trained,
     describe_run,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,7 @@ from weft.errors import DataError
 from weft.graphs import Array, Column, GraphTable
 from weft.models.target_scale import TargetScale
 from weft.recipes.structures.config import NeighbourConfig, check_split
-from weft.sources import (
-    CATALOGUE,
-    data_folder,
-    load,
-    with_neighbours,
-)
+from weft.sources import CATALOGUE, data_folder, load, with_neighbours
 
 # In brackets, as no column of a table can be called: the user's own cannot be overwritten.
 LABEL = "(label)"
@@ -81,14 +77,22 @@ def own_table(
     progress: bool,
 ) -> GraphTable:
     """The user's own files as a table of the data folder, read again where they have changed."""
+    table = None
+    # Where a file is missing the reader says so.
+    if files and all(file.exists() for file in files):
+        # A name of its own for every choice of files, state of them, and choice of targets.
+        inside = [sorted(file.iterdir()) if file.is_dir() else [file] for file in files]
+        states = file_states(chain.from_iterable(inside))
+        digest = hashlib.sha256(json.dumps([states, list(targets)]).encode())
+        table = f"{file_name_of(files[0])}-{digest.hexdigest()[:12]}"
     return load(
-        reader,
-        files=files,
-        targets=targets,
-        table=_table_name(files, targets),
-        data_dir=data_dir,
-        progress=progress,
+        reader, files=files, targets=targets, table=table, data_dir=data_dir, progress=progress
     )
+
+
+def file_states(files: Iterable[Path]) -> list[list[str | int]]:
+    """What changes where a file does: of each its path, size and time."""
+    return [[str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns] for p in files]
 
 
 def reader_of(path: Path) -> str:
@@ -97,16 +101,6 @@ def reader_of(path: Path) -> str:
     if name.endswith((".jsonl", ".ndjson")):
         return "crystals"
     return "cif-csv" if name.endswith(".csv") else "atoms"
-
-
-def _table_name(files: Sequence[Path], targets: Sequence[str]) -> str | None:
-    """A name of its own for every choice of files, state of them, and choice of targets."""
-    if not files or not all(file.exists() for file in files):
-        return None  # for the reader to complain about
-    inside = [p for file in files for p in (sorted(file.iterdir()) if file.is_dir() else [file])]
-    states = [[str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns] for p in inside]
-    digest = hashlib.sha256(json.dumps([states, list(targets)]).encode()).hexdigest()[:12]
-    return f"{file_name_of(files[0])}-{digest}"
 
 
 def file_name_of(data: str | Path) -> str:
@@ -157,13 +151,14 @@ def usable_structures(table: GraphTable, targets: Sequence[str]) -> Array:
         values = np.asarray(table.column(name), dtype=np.float64)
         missing = np.isnan(values.reshape(len(values), -1).sum(axis=1))
         if table.schema[name].level == "node":
-            missing = _count_by_graph(table, missing) > 0
+            missing = sums_by_graph(table, missing) > 0
         usable = usable & ~missing
     return usable
 
 
-def _count_by_graph(table: GraphTable, flags: Array) -> Array:
-    totals = np.concatenate([[0], np.cumsum(flags)])
+def sums_by_graph(table: GraphTable, values: Array) -> Array:
+    """Sums of a node column over each graph, float64 [g]."""
+    totals = np.concatenate([[0], np.cumsum(values, dtype=np.float64)])
     sums: Array = totals[table.node_offsets[1:]] - totals[table.node_offsets[:-1]]
     return sums
 

@@ -20,6 +20,7 @@ from weft.files import read_object, write_atomically
 from weft.graphs import Array, GraphTable, open_table
 from weft.models import energy_and_forces
 from weft.models.target_scale import Standardised, TargetScale
+from weft.recipes.output import prediction_file
 from weft.recipes.recipe import ABOUT
 from weft.recipes.structures.config import BEFORE, StructuresConfig
 from weft.recipes.structures.data import check_energy, check_periodicity, reader_of
@@ -67,6 +68,16 @@ class Predictions:
     values: Array
     num_atoms: Array
     forces: list[Array] | None
+
+    @property
+    def heading(self) -> str:
+        """The name of the value, with its unit if it has one."""
+        return f"{self.target} [{self.unit}]" if self.unit else self.target
+
+    def rows(self, most: int | None = None) -> list[tuple[int, int, float]]:
+        """Number, atoms and value of the structures, or of the first ones."""
+        atoms, values = self.num_atoms[:most].tolist(), self.values[:most].tolist()
+        return list(zip(range(len(atoms)), atoms, values, strict=True))
 
 
 def load_structures(run: Path) -> TrainedStructures:
@@ -200,20 +211,22 @@ def _check_atoms(trained: TrainedStructures, table: GraphTable, name: str) -> No
         )
 
 
-def check_output(path: Path, file: Path, *, forces: bool) -> None:
-    """Raise DataError if predictions of `file` cannot be written to `path`."""
-    if path.suffix not in (".csv", ".extxyz", ".xyz"):
-        raise DataError(f"predictions are written as .csv, .extxyz or .xyz, not as {path.name}")
-    if forces and path.suffix == ".csv":
-        raise DataError(f"forces are written as .extxyz, not as {path.name}")
-    if path.suffix != ".csv" and reader_of(file) != "atoms":
+def output_file(out: Path | None, file: Path, *, forces: bool) -> Path:
+    """The file to write predictions of `file` to, see `prediction_file`.
+
+    Raises:
+        DataError: they cannot be written there.
+    """
+    if out is None:
+        out = Path(f"{file.resolve().stem}-predicted{'.extxyz' if forces else '.csv'}")
+    out = prediction_file(out, file, (".csv", ".extxyz", ".xyz"), "predictions")
+    if forces and out.suffix == ".csv":
+        raise DataError(f"forces are written as .extxyz, not as {out.name}")
+    if out.suffix != ".csv" and reader_of(file) != "atoms":
         raise DataError(
-            f"{path.name} would hold what {file} holds, which ASE does not read; write .csv"
+            f"{out.name} would hold what {file} holds, which ASE does not read; write .csv"
         )
-    if not path.parent.is_dir():
-        raise DataError(f"{path} cannot be written: there is no folder {path.parent}")
-    if path.resolve() == file.resolve():
-        raise DataError(f"{path} is the file to read; choose another name to write to")
+    return out
 
 
 def write_predictions(path: Path, file: Path, found: Predictions) -> None:
@@ -223,7 +236,7 @@ def write_predictions(path: Path, file: Path, found: Predictions) -> None:
     in the heading. The extxyz has the value as `predicted_TARGET` and forces as
     `predicted_forces` beside what `file` holds.
     """
-    check_output(path, file, forces=found.forces is not None)
+    output_file(path, file, forces=found.forces is not None)
     text = _csv(found) if path.suffix == ".csv" else _extxyz(file, found)
     write_atomically(path, lambda out: out.write(text.encode()))
 
@@ -231,11 +244,8 @@ def write_predictions(path: Path, file: Path, found: Predictions) -> None:
 def _csv(found: Predictions) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    heading = f"{found.target} [{found.unit}]" if found.unit else found.target
-    writer.writerow(["structure", "atoms", heading])
-    rows = zip(found.num_atoms.tolist(), found.values.tolist(), strict=True)
-    for number, (atoms, value) in enumerate(rows):
-        writer.writerow([number, atoms, value])
+    writer.writerow(["structure", "atoms", found.heading])
+    writer.writerows(found.rows())
     return out.getvalue()
 
 

@@ -167,8 +167,8 @@ class MoleculesRecipe(StandardRecipe):
         from weft.errors import DataError
         from weft.recipes.output import print_predictions
         from weft.recipes.structures.prediction import (
-            check_output,
             load_structures,
+            output_file,
             predict_file,
             write_predictions,
         )
@@ -176,23 +176,14 @@ class MoleculesRecipe(StandardRecipe):
         if file is None:
             raise DataError(f"name the file to predict: weft predict {run} FILE")
         forces = options.forces
-        out = options.out or Path(
-            f"{file.resolve().stem}-predicted.{'extxyz' if forces else 'csv'}"
-        )
-        check_output(out, file, forces=forces)
+        out = output_file(options.out, file, forces=forces)
         trained = load_structures(run)
         if forces and (reason := trained.config.why_no_forces()):
             console.print(f"Do not rely on these forces: {reason}.", soft_wrap=True)
         found = predict_file(trained, file, forces=forces, progress=not options.quiet)
         write_predictions(out, file, found)
-        unit = f" [{found.unit}]" if found.unit else ""
-        rows = [
-            (str(number), str(atoms), f"{value:.6g}")
-            for number, (atoms, value) in enumerate(
-                zip(found.num_atoms[:10], found.values[:10], strict=True)
-            )
-        ]
-        headings = ("structure", "atoms", f"{found.target}{unit}")
+        rows = [(str(number), str(atoms), f"{v:.6g}") for number, atoms, v in found.rows(10)]
+        headings = ("structure", "atoms", found.heading)
         print_predictions(headings, rows, len(found.values), out, console)
 
 
