@@ -168,12 +168,9 @@ class FullGraphConfig:
         from weft.models import GCN, GraphSAGE
 
         layers = self.layers()
-        model: GCN | GraphSAGE
         if isinstance(layers, SAGEConfig):
-            model = GraphSAGE(features, classes, layers)
-        else:
-            model = GCN(features, classes, layers)
-        return model.to(self.torch_dtype)
+            return GraphSAGE(features, classes, layers).to(self.torch_dtype)
+        return GCN(features, classes, layers).to(self.torch_dtype)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -256,9 +253,8 @@ class FullGraphConfig:
 
     def on_grid(self, grid: Grid) -> FullGraphConfig:
         """The same with this grid asked for."""
-        if grid.replicated:
-            return replace(self, grid="1.5d", replication=grid.layers)
-        return replace(self, grid=grid.shape, replication=None)
+        name, layers = ("1.5d", grid.layers) if grid.replicated else (grid.shape, None)
+        return replace(self, grid=name, replication=layers, ranks=grid.ranks)
 
     def chosen_grid(self, nodes: int, edges: int, features: int, classes: int) -> Grid:
         """The grid that is asked for, or the fastest by the cost model.
