@@ -19,8 +19,8 @@ from weft.parallel.prepare import prepare
 from weft.parallel.shard import KIND
 from weft.parallel.splits import one_graph, share_split, with_split
 from weft.recipes.full_graph.config import FullGraphConfig
-from weft.recipes.structures.data import file_name_of, file_states
-from weft.sources import CATALOGUE, cached_table, load, read_edge_list, row_normalise, shchur
+from weft.recipes.structures.data import file_name_of, file_states, own_path
+from weft.sources import cached_table, load, read_edge_list, row_normalise, shchur
 from weft.sources.config import EdgeColumn
 from weft.sources.edge_lists import both_directions
 
@@ -180,28 +180,14 @@ def _source(
 ) -> tuple[Graph | GraphTable, Any]:
     """The graph as it is stored, and a stamp that identifies it."""
     data = config.data
-    names = [name for name, source in CATALOGUE.items() if source.kind == "one graph"]
-    if data in CATALOGUE:
-        about = CATALOGUE[data]
-        if about.kind != "one graph":
-            raise DataError(
-                f"'{data}' is {about.kind}, not one graph to classify nodes of; choose from "
-                f"{', '.join(names)}, or give a path"
-            )
+    path = own_path(data, ["one graph"], "one graph to classify nodes of", files)
+    if path is None:
         if config.features is not None:
             raise DataError(
                 f"'{data}' has its own features; --features and --labels go with an edge list"
             )
         table = load(data, files=files, data_dir=data_dir, progress=progress)
         return table, _table_stamp(table)
-    path = Path(data)
-    if not path.exists():
-        raise DataError(f"'{data}' is neither a file or folder nor one of {', '.join(names)}")
-    if files:
-        raise DataError(
-            f"the data is {data}, so --files {' '.join(map(str, files))} would not be read; leave "
-            "it out"
-        )
     if rows := config.features or features:
         labels = None if config.labels is None else Path(config.labels)
         named = [path, Path(rows), *([] if labels is None else [labels])]

@@ -14,8 +14,13 @@ import numpy as np
 from weft.errors import DataError
 from weft.files import json_text, write_atomically
 from weft.graphs import Array, Budget, GraphTable
-from weft.recipes.structures.data import file_name_of, file_states, sums_by_graph
-from weft.sources import CATALOGUE, load
+from weft.recipes.structures.data import (
+    file_name_of,
+    file_states,
+    own_path,
+    sums_by_graph,
+)
+from weft.sources import load
 from weft.sources.program_graph import CANDIDATE, SLOT, text_order
 from weft.sources.python_programs import PARTS, python_files, split_by_file
 from weft.sources.python_units import EXTRACTION
@@ -48,22 +53,8 @@ def read_programs(
     Raises:
         DataError: there is no such data, or it holds no programs.
     """
-    names = [name for name, source in CATALOGUE.items() if source.kind == "programs"]
-    if data in CATALOGUE:
-        if data not in names:
-            raise DataError(
-                f"'{data}' is {CATALOGUE[data].kind}, not programs; choose from {', '.join(names)}"
-            )
-        reader = data
-    else:
-        path = Path(data)
-        if not path.exists():
-            raise DataError(f"'{data}' is neither a file or folder nor one of {', '.join(names)}")
-        if files:
-            raise DataError(
-                f"the data is {data}, so --files {' '.join(map(str, files))} would not be read; "
-                f"leave it out, or take --data {names[0]} and name all files there"
-            )
+    reader, path = data, own_path(data, ["programs"], "programs", files, reader=lambda _: "python")
+    if path is not None:
         samples = path.suffix in (".gz", ".jsonl", ".json")
         if path.is_file() and not samples and path.suffix != ".py":
             raise DataError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -21,6 +21,7 @@ LABEL = "(label)"
 """Graph column with what the network is to give, see `labelled`."""
 FORCES = "(forces)"
 """Node column with the forces to learn from."""
+_KINDS = ("molecules", "crystals", "molecules or crystals")
 
 
 def structure_table(
@@ -44,28 +45,48 @@ def structure_table(
     Raises:
         DataError: there is no such data, or it has no such target.
     """
-    if data in CATALOGUE:
-        source = CATALOGUE[data]
-        if "graph" in source.kind:
-            raise DataError(f"'{data}' is {source.kind}, not molecules or crystals")
-        if source.origin == "--files":
-            table = own_table(data, files, targets, data_dir, progress=progress)
-        else:
-            table = load(data, files=files, data_dir=data_dir, progress=progress)
-    else:
-        path = Path(data)
-        if not path.exists():
-            names = [n for n, source in CATALOGUE.items() if "graph" not in source.kind]
-            raise DataError(f"'{data}' is neither a file or folder nor one of {', '.join(names)}")
-        if files:
-            raise DataError(
-                f"the data is {data}, so --files {' '.join(map(str, files))} would not be read; "
-                f"leave it out, or take --data {reader_of(path)} and name all files there"
-            )
+    path = own_path(data, _KINDS, "molecules or crystals", files, reader=reader_of)
+    if path is not None:
         table = own_table(reader_of(path), [path], targets, data_dir, progress=progress)
+    elif CATALOGUE[data].origin == "--files":
+        table = own_table(data, files, targets, data_dir, progress=progress)
+    else:
+        table = load(data, files=files, data_dir=data_dir, progress=progress)
     for name in ("z", "pos", *targets):
         table.column(name)
     return table
+
+
+def own_path(
+    data: str,
+    kinds: Sequence[str],
+    wanted: str,
+    files: Sequence[Path],
+    *,
+    reader: Callable[[Path], str] | None = None,
+) -> Path | None:
+    """The user's own file or folder that `data` names; None for a data set of one of these kinds.
+
+    `wanted` are the kinds in words; `reader` gives the data set that reads the path with `files`.
+
+    Raises:
+        DataError: a data set of another kind; a path that is not there, or that has files beside.
+    """
+    listed = ", ".join(name for name, source in CATALOGUE.items() if source.kind in kinds)
+    if data in CATALOGUE:
+        if (kind := CATALOGUE[data].kind) in kinds:
+            return None
+        raise DataError(f"'{data}' is {kind}, not {wanted}; choose from {listed}, or give a path")
+    path = Path(data)
+    if not path.exists():
+        raise DataError(f"'{data}' is neither a file or folder nor one of {listed}")
+    if files:
+        instead = f", or take --data {reader(path)} and name all files there" if reader else ""
+        raise DataError(
+            f"the data is {data}, so --files {' '.join(map(str, files))} would not be read; leave "
+            f"it out{instead}"
+        )
+    return path
 
 
 def own_table(
