@@ -30,7 +30,7 @@ from weft.recipes.full_graph.session import train_shared
 from weft.recipes.full_graph.training import (
     FullGraphConfig,
     TrainedFullGraph,
-    last_epoch,
+    done_epochs,
     train_full_graph,
 )
 from weft.sources import planted_partition
@@ -103,7 +103,7 @@ def test_one_process_leaves_a_whole_run(table, folder, serial):
     assert summary["counts"] == table.metadata["counts"]
     assert 0 < summary["test_accuracy"] <= 1
     assert (run / "weights.safetensors").exists()
-    assert last_epoch(run) == 8
+    assert done_epochs(run)[1] == 8
     line = read_metrics(run)[-1]
     assert line["bytes_received"] == 0
     assert line["peak_memory_bytes"] > 0
@@ -167,7 +167,7 @@ def test_a_rank_that_dies_in_the_first_step_is_named(table, tmp_path, monkeypatc
         train(table, tmp_path / "run", Grid(rows=2), max_restarts=0)
     # Nothing is lost: the beginning was kept.
     assert (tmp_path / "run" / "last.pt").exists()
-    assert last_epoch(tmp_path / "run") == 0
+    assert done_epochs(tmp_path / "run")[1] == 0
 
 
 def test_a_run_goes_on_with_other_ranks_and_another_grid(table, serial, tmp_path):
@@ -202,10 +202,10 @@ def test_a_run_of_an_earlier_version_goes_on_to_the_bit(table, serial, tmp_path,
     run = tmp_path / "run"
     train(table, run, config=replace(CONFIG, epochs=4))
     in_old_format(run)
-    assert last_epoch(run) == 4
+    assert done_epochs(run)[1] == 4
     trained = train(table, run, Grid(rows=ranks), resume=True)
     assert trained.result.epochs == CONFIG.epochs
-    assert last_epoch(run) == 8
+    assert done_epochs(run)[1] == 8
     if ranks == 1:
         np.testing.assert_array_equal(losses(run), serial)
     np.testing.assert_allclose(losses(run), serial, rtol=1e-10)
@@ -252,7 +252,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(table, serial, tmp_path, monke
     run, write = tmp_path / "run", checkpoint.write_atomically
 
     def full(path: Path, writer: Any) -> None:
-        if path.name == "last.pt" and path.exists() and last_epoch(run) == 3:
+        if path.name == "last.pt" and path.exists() and done_epochs(run)[1] == 3:
             raise DataError(f"cannot write {path}: No space left on device")
         write(path, writer)
 
@@ -260,7 +260,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(table, serial, tmp_path, monke
         patch.setattr(checkpoint, "write_atomically", full)
         with pytest.raises(DataError, match=r"cannot write .*last\.pt: No space left"):
             train(table, run)
-    assert last_epoch(run) == 3
+    assert done_epochs(run)[1] == 3
     train(table, run, resume=True)
     np.testing.assert_array_equal(losses(run), serial)
 
@@ -277,7 +277,7 @@ def test_killed_while_a_checkpoint_is_written(table, serial, tmp_path, monkeypat
         patch.setattr(checkpoint.torch, "save", stop)
         with pytest.raises(KeyboardInterrupt):
             train(table, run)
-    assert last_epoch(run) == 3
+    assert done_epochs(run)[1] == 3
     train(table, run, resume=True)
     np.testing.assert_array_equal(losses(run), serial)
 
@@ -436,7 +436,7 @@ def test_a_signal_stops_with_a_checkpoint(table, serial, tmp_path, monkeypatch, 
         patch.setattr(GridNetwork, "step", signalled)
         trained = train(table, tmp_path / "run")
     assert trained.result.stopped == "interrupted by SIGTERM"
-    assert trained.result.steps == last_epoch(tmp_path / "run") == epoch
+    assert trained.result.steps == done_epochs(tmp_path / "run")[1] == epoch
     train(table, tmp_path / "run", resume=True)
     np.testing.assert_array_equal(losses(tmp_path / "run"), serial)
 

@@ -176,6 +176,8 @@ class Recipe(ABC):
     """What it trains, on the page of a run whose settings do not name a model."""
     counts: ClassVar[str] = "graphs"
     """What its `graphs_per_second` counts."""
+    config_type: ClassVar[type[Any]]
+    """The class of its configuration."""
     source: ClassVar[type[DataOptions]] = DataOptions
     """Options of where its data is read from."""
     common: ClassVar[tuple[str, ...]]
@@ -190,9 +192,9 @@ class Recipe(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    @abstractmethod
     def default(self) -> Any:
         """The configuration that a newcomer gets."""
+        return self.config_type()
 
     def run_name(self, config: Any) -> str:
         """Of the run's folder, by default."""

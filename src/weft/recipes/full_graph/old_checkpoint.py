@@ -39,12 +39,8 @@ _NAME = re.compile(r"epoch-(\d{6,})")
 # What the index of a distributed checkpoint is made of; torch reads it as any pickle.
 _METADATA = "torch.distributed.checkpoint.metadata"
 _ALLOWED = {
-    (_METADATA, "Metadata"),
-    (_METADATA, "TensorStorageMetadata"),
-    (_METADATA, "TensorProperties"),
-    (_METADATA, "ChunkStorageMetadata"),
-    (_METADATA, "MetadataIndex"),
-    (_METADATA, "StorageMeta"),
+    *((_METADATA, f"{kind}Metadata") for kind in ("", "TensorStorage", "ChunkStorage")),
+    *((_METADATA, name) for name in ("TensorProperties", "MetadataIndex", "StorageMeta")),
     (_METADATA, "_MEM_FORMAT_ENCODING"),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
     ("torch.serialization", "_get_layout"),
@@ -98,16 +94,13 @@ def last_epoch(folder: Path) -> int:
     return 0 if found is None else int(found[1]["epoch"])
 
 
-def _folders(folder: Path) -> list[Path]:
-    """Folders of checkpoints, the newest first."""
-    if not folder.is_dir():
-        return []
-    names = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
-    return sorted(names, key=lambda path: int(path.name.partition("-")[2]), reverse=True)
-
-
 def _newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    for path in _folders(folder):
+    numbered = {
+        int(found[1]): path
+        for path in (folder.iterdir() if folder.is_dir() else ())
+        if (found := _NAME.fullmatch(path.name))
+    }
+    for _, path in sorted(numbered.items(), reverse=True):
         try:
             manifest = read_object(path / _MANIFEST, _FIELDS)
             if manifest["format"] != _FORMAT:
@@ -164,8 +157,8 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _sum(path: Path) -> str:
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        digest = hashlib.sha256()
         while block := file.read(2**20):
             digest.update(block)
-        return digest.hexdigest()
+    return digest.hexdigest()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -29,47 +29,20 @@ from weft.training.run import LOGS
 _ROW = np.dtype([("node", "<i8"), ("class", "<i8"), ("probability", "<f8")])
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainedNodes:
-    """A run, as its folder describes it.
-
-    Attributes:
-        folder: the run's.
-        config: the recipe.
-        features: that its network reads.
-        classes: that it tells apart.
-        table: the prepared graph that it was trained on.
-    """
-
-    folder: Path
-    config: FullGraphConfig
-    features: int
-    classes: int
-    table: Path | None
-
-
-def load_nodes(run: Path) -> TrainedNodes:
-    """What the run in a folder was trained for.
+def load_nodes(run: Path) -> tuple[FullGraphConfig, dict[str, Any]]:
+    """The recipe of the run in a folder, and its model.json: `features`, `classes` and `table`.
 
     Raises:
         DataError: it is not a run of this recipe, or damaged.
     """
+    fields: dict[str, Any] = {"config": dict, "features": int, "classes": int}
     try:
-        about = read_object(
-            run / ABOUT,
-            {"config": dict, "features": int, "classes": int, "table": (str, type(None))},
-        )
+        about = read_object(run / ABOUT, fields | {"table": (str, type(None))})
         config = from_json(FullGraphConfig, about["config"])
-        return TrainedNodes(
-            folder=run,
-            # Where it was trained says nothing of this machine.
-            config=dataclasses.replace(config, device="auto"),
-            features=about["features"],
-            classes=about["classes"],
-            table=None if about["table"] is None else Path(about["table"]),
-        )
     except (ValueError, TypeError) as error:
         raise DataError(f"{run} holds no run of `weft train full-graph` ({error})") from error
+    # Where it was trained says nothing of this machine.
+    return dataclasses.replace(config, device="auto"), about
 
 
 def predict_nodes(
@@ -101,16 +74,17 @@ def predict_nodes(
     """
     if is_a_rank():
         raise ValueError("weft predict starts its ranks itself: leave torchrun out, pass --ranks")
-    trained = load_nodes(run)
-    table, grid = _graph(trained, data, features, ranks, data_dir)
+    config, about = load_nodes(run)
+    earlier = None if about["table"] is None else Path(about["table"])
+    table, grid = _graph(config, earlier, data, features, ranks, data_dir)
     width = int(table.column("x").shape[1])
-    if width != trained.features:
+    if width != about["features"]:
         raise DataError(
-            f"the graph has {width} features a node, the network of {run} reads {trained.features}"
+            f"the graph has {width} features a node, the network of {run} reads {about['features']}"
         )
     assert table.path is not None
     with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as parts:
-        arguments = (table.path, trained, grid, Path(parts))
+        arguments = (table.path, run, config, about["classes"], grid, Path(parts))
         if ranks == 1:
             _predict(*arguments)
         else:
@@ -125,35 +99,39 @@ def predict_nodes(
 
 
 def _graph(
-    trained: TrainedNodes,
+    config: FullGraphConfig,
+    earlier: Path | None,
     data: str | None,
     features: str | None,
     ranks: int,
     data_dir: Path | None,
 ) -> tuple[GraphTable, Grid]:
+    """The graph to predict, cut for these ranks; `earlier` is the table of the training."""
     config = dataclasses.replace(
-        trained.config, ranks=ranks, grid="1d", replication=None, partition="contiguous"
+        config, ranks=ranks, grid="1d", replication=None, partition="contiguous"
     )
     if data is not None:
         config = dataclasses.replace(config, data=data, features=None, labels=None, split=None)
         return full_graph_table(config, data_dir=data_dir, unlabelled=True, features=features)
     grid = grid_of("1d", ranks)
-    if trained.table is not None and trained.table.exists():
-        table = open_table(trained.table)
+    if earlier is not None and earlier.exists():
+        table = open_table(earlier)
         partition = table.metadata["partition"]
         if partition["how"] != "metis" or partition["blocks"] == grid.blocks:
             return table, grid
     return full_graph_table(config, data_dir=data_dir)
 
 
-def _predict(path: Path, trained: TrainedNodes, grid: Grid, parts: Path) -> None:
-    """Write this rank's rows, of the prepared graph in `path`."""
-    config, table = trained.config, open_table(path, check=False)
+def _predict(
+    path: Path, run: Path, config: FullGraphConfig, classes: int, grid: Grid, parts: Path
+) -> None:
+    """Write this rank's rows, of the prepared graph in `path`, by the network of `run`."""
+    table = open_table(path, check=False)
     with join(grid, config) as world:
         check_alike(table, world, config)
         shard = GraphShard.open(table, world, config.method, config.torch_dtype)
-        model = config.make_model(trained.features, trained.classes)
-        load_weights(model, trained.folder)
+        model = config.make_model(shard.features, classes)
+        load_weights(model, run)
         model.eval()
         ids, probabilities = GridNetwork(model, shard).predict()
         found = np.empty(len(ids), dtype=_ROW)

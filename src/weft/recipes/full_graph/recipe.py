@@ -62,6 +62,7 @@ class FullGraphRecipe(Recipe):
         -m weft train full-graph --data cora --grid 1.5d
     """
     plan_help = ""
+    config_type = FullGraphConfig
     kind = "full graph"
     counts = "epochs"
     source = FullGraphOptions
@@ -70,10 +71,6 @@ class FullGraphRecipe(Recipe):
         *("learning_rate", "epochs"),
     )
     predicts_with = ("out", "ranks", "features", "data_dir", "quiet")
-
-    def default(self) -> FullGraphConfig:
-        """The configuration that a newcomer gets."""
-        return FullGraphConfig()
 
     def plan_command(self) -> type[Any]:
         """`weft plan full-graph`, by formulas or measured."""
@@ -147,7 +144,7 @@ class FullGraphRecipe(Recipe):
                 raise RankError(f"{error}. {way_on(folder)}") from None
         return Finished(
             result=trained.result,
-            show=lambda: _show(trained, config, folder, console),
+            show=lambda: _show(trained, table, config, folder, console),
             is_first=_is_first(),
         )
 
@@ -267,14 +264,18 @@ def _name(grid: Grid) -> str:
 
 
 def _show(
-    trained: TrainedFullGraph, config: FullGraphConfig, folder: Path, console: Console
+    trained: TrainedFullGraph,
+    table: GraphTable,
+    config: FullGraphConfig,
+    folder: Path,
+    console: Console,
 ) -> None:
     from weft.recipes.output import print_scores, where
 
-    result, scores = trained.result, trained.scores
+    result, scores, counts = trained.result, trained.scores, table.metadata["counts"]
     rows = [
         (part, f"{count:,}", f"{scores[f'{part}_accuracy']:.1%}", f"{scores[f'{part}_loss']:.4f}")
-        for part, count in trained.counts.items()
+        for part, count in counts.items()
         if count
     ]
     headings: tuple[str, ...] = ("part", "nodes", "accuracy", "loss")
@@ -296,7 +297,7 @@ def _show(
         )
     best = (
         f"the weights are those of epoch {result.best_epoch}, the best on the validation nodes"
-        if result.best_epoch and trained.counts["validation"]
+        if result.best_epoch and counts["validation"]
         else "the weights are those of the lowest loss"
     )
     console.print(

@@ -71,17 +71,11 @@ class TrainedFullGraph:
     Attributes:
         result: how the training went; the weights are in the run's folder.
         scores: loss and accuracy of each part of the split, with these weights.
-        grid: of the ranks.
-        partition: how nodes were shared out, and how evenly.
-        counts: nodes in each part of the split.
         communication: None where no epoch was trained in this session.
     """
 
     result: FitResult
     scores: dict[str, float]
-    grid: Grid
-    partition: dict[str, Any]
-    counts: dict[str, int]
     communication: Communication | None
 
 
@@ -181,24 +175,18 @@ def train_shared(
     )
     model.eval()
     scores = {} if result.stopped.startswith("interrupted") else measure()
-    trained = TrainedFullGraph(
-        result=result,
-        scores=scores,
-        grid=world.grid,
-        partition=table.metadata["partition"],
-        counts=shard.counts,
-        communication=step.communication(table, config, before),
-    )
+    cost = step.communication(table, config, before)
     if run is not None:
+        partition = table.metadata["partition"]
         run.summarise(
             **scores,
             grid=world.grid.name,
             ranks=world.grid.ranks,
-            partition={k: v for k, v in trained.partition.items() if k != "offsets"},
-            counts=trained.counts,
-            communication=trained.communication and dataclasses.asdict(trained.communication),
+            partition={name: value for name, value in partition.items() if name != "offsets"},
+            counts=shard.counts,
+            communication=cost and dataclasses.asdict(cost),
         )
-    return trained
+    return TrainedFullGraph(result=result, scores=scores, communication=cost)
 
 
 class _EpochNumbers:

@@ -86,17 +86,9 @@ def train_full_graph(
             tell=tell,
         )
     except LaunchStopped as stop:
-        epochs, steps = _done(folder)
-        return TrainedFullGraph(
-            result=FitResult(
-                epochs=epochs, steps=steps, stopped=f"interrupted by {stop.signal}"
-            ),
-            scores={},
-            grid=grid,
-            partition=table.metadata["partition"],
-            counts=table.metadata["counts"],
-            communication=None,
-        )
+        epochs, steps = done_epochs(folder)
+        result = FitResult(epochs=epochs, steps=steps, stopped=f"interrupted by {stop.signal}")
+        return TrainedFullGraph(result=result, scores={}, communication=None)
     found: TrainedFullGraph = answers[0]
     return found
 
@@ -115,31 +107,26 @@ def open_run(table: GraphTable, config: FullGraphConfig, folder: Path, *, resume
 def _restart_point(folder: Path) -> str:
     """From where ranks that are started again go on, for people."""
     try:
-        return f"epoch {last_epoch(folder)}"
+        return f"epoch {done_epochs(folder)[1]}"
     except DataError:
         # The ranks will say that it is damaged; here it would hide why one has failed.
         return "the last checkpoint"
 
 
-def last_epoch(folder: Path) -> int:
-    """Epochs trained by the last checkpoint of the run in `folder`; 0 if there is none.
+def done_epochs(folder: Path) -> tuple[int, int]:
+    """Epochs that the last checkpoint of a run has trained and evaluated, and those trained.
 
     Raises:
         DataError: it is damaged.
     """
-    return _done(folder)[1]
-
-
-def _done(folder: Path) -> tuple[int, int]:
-    """Epochs that the last checkpoint has trained and evaluated, and those that it has trained."""
     if (folder / CHECKPOINT).exists():
         progress = load_checkpoint(folder / CHECKPOINT, "progress")["progress"]
         return progress["epoch"], progress["step"]
     if not (folder / OLD_CHECKPOINTS).is_dir():
         return 0, 0
-    from weft.recipes.full_graph import old_checkpoint
+    from weft.recipes.full_graph.old_checkpoint import last_epoch
 
-    epoch = old_checkpoint.last_epoch(folder / OLD_CHECKPOINTS)
+    epoch = last_epoch(folder / OLD_CHECKPOINTS)
     return epoch, epoch
 
 
