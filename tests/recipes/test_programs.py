@@ -19,7 +19,11 @@ from weft.parallel.world import alone, single
 from weft.recipes.programs import training as programs
 from weft.recipes.programs.data import baselines, check_programs, split_programs, step_budget
 from weft.recipes.programs.supergraphs import StepLoader
-from weft.recipes.programs.training import prepare_programs, train_programs
+from weft.recipes.programs.training import (
+    prepare_programs,
+    train_prepared_programs,
+    train_programs,
+)
 from weft.sources.program_graph import PROGRAM_SCHEMA
 from weft.training import Compilation, ScheduleConfig
 
@@ -47,9 +51,10 @@ def losses_of(table, monkeypatch, **options):
 
 
 def test_learns_a_rule_that_the_baselines_do_not_know(table):
-    trained = train_programs(table, config(epochs=8, nodes=128, learning_rate=5e-2), quiet=True)
+    prepared = prepare_programs(table, config(epochs=8, nodes=128, learning_rate=5e-2))
+    trained = train_prepared_programs(prepared, quiet=True)
     for part in ("train", "validation", "test"):
-        base = trained.baselines[part]
+        base = prepared.baselines[part]
         assert trained.scores[f"{part}_accuracy"] > 0.9 > 0.6 > max(base.random, base.recent)
     assert trained.counts == {"train": 84, "validation": 24, "test": 12, "skipped": 0}
     assert trained.result.best_metrics["train_accuracy"] > 0.5
@@ -58,9 +63,9 @@ def test_learns_a_rule_that_the_baselines_do_not_know(table):
 def test_forms_of_the_layout_give_the_same_losses(table, monkeypatch):
     expected, _ = losses_of(table, monkeypatch, max_steps=4)
     for layout in (BANDED, LayoutConfig(form="dense"), LayoutConfig(form="auto")):
-        found, trained = losses_of(table, monkeypatch, max_steps=4, layout=layout)
+        found, _ = losses_of(table, monkeypatch, max_steps=4, layout=layout)
         assert found == pytest.approx(expected, rel=1e-4), layout
-        assert trained.layout.form != "auto"
+        assert prepare_programs(table, config(layout=layout)).config.layout.form != "auto"
     narrow = LayoutConfig(form="banded", block=4, outside="spill")
     found, trained = losses_of(table, monkeypatch, max_steps=4, layout=narrow)
     assert found == pytest.approx(expected, rel=1e-4)

@@ -39,6 +39,7 @@ class Trained:
         counts: graphs in each part, and those that were left out, by why.
         compilation: what was compiled, when it was.
         batching_share: of this session's time that was spent waiting for training batches.
+        outside_share: of this session's edges that were outside the blocks of a banded layout.
     """
 
     model: Any
@@ -47,6 +48,7 @@ class Trained:
     counts: dict[str, int]
     compilation: Compilation
     batching_share: float
+    outside_share: float = 0.0
 
     def summary(self, sampler: GraphSampler) -> dict[str, Any]:
         """Of the training with this sampler's batches, as JSON values."""

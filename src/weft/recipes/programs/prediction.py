@@ -84,21 +84,6 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainedNetwork:
-    """A trained network with what it was made for.
-
-    Attributes:
-        model: scores nodes.
-        config: of the training.
-        num_types: types of edges.
-    """
-
-    model: GGNN
-    config: ProgramsConfig
-    num_types: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Inspection:
     """What a network says about the variables of files.
 
@@ -117,8 +102,8 @@ class Inspection:
         return [f for f in self.findings if f.probability >= max(threshold, f.written)]
 
 
-def load_programs(run: Path) -> TrainedNetwork:
-    """The best weights of the run in the folder `run`.
+def load_programs(run: Path) -> tuple[GGNN, ProgramsConfig]:
+    """The network of the run in the folder `run`, with its best weights, and the recipe.
 
     Raises:
         DataError: no such run, or one of another recipe.
@@ -135,10 +120,12 @@ def load_programs(run: Path) -> TrainedNetwork:
     model = make_ggnn(config, **sizes)
     load_weights(model, run)
     model.eval()
-    return TrainedNetwork(model=model, config=config, num_types=sizes["num_types"])
+    return model, config
 
 
-def inspect_code(trained: TrainedNetwork, path: Path, *, progress: bool = True) -> Inspection:
+def inspect_code(
+    trained: tuple[GGNN, ProgramsConfig], path: Path, *, progress: bool = True
+) -> Inspection:
     """Ask about every use of a variable in a Python file, or in all files of a folder.
 
     A file that cannot be read or parsed is skipped, and so is a function that is too large.
@@ -155,7 +142,7 @@ def inspect_code(trained: TrainedNetwork, path: Path, *, progress: bool = True) 
         for (_, file), size in zip(files, sizes, strict=True):
             left_out: Counter[str] = Counter()
             for some, part in _groups(file, left_out):
-                findings += _findings(trained, str(file), some)
+                findings += _findings(*trained, str(file), some)
                 move(done + int(part * size))
             if left_out:
                 skipped[str(file)] = _reasons(left_out)
@@ -186,8 +173,10 @@ def _reasons(skipped: Mapping[str, int]) -> str:
     )
 
 
-def _findings(trained: TrainedNetwork, file: str, samples: Sequence[Sample]) -> Iterator[Finding]:
-    for sample, chances in zip(samples, _chances(trained, samples), strict=True):
+def _findings(
+    model: GGNN, config: ProgramsConfig, file: str, samples: Sequence[Sample]
+) -> Iterator[Finding]:
+    for sample, chances in zip(samples, _chances(model, config.nodes, samples), strict=True):
         own = sample.candidates.index(sample.name)
         best = max((i for i in range(len(chances)) if i != own), key=lambda i: chances[i])
         yield Finding(
@@ -201,18 +190,17 @@ def _findings(trained: TrainedNetwork, file: str, samples: Sequence[Sample]) -> 
         )
 
 
-def _chances(trained: TrainedNetwork, samples: Sequence[Sample]) -> list[list[float]]:
+def _chances(model: GGNN, least: int, samples: Sequence[Sample]) -> list[list[float]]:
     """The probabilities of each sample's candidates, in the order that they have there."""
     table = table_from_graphs([sample.graph for sample in samples], PROGRAM_SCHEMA)
     sizes = (table.num_nodes, table.num_edges)
-    nodes = max(trained.config.nodes, int(sizes[0].max()) + 1)
-    budget = step_budget(*sizes, nodes)
+    budget = step_budget(*sizes, max(least, int(sizes[0].max()) + 1))
     batching = BatchingConfig(policy="dynamic", batch_size=budget.graphs, budget=budget)
     found: list[list[float]] = [[]] * len(samples)
     for planned in evaluation_sampler(*sizes, batching).plan():
         batch = assemble(table, planned.graphs, planned.budget)
         with torch.no_grad():
-            scores = trained.model(batch, TypedEdges.of_batch(batch, trained.num_types))
+            scores = model(batch, TypedEdges.of_batch(batch, model.config.num_types))
         chances = candidate_log_probabilities(batch, scores).exp()
         candidate = batch.nodes["role"] == CANDIDATE
         for place, graph in enumerate(planned.graphs.tolist()):

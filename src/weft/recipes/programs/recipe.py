@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from weft.graphs import GraphTable
     from weft.parallel.world import World
     from weft.recipes.programs.candidates import ProgramsTask
-    from weft.recipes.programs.training import PreparedPrograms, TrainedPrograms
+    from weft.recipes.programs.training import PreparedPrograms
+    from weft.recipes.table_training import Trained
 
 
 class ProgramsRecipe(StandardRecipe):
@@ -34,15 +35,12 @@ class ProgramsRecipe(StandardRecipe):
     Takes the options of `weft train programs`. Example:
       weft plan programs --limit 20000 --run-steps 5000
     """
+    config_type = ProgramsConfig
     kind = "programs"
     trains, counts = "Gated graph network", "samples"
     common = ("data", "limit", "hidden", "steps", "learning_rate", "epochs")
     predicts_with = ("out", "threshold", "all", "format", "quiet")
     shares_batches = True
-
-    def default(self) -> ProgramsConfig:
-        """The configuration that a newcomer gets."""
-        return ProgramsConfig()
 
     def read(self, config: ProgramsConfig, source: DataOptions, *, progress: bool) -> GraphTable:
         """Samples of programs, or as many as asked for."""
@@ -71,22 +69,22 @@ class ProgramsRecipe(StandardRecipe):
             config = settled_in(earlier, config)
         return prepare_programs(data, config, world=world)
 
-    def train(self, prepared: PreparedPrograms, **session: Any) -> TrainedPrograms:
+    def train(self, prepared: PreparedPrograms, **session: Any) -> Trained:
         """Train the network."""
         from weft.recipes.programs.training import train_prepared_programs
 
         return train_prepared_programs(prepared, **session)
 
-    def summary(self, trained: TrainedPrograms, prepared: PreparedPrograms) -> dict[str, Any]:
+    def summary(self, trained: Trained, prepared: PreparedPrograms) -> dict[str, Any]:
         """Accuracy beside the baselines, counts, how full supergraphs were, and compiling."""
         return {
             **trained.summary(prepared.sampler),
-            "baselines": {part: vars(b) for part, b in trained.baselines.items()},
+            "baselines": {part: vars(b) for part, b in prepared.baselines.items()},
             "outside_share": trained.outside_share,
         }
 
     def show(
-        self, trained: TrainedPrograms, prepared: PreparedPrograms, folder: Path, console: Console
+        self, trained: Trained, prepared: PreparedPrograms, folder: Path, console: Console
     ) -> None:
         """Print the accuracy beside the baselines, what was left out, and where everything is."""
         from weft.recipes.output import print_scores, where
@@ -102,41 +100,37 @@ class ProgramsRecipe(StandardRecipe):
                 f"{base.recent:.1%}",
                 f"{trained.scores[f'{part}_loss']:.4f}",
             )
-            for part, base in trained.baselines.items()
+            for part, base in prepared.baselines.items()
         ]
         print_scores(f"{config.data}: {result.stopped}", headings, rows, console)
+        said, compiled = "", trained.compilation
         if counts["train"] > counts["validation"]:
-            console.print(
-                f"The accuracy on training samples is that of {counts['validation']:,} drawn of "
-                "them.",
-                soft_wrap=True,
-            )
+            few = f"{counts['validation']:,}"
+            said += f"The accuracy on training samples is that of {few} drawn of them.\n"
         if counts["skipped"]:
-            console.print(
+            said += (
                 f"{counts['skipped']:,} samples larger than a supergraph of {config.nodes:,} nodes "
-                "were left out of training.",
-                soft_wrap=True,
+                "were left out of training.\n"
             )
         if trained.outside_share:
-            fate = "left out" if trained.layout.outside == "drop" else "multiplied as sparse ones"
-            console.print(
+            fate = "left out" if config.layout.outside == "drop" else "multiplied as sparse ones"
+            said += (
                 f"{trained.outside_share:.2%} of the edges were outside the blocks of "
-                f"{trained.layout.block} and {fate} in training.",
-                soft_wrap=True,
+                f"{config.layout.block} and {fate} in training.\n"
             )
-        compiled = trained.compilation
         if compiled.mode != "eager":
             times = "once" if compiled.compilations == 1 else f"{compiled.compilations} times"
-            console.print(f"Compiled {times}, {compiled.seconds:.1f} s of the time below.")
+            said += f"Compiled {times}, {compiled.seconds:.1f} s of the time below.\n"
         best = (
             f"the weights are those of epoch {result.best_epoch}, the best on the validation files"
             if result.best_epoch
             else "nothing was trained"
         )
         console.print(
-            f"{result.epochs} epochs in {result.seconds:.1f} s, {result.graphs_per_second:,.0f} "
-            f"samples a second on average, {trained.batching_share:.1%} of the time spent waiting "
-            f"for supergraphs; {best}.\n" + where(folder, f"weft predict {folder} FILE.py"),
+            f"{said}{result.epochs} epochs in {result.seconds:.1f} s, "
+            f"{result.graphs_per_second:,.0f} samples a second on average, "
+            f"{trained.batching_share:.1%} of the time spent waiting for supergraphs; {best}.\n"
+            + where(folder, f"weft predict {folder} FILE.py"),
             soft_wrap=True,
         )
 

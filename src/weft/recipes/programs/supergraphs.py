@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -140,21 +140,20 @@ class StepLoader(GraphLoader):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SupergraphFigure:
+class SupergraphFigure(NamedTuple):
     """What supergraphs of one size cost.
 
     Attributes:
+        seconds: of a round of messages, forward and backward, a graph.
         nodes: of a supergraph.
         layout: how its edges are multiplied, nothing left open.
         graphs: real graphs in the one that was timed.
-        seconds: of a round of messages, forward and backward, a graph.
     """
 
+    seconds: float
     nodes: int
     layout: LayoutConfig
     graphs: int
-    seconds: float
 
 
 def settled(
@@ -170,12 +169,10 @@ def settled(
     """
     layout = dataclasses.replace(config.layout, hidden=config.hidden)
     if config.nodes:
-        config = dataclasses.replace(config, layout=layout)
-        if layout.form != "auto":
-            return config
-        batch = _first(table, train, config, config.nodes)
-        chosen = _layout(batch, _widest(table), num_types, layout)
-        return dataclasses.replace(config, layout=chosen)
+        if layout.form == "auto":
+            batch = _first(table, train, config, config.nodes)
+            layout = _layout(batch, _widest(table), num_types, layout)
+        return dataclasses.replace(config, layout=layout)
     figures = measured_supergraphs(table, train, config, num_types)
     best = min(figures, key=lambda figure: figure.seconds)
     return dataclasses.replace(config, nodes=best.nodes, layout=best.layout)
@@ -209,39 +206,31 @@ def measured_supergraphs(
     sizes = [nodes for nodes in _NODES if nodes > largest] or [_multiple(largest + 1, config)]
     layout = dataclasses.replace(config.layout, hidden=config.hidden)
     widest = _widest(table)
-    batches, layouts, forms = [], [], []
+    held: list[tuple[GraphBatch, LayoutConfig, Adjacency]] = []
     refused: DataError | None = None
     for nodes in sizes:
         batch = _first(table, train, config, _multiple(nodes, config))
         own = _layout(batch, widest, num_types, layout)
         try:
-            forms.append(adjacency_of(batch, num_types, own))
+            held.append((batch, own, adjacency_of(batch, num_types, own)))
         except DataError as error:
             refused = error
-            continue
-        batches.append(batch)
-        layouts.append(own)
-    if refused is not None and not forms:
+    if refused is not None and not held:
         raise refused
     torch_state = torch.get_rng_state()
     network = GatedGraph(config.hidden, num_types, 1)
-    states = [torch.randn(batch.num_nodes, config.hidden) for batch in batches]
+    states = [torch.randn(batch.num_nodes, config.hidden) for batch, _, _ in held]
     torch.set_rng_state(torch_state)
 
     def step(number: int) -> object:
-        out = network(states[number].requires_grad_(), forms[number])
+        out = network(states[number].requires_grad_(), held[number][2])
         return torch.autograd.grad(out.sum(), [states[number], *network.parameters()])
 
-    calls = [lambda number=number: step(number) for number in range(len(batches))]
+    calls = [lambda number=number: step(number) for number in range(len(held))]
     times = timed_by_turns(calls, "cpu", rounds)
     return [
-        SupergraphFigure(
-            nodes=batch.num_nodes,
-            layout=own,
-            graphs=batch.num_real_graphs,
-            seconds=spent / batch.num_real_graphs,
-        )
-        for batch, own, spent in zip(batches, layouts, times, strict=True)
+        SupergraphFigure(spent / batch.num_real_graphs, batch.num_nodes, own, batch.num_real_graphs)
+        for (batch, own, _), spent in zip(held, times, strict=True)
     ]
 
 

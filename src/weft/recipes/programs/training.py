@@ -15,7 +15,6 @@ from torch import nn
 from weft.batching import GraphSampler, evaluation_sampler
 from weft.graphs import Array, GraphBatch, GraphTable
 from weft.layout import BandedAdjacency, TypedEdges
-from weft.layout.config import LayoutConfig
 from weft.layout.layout_choice import adjacency_of
 from weft.models.ggnn import GGNN, Adjacency, candidate_loss, right_choices
 from weft.parallel.world import World, single
@@ -54,10 +53,9 @@ class PreparedPrograms:
         config: the recipe, with nothing left to measure.
         split: which graphs are for what.
         sampler: makes the supergraphs of training.
-        baselines: by part, over its graphs.
+        baselines: what needs no training, by part.
         num_types: types of edges.
         vocabulary: subtokens.
-        skipped: graphs of the training part that are larger than a supergraph.
     """
 
     table: GraphTable
@@ -67,22 +65,6 @@ class PreparedPrograms:
     baselines: dict[str, Baselines]
     num_types: int
     vocabulary: int
-    skipped: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainedPrograms(Trained):
-    """What `train_programs` gives; scores of training graphs are of no more than of validation.
-
-    Attributes:
-        baselines: what needs no training, by part.
-        layout: the one that was used.
-        outside_share: of this session's edges that were outside the blocks of a banded layout.
-    """
-
-    baselines: dict[str, Baselines]
-    layout: LayoutConfig
-    outside_share: float
 
 
 def prepare_programs(
@@ -120,7 +102,6 @@ def prepare_programs(
         baselines={part: baselines(table, ids) for part, ids in split.items() if len(ids)},
         num_types=num_types,
         vocabulary=int(table.metadata.get("vocabulary", 0)) or 2,
-        skipped=len(train) - sampler.statistics().graphs,
     )
 
 
@@ -135,11 +116,10 @@ def make_ggnn(config: ProgramsConfig, *, num_types: int, vocabulary: int) -> GGN
 
 def train_programs(
     table: GraphTable, config: ProgramsConfig, *, world: World | None = None, **session: Any
-) -> TrainedPrograms:
+) -> Trained:
     """`prepare_programs`, then `train_prepared_programs` with the options `session`."""
-    return train_prepared_programs(
-        prepare_programs(table, config, world=world), world=world, **session
-    )
+    prepared = prepare_programs(table, config, world=world)
+    return train_prepared_programs(prepared, world=world, **session)
 
 
 def train_prepared_programs(
@@ -149,8 +129,8 @@ def train_prepared_programs(
     init_from: Path | None = None,
     world: World | None = None,
     quiet: bool = False,
-) -> TrainedPrograms:
-    """Train.
+) -> Trained:
+    """Train; the scores of training graphs are of no more than there are for validation.
 
     Args:
         prepared: the programs and the recipe.
@@ -176,6 +156,9 @@ def train_prepared_programs(
         world=world,
     )
     parts = _evaluation(prepared, world)
+    counts = {part: len(ids) for part, ids in prepared.split.items()}
+    # Those of the training part that are larger than a supergraph.
+    counts["skipped"] = counts["train"] - prepared.sampler.statistics().graphs
     compilation = Compilation(config.compile)
     network = compilation.wrap(model)
     found = train_on_table(
@@ -186,19 +169,13 @@ def train_prepared_programs(
         schedule=_schedule(config, planned_steps(config, len(train))),
         parts=parts,
         measure=lambda part: measure_programs(model, parts[part], world=world),
-        counts={part: len(ids) for part, ids in prepared.split.items()}
-        | {"skipped": prepared.skipped},
+        counts=counts,
         compilation=compilation,
         run=run,
         quiet=quiet,
         world=world,
     )
-    return TrainedPrograms(
-        **vars(found),
-        baselines=prepared.baselines,
-        layout=form.layout,
-        outside_share=form.outside / max(1, form.edges),
-    )
+    return dataclasses.replace(found, outside_share=form.outside / max(1, form.edges))
 
 
 def _schedule(config: ProgramsConfig, count: int) -> ScheduleConfig:

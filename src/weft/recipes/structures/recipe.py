@@ -38,16 +38,13 @@ class MoleculesRecipe(StandardRecipe):
       weft plan molecules --data qm9 --batching.batch-size 128 --run-steps 20000
       weft plan molecules --data water.extxyz --target energy --forces forces --model painn
     """
+    config_type = StructuresConfig
     kind = "molecules"
     counts = "structures"
     common = ("data", "target", "forces", "model", "hidden", "layers", "learning_rate", "epochs")
     predicts_with = ("out", "forces", "quiet")
     before = BEFORE
     shares_batches = True
-
-    def default(self) -> StructuresConfig:
-        """The configuration that a newcomer gets."""
-        return StructuresConfig()
 
     def run_name(self, config: StructuresConfig) -> str:
         """Of the run's folder, by default."""
@@ -135,24 +132,22 @@ class MoleculesRecipe(StandardRecipe):
             if f"{part}_mae" in trained.scores
         ]
         print_scores(f"{config.target}{in_unit}: {result.stopped}", headings, rows, console)
-        dropped = trained.counts["dropped"]
-        if dropped:
-            console.print(
-                f"{dropped:,} structures without {' or '.join(config.targets)} were left out.",
-                soft_wrap=True,
+        counts, compiled = trained.counts, trained.compilation
+        said = ""
+        if counts["dropped"]:
+            wanted = " or ".join(config.targets)
+            said += f"{counts['dropped']:,} structures without {wanted} were left out.\n"
+        if counts["skipped"]:
+            said += (
+                f"{counts['skipped']:,} structures larger than a batch were skipped in training.\n"
             )
-        skipped = trained.counts["skipped"]
-        if skipped:
-            console.print(f"{skipped:,} structures larger than a batch were skipped in training.")
-        compiled = trained.compilation
         if compiled.mode != "eager":
-            console.print(
+            said += (
                 f"Compiled {compiled.compilations} times, {compiled.seconds:.1f} s of the time "
-                "below; `weft study batching` measures from how many steps on that pays.",
-                soft_wrap=True,
+                "below; `weft study batching` measures from how many steps on that pays.\n"
             )
         console.print(
-            f"{trained.counts['train']:,} structures for training, {result.epochs} epochs in "
+            f"{said}{counts['train']:,} structures for training, {result.epochs} epochs in "
             f"{result.seconds:.1f} s, {result.graphs_per_second:,.0f} structures a second on "
             f"average, {trained.batching_share:.1%} of the time spent waiting for batches; the "
             f"weights are those of epoch {result.best_epoch}, the best by {config.monitor}.\n"

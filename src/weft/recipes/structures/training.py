@@ -71,7 +71,6 @@ class Prepared:
         table: the structures.
         config: the recipe.
         split: numbers of those for train, validation and test.
-        dropped: how many lack a target, or atoms.
         scale: of the target, learned from those for training.
         sampler: makes the batches of training.
     """
@@ -79,7 +78,6 @@ class Prepared:
     table: GraphTable
     config: StructuresConfig
     split: dict[str, Array]
-    dropped: int
     scale: TargetScale
     sampler: GraphSampler
 
@@ -118,14 +116,7 @@ def prepare_structures(
     )
     batching = dataclasses.replace(config.batching, seed=config.batching.seed or config.seed)
     sampler = GraphSampler(table.num_nodes, table.num_edges, batching, graphs=split["train"])
-    return Prepared(
-        table=table,
-        config=config,
-        split=split,
-        dropped=int((~usable_structures(table, config.targets)).sum()),
-        scale=scale,
-        sampler=sampler,
-    )
+    return Prepared(table=table, config=config, split=split, scale=scale, sampler=sampler)
 
 
 def train_structures(table: GraphTable, config: StructuresConfig, **session: Any) -> Trained:
@@ -177,6 +168,9 @@ def train_prepared(
         for name, ids in split.items()
         if len(ids) and name != "train"
     }
+    counts = {name: len(ids) for name, ids in split.items()}
+    counts["dropped"] = int((~usable_structures(table, config.targets)).sum())
+    counts["skipped"] = sampler.statistics().skipped
     compilation = Compilation(config.compile)
     network = compilation.wrap(model.network)
 
@@ -196,8 +190,7 @@ def train_prepared(
         schedule=config.schedule,
         parts=parts,
         measure=lambda part: rank0_metrics(world, lambda: errors(part)),
-        counts={name: len(ids) for name, ids in split.items()}
-        | {"dropped": prepared.dropped, "skipped": sampler.statistics().skipped},
+        counts=counts,
         compilation=compilation,
         run=run,
         quiet=quiet,
@@ -247,24 +240,22 @@ def measure(
         `mae` and `rmse` in the target's unit and, with forces, `force_mae` and `force_rmse` in
         eV/Å.
     """
-    sums = {"mae": 0.0, "rmse": 0.0, "force_mae": 0.0, "force_rmse": 0.0}
-    graphs = components = 0
+    # Of each kind of error: its absolute values, its squares, how many there are.
+    sums = {kind: [0.0, 0.0, 0.0] for kind in (("", "force_") if forces else ("",))}
     for batch in loader:
+        errors = {}
         if forces:
             values, predicted = energy_and_forces(model, batch)
-            wrong = (predicted.double() - batch.nodes[FORCES].double())[batch.node_mask]
-            sums["force_mae"] += float(wrong.abs().sum())
-            sums["force_rmse"] += float(wrong.square().sum())
-            components += wrong.numel()
+            wrong = predicted.double() - batch.nodes[FORCES].double()
+            errors["force_"] = wrong[batch.node_mask]
         else:
             with torch.no_grad():
                 values = model(batch)
-        error = (values - batch.graphs[target].double())[batch.graph_mask]
-        sums["mae"] += float(error.abs().sum())
-        sums["rmse"] += float(error.square().sum())
-        graphs += error.numel()
-    found = {"mae": sums["mae"] / graphs, "rmse": (sums["rmse"] / graphs) ** 0.5}
-    if forces:
-        found["force_mae"] = sums["force_mae"] / components
-        found["force_rmse"] = (sums["force_rmse"] / components) ** 0.5
+        errors[""] = (values - batch.graphs[target].double())[batch.graph_mask]
+        for kind, error in errors.items():
+            parts = (float(error.abs().sum()), float(error.square().sum()), error.numel())
+            sums[kind] = [total + part for total, part in zip(sums[kind], parts, strict=True)]
+    found: dict[str, float] = {}
+    for kind, (absolute, squares, count) in sums.items():
+        found |= {f"{kind}mae": absolute / count, f"{kind}rmse": (squares / count) ** 0.5}
     return found
