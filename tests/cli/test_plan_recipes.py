@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from weft.planning import Measured, Plan
 from weft.planning.task import key_of
-from weft.recipes.nodes.citations import CitationsConfig
+from weft.recipes.nodes.config import PUBLISHED
 from weft.recipes.planned_runs import read_task
 from weft.recipes.structures.training import StructuresConfig
 
@@ -119,13 +120,13 @@ def test_a_run_is_resumed_with_its_plan(weft, mistake, tmp_path, small_molecules
 
 def test_a_plan_for_other_settings_says_so(weft, tmp_path, small_cora):
     recipe = read_task(
-        "citations", CitationsConfig(epochs=3), data_dir=tmp_path / "data", progress=False
+        "citations", replace(PUBLISHED, epochs=3), data_dir=tmp_path / "data", progress=False
     )
     made("citations", {"threads": 1}, key_of(recipe)).save(tmp_path / "mine.json")
     words = ("train", "citations", "--quiet", "--plan", "mine.json", "--model.hidden", 8)
     said = weft(*words, "--epochs", 3)
     assert said.code == 0, said
-    assert "the plan was made for model.hidden = [16], and here it is [8]" in said.out
+    assert "the plan was made for hidden = [16], and here it is [8]" in said.out
 
 
 def test_threads_of_ones_own(weft, tmp_path, small_cora):

@@ -26,7 +26,7 @@ from weft.recipes.structures.prediction import (
     load_structures,
     predict_table,
 )
-from weft.recipes.structures.recipe import CRYSTALS
+from weft.recipes.structures.recipe import CRYSTALS, MOLECULES
 from weft.recipes.structures.training import (
     make_network,
     prepare_structures,
@@ -221,7 +221,8 @@ def test_older_runs_open_with_what_they_were_trained_with(tmp_path: Path, model:
     again = replace(asked, readout=None, envelope=None, monitor=None)
     again = again.settled(earlier=recorded_config(tmp_path / "run"))
     assert again == asked
-    with Run.create(tmp_path / "run", again, resume=True, tensorboard=False, before=BEFORE) as run:
+    now = MOLECULES.as_now
+    with Run.create(tmp_path / "run", again, resume=True, tensorboard=False, as_now=now) as run:
         resumed = prepare_structures(table, again, resumed=True)
         assert train_prepared(resumed, run=run, quiet=True).scores == done.scores
 

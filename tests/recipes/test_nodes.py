@@ -149,7 +149,7 @@ def test_bad_graphs(nodes: dict[str, Any], message: str) -> None:
     [
         ({"model": "gat"}, "model is 'gat'; choose from fnn, gcn"),
         ({"split": "mine"}, "split is 'mine'; choose from random, public"),
-        ({"epochs": 0}, "epochs is 0"),
+        ({"epochs": -1}, "epochs is -1"),
         ({"dropout": 1.0}, r"dropout is 1\.0; it must be in \[0, 1\)"),
         ({"hidden": (0,)}, r"hidden widths are \(0,\)"),
         ({"weight_decay": -1.0}, r"weight_decay is -1\.0"),

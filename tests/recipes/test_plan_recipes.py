@@ -17,8 +17,8 @@ from weft.planning import Plan, applied
 from weft.planning.task import PlanTask, best_of, content_of, key_of, made_for, thread_counts
 from weft.recipes.links.candidates import LinksTask
 from weft.recipes.links.training import LinksConfig, prepare_links
-from weft.recipes.nodes.candidates import CitationsTask, NodesTask
-from weft.recipes.nodes.citations import CitationsConfig
+from weft.recipes.nodes.candidates import NodesTask
+from weft.recipes.nodes.config import PUBLISHED
 from weft.recipes.nodes.training import NodesConfig, prepare_nodes
 from weft.recipes.planned_runs import read_task
 from weft.recipes.programs.candidates import ProgramsTask
@@ -39,7 +39,6 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(1)
     for room in ("programs.candidates", "sparse_candidates", "structures.candidates"):
         monkeypatch.setattr(f"weft.recipes.{room}.thread_counts", lambda: MANY)
-    monkeypatch.setattr("weft.recipes.nodes.candidates.thread_counts", lambda: MANY)
     yield
     torch.set_num_threads(before)
 
@@ -236,12 +235,13 @@ def test_nodes_in_both_forms(model):
 
 
 def test_citations_by_threads(tmp_path):
-    table = write_table(tmp_path / "cora.weft", [papers()])
-    recipe = CitationsTask(table, CitationsConfig(epochs=7))
-    assert [labels(wave) for wave in recipe.waves()] == [list(THREADS)]
-    assert (recipe.steps, recipe.step_units) == (7, 1)
+    write_table(tmp_path / "cora.weft", [papers()])
+    config = replace(PUBLISHED, epochs=7, patience=1)
+    recipe = read_task("citations", config, data_dir=tmp_path, progress=False)
+    assert [labels(wave) for wave in recipe.waves()] == [[f"dense, {each}" for each in THREADS]]
+    assert (recipe.name, recipe.steps) == ("citations", 7)
     work = pickle.loads(pickle.dumps(recipe.work))
-    assert trained(work, {"threads": 1}, steps=9) == [1] * 9
+    assert len(trained(work, {"threads": 1}, steps=9)) == 9
 
 
 def test_what_a_plan_is_kept_under(chains):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from recipe_cases import papers
 
 from weft.graphs import write_table
 from weft.planning import Plan
 from weft.planning.task import find_plan, make_plan
-from weft.recipes.nodes.citations import CitationsConfig
+from weft.recipes.nodes.config import PUBLISHED
 from weft.recipes.planned_runs import plan_recipe, read_task
 
 
@@ -19,7 +21,7 @@ def cora(tmp_path):
 
 
 def test_a_plan_is_measured_kept_and_found_again(cora):
-    config, told = CitationsConfig(epochs=50), []
+    config, told = replace(PUBLISHED, epochs=50), []
     plan = plan_recipe(
         "citations", config, seconds=6000, data_dir=cora, tell=told.append, progress=False
     )
@@ -37,8 +39,8 @@ def test_a_plan_is_measured_kept_and_found_again(cora):
 
 
 def test_a_plan_made_in_a_hurry_is_not_kept(cora, monkeypatch):
-    monkeypatch.setattr("weft.recipes.nodes.candidates.thread_counts", lambda: [2, 1])
-    recipe = read_task("citations", CitationsConfig(epochs=50), data_dir=cora, progress=False)
+    monkeypatch.setattr("weft.recipes.sparse_candidates.thread_counts", lambda: [2, 1])
+    recipe = read_task("citations", replace(PUBLISHED, epochs=50), data_dir=cora, progress=False)
     plan = make_plan(recipe, seconds=1e-3, data_dir=cora)
     assert [each.outcome.partition(":")[0] for each in plan.measured] == ["chosen", "not tried"]
     assert not (cora / "plans").exists()

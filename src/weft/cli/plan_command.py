@@ -80,7 +80,8 @@ def _command(name: str) -> type[Any]:
     # The plan's own earlier names, where the recipe has no option that is called so.
     known = {each.name for each in dataclasses.fields(recipe.default())}
     earlier = {"steps": "--run-steps", "target": "--minimise"}
-    command.RENAMED = {f"--{name}": now for name, now in earlier.items() if name not in known}
+    own_names = {f"--{name}": now for name, now in earlier.items() if name not in known}
+    command.RENAMED = {**recipe.renamed, **own_names}
     return command
 
 

@@ -161,6 +161,7 @@ def recipe_command(
         bases=(kind, *bases),
         namespace={
             "recipe": recipe,
+            "RENAMED": recipe.renamed,
             "COMMON": (*recipe.common, *common),
             "__doc__": inspect.cleandoc(told),
             "__module__": kind.__module__,

@@ -17,7 +17,7 @@ from weft.errors import DataError
 from weft.files import json_text, write_atomically
 
 if TYPE_CHECKING:
-    from weft.training.config import SparsityConfig
+    from weft.training.config import FitResult, SparsityConfig
     from weft.training.sparse_step import StepCosts
 
 _SHOWN = 10
@@ -116,6 +116,16 @@ def write_probabilities(
     write_atomically(out, lambda file: file.write(text.encode()))
     shown = [(*map(str, row[:-1]), f"{row[-1]:.4f}") for row in rows[:_SHOWN]]
     print_predictions(headings, shown, len(rows), out, console)
+
+
+def time_sentence(result: FitResult, what: str) -> str:
+    """How long a training took, and of which epoch its weights are."""
+    best = (
+        f"the weights are those of epoch {result.best_epoch}, the best on the validation {what}"
+        if result.best_epoch
+        else "nothing was trained"
+    )
+    return f"{result.epochs} epochs in {result.seconds:.1f} s; {best}."
 
 
 def weights_sentence(counts: dict[str, int], how: str) -> str:

@@ -188,6 +188,8 @@ class Recipe(ABC):
     """Whether several ranks can share every batch; `weft train` then has --ranks."""
     replaced_by: ClassVar[str] = ""
     """The command to use instead, of a recipe that is kept for older runs."""
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Earlier names of its options, which are still taken, and those of today."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -244,6 +246,10 @@ class StandardRecipe(Recipe):
 
     before: ClassVar[Mapping[str, Any]] = {}
     """Settings that the config.json of older runs lacks, as they were trained."""
+
+    def as_now(self, recorded: Mapping[str, Any]) -> dict[str, Any]:
+        """The configuration of an older run as it would be recorded today."""
+        return {**self.before, **recorded}
 
     def note(self, data: Any, console: Console) -> None:
         """Tell what is worth knowing of the data before the training."""
@@ -324,7 +330,7 @@ class StandardRecipe(Recipe):
                 world,
                 data=checksums,
                 resume=start.resume,
-                before=self.before,
+                as_now=self.as_now,
                 recipe=self.name,
             ) as run:
                 plan.keep(run)

@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ class Run:
         data: Mapping[str, str] | None = None,
         resume: bool = False,
         tensorboard: bool = True,
-        before: Mapping[str, Any] | None = None,
+        as_now: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
         recipe: str | None = None,
     ) -> Run:
         """Make the folder of a new run, or open it again to go on.
@@ -72,8 +72,7 @@ class Run:
                 them is only resumed with the same.
             resume: go on with the run in `path`; where there is none it starts.
             tensorboard: also write TensorBoard files.
-            before: settings that the config of older runs lacks, with the values that they were
-                trained with.
+            as_now: gives the config of an older run as it would be recorded today.
             recipe: name of the recipe, which is recorded beside the config.
 
         Raises:
@@ -96,7 +95,7 @@ class Run:
                 earlier = _read_config(folder / CONFIG)
                 recorded = earlier["config"]
                 if isinstance(recorded, Mapping):
-                    recorded = {**(before or {}), **recorded}
+                    recorded = (as_now or dict)(recorded)
                 _check_same(recorded, asked, folder)
                 sums = _same_data(earlier["data"], sums, folder)
                 sessions, run.resumed = earlier["sessions"], True

@@ -165,12 +165,13 @@ class SparseStep(LossStep):
         self.extras = {} if self._method is None else {"sparsifier": self._method}
         self.masks = _masks_of(self._method)
 
-    def fit_config(self, *, checkpoint_every: int = 0) -> FitConfig:
+    def fit_config(self, *, checkpoint_every: int = 0, patience: int | None = None) -> FitConfig:
         """What `fit` is asked to do: it keeps the weights of the best `selection`."""
         return FitConfig(
             epochs=self._epochs,
             monitor=SELECTION,
             mode="max",
+            patience=patience,
             checkpoint_every=checkpoint_every,
             log_every=50,
             quiet=self._quiet,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from rich.progress import Progress
 
 from weft.errors import DataError
 from weft.graphs import open_table, write_table
-from weft.recipes.nodes.citations import CitationsConfig, citation_batch, train_citations
+from weft.recipes.nodes.config import PUBLISHED
+from weft.recipes.nodes.training import prepare_nodes, train_nodes
 from weft.sources import planted_partition
 from weft_lab.bench.nodes import bench_citations
 from weft_lab.bench.runner import Candidate, run_case
@@ -33,9 +35,12 @@ def test_each_round_trains_with_the_next_seed(tmp_path: Path) -> None:
     )
     ours = case.candidates["weft"]
     assert ours.absent == ""
-    batch = citation_batch(open_table(tmp_path / "cora.weft"))
+    graph = open_table(tmp_path / "cora.weft")[0]
     expected = [
-        100 * train_citations(batch, CitationsConfig(seed=seed), quiet=True)[2]["test_accuracy"]
+        100
+        * train_nodes(prepare_nodes(graph, replace(PUBLISHED, seed=seed)), quiet=True)
+        .scores["test"]
+        .value
         for seed in (0, 1)
     ]
     assert ours.samples == expected

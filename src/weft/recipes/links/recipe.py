@@ -132,7 +132,13 @@ class LinksRecipe(StandardRecipe):
         self, trained: TrainedLinks, prepared: PreparedLinks, folder: Path, console: Console
     ) -> None:
         """Print the scores, the sparsity with its costs, and where everything is."""
-        from weft.recipes.output import costs_sentences, print_scores, weights_sentence, where
+        from weft.recipes.output import (
+            costs_sentences,
+            print_scores,
+            time_sentence,
+            weights_sentence,
+            where,
+        )
 
         result, counts, config = trained.result, trained.counts, prepared.config
         best = result.best_metrics
@@ -158,9 +164,8 @@ class LinksRecipe(StandardRecipe):
             "test's edges join two nodes that an edge of training joins too.\n"
             f"{weights_sentence(counts, config.sparsify)}\n"
             f"{costs_sentences(trained.costs, config, linear=True)}"
-            f"{counts['train']:,} edges for training, {result.epochs} epochs in "
-            f"{result.seconds:.1f} s; the weights are those of epoch {result.best_epoch}, the best "
-            f"on the validation edges.\n{where(folder)}",
+            f"{counts['train']:,} edges for training, {time_sentence(result, 'edges')}\n"
+            f"{where(folder)}",
             soft_wrap=True,
         )
 

@@ -9,11 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from weft.graphs import GraphTable
-from weft.planning.candidate import Candidate, applied
-from weft.planning.task import ENDLESS, PlanTask, content_of, content_of_arrays, thread_counts
-from weft.recipes.nodes.citations import citation_batch, train_citations
-from weft.recipes.nodes.config import CitationsConfig
+from weft.planning.task import content_of_arrays
 from weft.recipes.nodes.training import PreparedNodes, train_nodes
 from weft.recipes.sparse_candidates import IDLE, SparseTask, endless, mask_interval
 
@@ -34,17 +30,18 @@ class NodesWork:
 
     def train(self, settings: Mapping[str, Any]) -> None:
         """Train without end."""
-        config = endless(self.prepared.config, settings, self.update_every)
+        asked = dataclasses.replace(self.prepared.config, patience=None)
+        config = endless(asked, settings, self.update_every)
         parts = {**self.prepared.parts, "validation": self.prepared.parts["validation"][:1]}
         train_nodes(dataclasses.replace(self.prepared, config=config, parts=parts), quiet=True)
 
 
 class NodesTask(SparseTask):
-    """`weft train nodes`."""
+    """`weft train nodes`, or a recipe of another name with its settings."""
 
-    idle = (*IDLE, "weight_decay")
+    idle = (*IDLE, "weight_decay", "patience")
 
-    def __init__(self, prepared: PreparedNodes) -> None:
+    def __init__(self, prepared: PreparedNodes, name: str = "nodes") -> None:
         config, train = prepared.config, prepared.parts["train"]
         assert config.epochs is not None
         self.rows, self.epochs = len(train), config.epochs
@@ -59,52 +56,4 @@ class NodesTask(SparseTask):
         )
         tensors = {"y": prepared.y, "train": train, **own}
         data = content_of_arrays({name: tensor.numpy() for name, tensor in tensors.items()})
-        super().__init__("nodes", config, work, data)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class CitationsWork:
-    """Training on a citation graph, for the planner.
-
-    Attributes:
-        table: of one graph.
-        config: what the candidates' settings are put into.
-        units: what a step is counted in.
-    """
-
-    table: GraphTable
-    config: CitationsConfig
-    units: str = "epochs"
-
-    def train(self, settings: Mapping[str, Any]) -> None:
-        """Train without end."""
-        config = dataclasses.replace(applied(self.config, settings), epochs=ENDLESS, patience=None)
-        train_citations(citation_batch(self.table), config, quiet=True)
-
-
-class CitationsTask(PlanTask):
-    """`weft train citations`: the whole graph is a batch, and a step an epoch."""
-
-    config: CitationsConfig
-    idle = (
-        *("data", "learning_rate", "schedule", "weight_decay", "epochs", "patience"),
-        *("checkpoint_every", "seed"),
-    )
-
-    def __init__(self, table: GraphTable, config: CitationsConfig) -> None:
-        work = CitationsWork(table=table, config=config)
-        super().__init__("citations", config, work, content_of(table))
-
-    @property
-    def steps(self) -> int:
-        """Of the run that is asked for."""
-        return self.config.epochs
-
-    @property
-    def step_units(self) -> float:
-        """A step is an epoch."""
-        return 1.0
-
-    def waves(self) -> list[list[Candidate]]:
-        """Every number of threads."""
-        return [[Candidate({"threads": threads}) for threads in thread_counts()]]
+        super().__init__(name, config, work, data)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from weft.models.config import GCNConfig
-from weft.training.config import FitConfig, ScheduleConfig, SparsityConfig
+from weft.training.config import ScheduleConfig, SparsityConfig
 
 ModelName = Literal["fnn", "gcn"]
 SplitName = Literal["random", "public"]
-CitationSet = Literal["cora", "citeseer", "pubmed", "cora-package"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +27,15 @@ class NodesConfig(SparsityConfig):
         dim: fnn: width of an embedding.
         keep: fnn: fraction of the embeddings' values that stay, the largest; 1 for dense ones.
         hidden: widths of the hidden layers; by default 256 and 128 (fnn), 16 (gcn).
-        dropout: Dropout of hidden activations; by default 0 (fnn), 0.5, of features too (gcn).
+        dropout: Dropout of hidden activations; by default 0 (fnn), 0.5 (gcn).
+        input_dropout: gcn: Dropout of features; by default that of hidden activations.
         batch_size: fnn: nodes in a step; a gcn takes all of them.
         learning_rate: Learning rate of SGD (fnn) or Adam (gcn).
         schedule: how the learning rate moves.
         weight_decay: gcn: decay of the first layer's weights; by default 5e-5 for the random split,
             5e-4 for the public one.
         epochs: passes over the training nodes; by default 40 (fnn), 200 (gcn).
+        patience: stop after this many epochs without a better validation accuracy.
         checkpoint_every: steps from one checkpoint to the next; 0 for every 30 seconds.
         seed: Seed of the split, walks, embeddings, weights, batches and dropout.
     """
@@ -49,11 +49,13 @@ class NodesConfig(SparsityConfig):
     keep: float = 1.0
     hidden: tuple[int, ...] | None = None
     dropout: float | None = None
+    input_dropout: float | None = None
     batch_size: int = 512
     learning_rate: float = 0.1
     schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(shape="cosine"))
     weight_decay: float | None = None
     epochs: int | None = None
+    patience: int | None = None
     checkpoint_every: int = 0
     seed: int = 0
 
@@ -71,7 +73,9 @@ class NodesConfig(SparsityConfig):
             ("batch_size", 1),
             ("learning_rate", 0),
             ("weight_decay", 0),
-            ("epochs", 1),
+            # Weights to start from are measured by a run of no epochs.
+            ("epochs", 0 if self.sparsify == "none" else 1),
+            ("patience", 1),
             ("checkpoint_every", 0),
             ("seed", 0),
         ):
@@ -80,8 +84,15 @@ class NodesConfig(SparsityConfig):
                 raise ValueError(f"{name} is {value}; it must be at least {low}")
         if self.hidden is not None and not all(width > 0 for width in self.hidden):
             raise ValueError(f"hidden widths are {self.hidden}; each must be at least 1")
-        if self.dropout is not None and not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout is {self.dropout}; it must be in [0, 1)")
+        for name in ("dropout", "input_dropout"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1:
+                raise ValueError(f"{name} is {value}; it must be in [0, 1)")
+        if self.patience is not None and self.sparsify in ("gmp", "slr", "admm", "oneshot"):
+            raise ValueError(
+                f"patience is {self.patience}, which may end the training before {self.sparsify} "
+                "has pruned the model: leave it out"
+            )
         if not 0 < self.keep <= 1:
             raise ValueError(f"keep is {self.keep}; it is a fraction above 0, up to 1")
         if self.keep < 1 and self.model == "gcn":
@@ -104,51 +115,11 @@ class NodesConfig(SparsityConfig):
         return replace(self, **{k: v for k, v in own.items() if getattr(self, k) is None})
 
 
-@dataclass(frozen=True, kw_only=True)
-class CitationsConfig:
-    """Two-layer GCN on a citation graph, with the settings of Kipf and Welling (2017).
-
-    Attributes:
-        data: the citation graph; cora, citeseer and pubmed have the public split, cora-package
-            comes with the extra `data` and has a random one like it.
-        model: shape of the network.
-        learning_rate: Learning rate of Adam.
-        schedule: how the learning rate moves; a step is an epoch here.
-        weight_decay: Weight decay on the first layer's weights.
-        epochs: full-batch steps.
-        patience: stop after this many epochs without a better validation accuracy.
-        checkpoint_every: steps from one checkpoint to the next; 0 for every 30 seconds.
-        seed: Seed of the weights and of dropout.
-    """
-
-    data: CitationSet = "cora"
-    model: GCNConfig = field(default_factory=GCNConfig)
-    learning_rate: float = 0.01
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    weight_decay: float = 5e-4
-    epochs: int = 200
-    patience: int | None = None
-    checkpoint_every: int = 0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        self.fit_config(quiet=True)
-        for name in ("learning_rate", "weight_decay", "seed"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
-        if self.schedule.warmup > self.epochs:
-            raise ValueError(
-                f"schedule.warmup is {self.schedule.warmup}; it must be at most epochs, "
-                f"{self.epochs}"
-            )
-
-    def fit_config(self, *, quiet: bool) -> FitConfig:
-        """What the training loop is asked to do."""
-        return FitConfig(
-            epochs=self.epochs,
-            monitor="validation_accuracy",
-            mode="max",
-            patience=self.patience,
-            checkpoint_every=self.checkpoint_every,
-            quiet=quiet,
-        )
+PUBLISHED = NodesConfig(
+    split="public",
+    dropout=0.5,
+    input_dropout=0.5,
+    learning_rate=0.01,
+    schedule=ScheduleConfig(),
+)
+"""The settings of Kipf and Welling (2017) for citation graphs."""

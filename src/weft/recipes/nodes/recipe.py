@@ -1,23 +1,23 @@
-"""The recipes for the classes of nodes."""
+"""The recipe for the classes of nodes, and that of citation graphs for older runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from weft.recipes.nodes.config import CitationsConfig, NodesConfig
+from weft.recipes.nodes.config import PUBLISHED, NodesConfig
 from weft.recipes.recipe import DataOptions, PredictOptions, StandardRecipe
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from weft.graphs import Graph, GraphBatch, GraphTable
+    from weft.graphs import Graph
     from weft.parallel.world import World
-    from weft.recipes.nodes.candidates import CitationsTask, NodesTask
+    from weft.recipes.nodes.candidates import NodesTask
     from weft.recipes.nodes.training import PreparedNodes, TrainedNodes
-    from weft.training import FitResult, Run
+    from weft.training import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +64,15 @@ class NodesRecipe(StandardRecipe):
     Takes the options of `weft train nodes`. Example:
       weft plan nodes --data cora --model fnn --hidden 1024 1024 --sparsify rigl
     """
-    kind = "nodes"
+    kind: ClassVar[str | None] = "nodes"
     trains, counts = "Classifier of nodes", "nodes"
     source = NodesDataOptions
-    common = (
+    common: ClassVar[tuple[str, ...]] = (
         *("data", "model", "split", "hidden", "sparsify", "sparsity", "form"),
         *("learning_rate", "epochs"),
     )
     shares_batches = True
+    before: ClassVar[dict[str, Any]] = {"patience": None, "input_dropout": None}
 
     def default(self) -> NodesConfig:
         """The configuration that a newcomer gets."""
@@ -99,7 +100,7 @@ class NodesRecipe(StandardRecipe):
         """The form of the layers, and threads."""
         from weft.recipes.nodes.candidates import NodesTask
 
-        return NodesTask(data.prepared)
+        return NodesTask(data.prepared, self.name)
 
     def prepare(
         self, data: NodesData, config: NodesConfig, *, world: World, earlier: Path | None
@@ -133,9 +134,10 @@ class NodesRecipe(StandardRecipe):
         )
 
     def summary(self, trained: TrainedNodes, prepared: PreparedNodes) -> dict[str, Any]:
-        """Accuracy with intervals, counts and costs."""
+        """Accuracy with intervals, losses, counts and costs."""
         return {
             "accuracy": {name: asdict(score) for name, score in trained.scores.items()},
+            **{f"{name}_loss": value for name, value in trained.losses.items()},
             "counts": trained.counts,
             "embedding_seconds": prepared.seconds,
             "guess": trained.guess,
@@ -146,23 +148,32 @@ class NodesRecipe(StandardRecipe):
         self, trained: TrainedNodes, prepared: PreparedNodes, folder: Path, console: Console
     ) -> None:
         """Print the accuracy, the sparsity with its costs, and where everything is."""
-        from weft.recipes.output import costs_sentences, print_scores, weights_sentence, where
+        from weft.recipes.output import (
+            costs_sentences,
+            print_scores,
+            time_sentence,
+            weights_sentence,
+            where,
+        )
 
         result, counts, config = trained.result, trained.counts, prepared.config
         rows = [
-            (part, f"{counts[part]:,}", f"{score.value:.1%} ({score.low:.1%} to {score.high:.1%})")
+            (
+                part,
+                f"{counts[part]:,}",
+                f"{score.value:.1%} ({score.low:.1%} to {score.high:.1%})",
+                f"{trained.losses[part]:.4f}",
+            )
             for part, score in trained.scores.items()
         ]
-        headings = ("part", "nodes", "accuracy")
+        headings = ("part", "nodes", "accuracy", "loss")
         print_scores(f"{config.data}: {result.stopped}", headings, rows, console)
         console.print(
             "Intervals are of 95%, over the choice of nodes; always naming the commonest "
             f"class is right for {trained.guess:.1%} of the test.\n"
             f"{weights_sentence(counts, config.sparsify)}\n"
             f"{costs_sentences(trained.costs, config, linear=config.model == 'fnn')}"
-            f"{counts['classes']} classes, {result.epochs} epochs in {result.seconds:.1f} s; the "
-            f"weights are those of epoch {result.best_epoch}, the best on the validation nodes.\n"
-            f"{where(folder)}",
+            f"{counts['classes']} classes, {time_sentence(result, 'nodes')}\n{where(folder)}",
             soft_wrap=True,
         )
 
@@ -179,37 +190,10 @@ class NodesRecipe(StandardRecipe):
         write_probabilities(("node", "class", "probability"), rows, out, console)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PreparedCitations:
-    """A citation graph made ready.
+class CitationsRecipe(NodesRecipe):
+    """The recipe for nodes with the settings of Kipf and Welling (2017).
 
-    Attributes:
-        batch: the graph.
-        config: the recipe.
-    """
-
-    batch: GraphBatch
-    config: CitationsConfig
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TrainedCitations:
-    """What training on a citation graph gives.
-
-    Attributes:
-        result: how the training went.
-        scores: loss and accuracy on each part.
-    """
-
-    result: FitResult
-    scores: dict[str, float]
-
-
-class CitationsRecipe(StandardRecipe):
-    """The topic of a paper: a GCN with the settings of Kipf and Welling (2017).
-
-    The recipe for nodes gives the same weights to the bit, with the options that `replaced_by`
-    names; this one is kept for runs and scripts that have it.
+    It is kept for scripts and runs that have it; options have their earlier names too.
     """
 
     help = """
@@ -224,82 +208,37 @@ class CitationsRecipe(StandardRecipe):
     Takes the options of `weft train citations`. Example:
       weft plan citations --data pubmed
     """
+    # Runs of earlier versions keep nothing for predictions.
     kind = None
-    trains, counts = "GCN", "epochs"
+    trains = "GCN"
     replaced_by = "weft train nodes --split public --learning-rate 0.01 --schedule.shape constant"
+    renamed: ClassVar[dict[str, str]] = {
+        f"--model.{name}": f"--{name}" for name in ("hidden", "dropout", "input-dropout")
+    }
     common = ("data", "learning_rate", "weight_decay", "epochs", "patience")
 
-    def default(self) -> CitationsConfig:
-        """The configuration that a newcomer gets."""
-        return CitationsConfig()
+    def default(self) -> NodesConfig:
+        """The published settings."""
+        return PUBLISHED
 
-    def read(self, config: CitationsConfig, source: DataOptions, *, progress: bool) -> GraphTable:
-        """The table of the citation graph."""
-        from weft.recipes.nodes.citations import citation_batch
-        from weft.sources import load
+    def as_now(self, recorded: Mapping[str, Any]) -> dict[str, Any]:
+        """Earlier runs have recorded their few settings, those of the network in a part."""
+        model = recorded.get("model")
+        if isinstance(model, Mapping):
+            recorded = {**asdict(PUBLISHED.settled()), **recorded, **model, "model": "gcn"}
+        return super().as_now(recorded)
 
-        table = load(config.data, files=source.files, data_dir=source.data_dir)
-        # Looked at before anything is planned or written.
-        citation_batch(table)
-        return table
+    def checksums(self, data: NodesData, config: NodesConfig) -> dict[str, str]:
+        """Of the graph's table, as earlier runs have recorded them."""
+        from weft.graphs import table_from_graphs
+        from weft.graphs.checksums import table_checksums
 
-    def plan_task(self, data: GraphTable, config: CitationsConfig) -> CitationsTask:
-        """Threads."""
-        from weft.recipes.nodes.candidates import CitationsTask
+        return table_checksums(table_from_graphs([data.graph]))
 
-        return CitationsTask(data, config)
-
-    def prepare(
-        self, data: GraphTable, config: CitationsConfig, *, world: World, earlier: Path | None
-    ) -> PreparedCitations:
-        """The graph as a batch."""
-        from weft.recipes.nodes.citations import citation_batch
-
-        return PreparedCitations(batch=citation_batch(data), config=config)
-
-    def train(
-        self,
-        prepared: PreparedCitations,
-        *,
-        run: Run,
-        init_from: Path | None,
-        world: World,
-        quiet: bool,
-    ) -> TrainedCitations:
-        """Train the GCN."""
-        from weft.recipes.nodes.citations import train_citations
-
-        _, result, scores = train_citations(
-            prepared.batch, prepared.config, run=run, init_from=init_from, quiet=quiet
-        )
-        return TrainedCitations(result=result, scores=scores)
-
-    def summary(self, trained: TrainedCitations, prepared: PreparedCitations) -> dict[str, Any]:
-        """Loss and accuracy on each part."""
-        return trained.scores
-
-    def show(
-        self,
-        trained: TrainedCitations,
-        prepared: PreparedCitations,
-        folder: Path,
-        console: Console,
-    ) -> None:
-        """Print the accuracy, and where everything is."""
-        from weft.recipes.output import print_scores, where
-
-        result, scores = trained.result, trained.scores
-        rows = [
-            (part, f"{scores[f'{part}_accuracy']:.1%}", f"{scores[f'{part}_loss']:.4f}")
-            for part in ("train", "validation", "test")
-        ]
-        title = f"{prepared.config.data}: {result.stopped}"
-        print_scores(title, ("part", "accuracy", "loss"), rows, console)
-        console.print(
-            f"{result.epochs} epochs in {result.seconds:.1f} s; the weights are those of epoch "
-            f"{result.best_epoch}, the best on the validation papers.\n{where(folder)}",
-            soft_wrap=True,
-        )
+    def summary(self, trained: TrainedNodes, prepared: PreparedNodes) -> dict[str, Any]:
+        """Also the accuracies by the names that earlier runs have for them."""
+        accuracies = {f"{part}_accuracy": score.value for part, score in trained.scores.items()}
+        return super().summary(trained, prepared) | accuracies
 
 
 NODES = NodesRecipe("nodes")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +16,19 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from weft.errors import DataError
-from weft.graphs import Array, Graph, GraphBatch, symmetrised, table_from_graphs
+from weft.graphs import (
+    Array,
+    Graph,
+    GraphBatch,
+    assemble,
+    gcn_weights,
+    symmetrised,
+    table_from_graphs,
+)
 from weft.models import FNN, GCN, FNNConfig, GCNConfig
 from weft.recipes.links.data import node_names, scaled, text_column
-from weft.recipes.nodes.citations import citation_batch
 from weft.recipes.nodes.config import NodesConfig
+from weft.sources import row_normalise
 from weft.sparsify import Masks
 from weft.training.batches import RowBatches
 from weft.training.config import FitResult
@@ -77,6 +85,7 @@ class TrainedNodes:
         model: gives logits [n, classes].
         result: how the training went.
         scores: the accuracy on each part, with an interval.
+        losses: the cross entropy on each part.
         counts: nodes in each part, classes, weights and those that are active.
         guess: share of the test nodes that are of the commonest class in training.
         costs: of a training step of a sparse model, if they were asked for; not of several ranks.
@@ -87,6 +96,7 @@ class TrainedNodes:
     model: nn.Module
     result: FitResult
     scores: dict[str, Score]
+    losses: dict[str, float]
     counts: dict[str, int]
     guess: float
     costs: StepCosts | None = None
@@ -145,7 +155,7 @@ def prepare_nodes(graph: Graph, config: NodesConfig) -> PreparedNodes:
             receivers=graph.receivers,
             nodes={"x": _column(graph, "x"), "y": y, **masks},
         )
-        inputs = citation_batch(table_from_graphs([symmetrised(plain)]))
+        inputs = _gcn_batch(symmetrised(plain))
     else:
         walk = temporal_walks if "time" in graph.edges else uniform_walks
         paths = walk(_either_way(graph), walks=config.walks, length=config.length, seed=config.seed)
@@ -162,6 +172,12 @@ def prepare_nodes(graph: Graph, config: NodesConfig) -> PreparedNodes:
         names=node_names(graph),
         class_names=text_column(graph, "classes") or [str(number) for number in range(classes)],
     )
+
+
+def _gcn_batch(graph: Graph) -> GraphBatch:
+    """The graph ready for a GCN: the features of a node sum to 1, edges have weights."""
+    graph = replace(graph, nodes={**graph.nodes, "x": row_normalise(graph.nodes["x"])})
+    return assemble(table_from_graphs([gcn_weights(graph)]), [0])
 
 
 def _either_way(graph: Graph) -> Graph:
@@ -253,7 +269,7 @@ def train_nodes(
 
     def optimizer_for(model: nn.Module) -> tuple[Optimizer, LRScheduler]:
         optimizer = _optimizer(model, config)
-        return optimizer, make_scheduler(optimizer, config.schedule, steps)
+        return optimizer, make_scheduler(optimizer, config.schedule, max(1, steps))
 
     def logits(model: nn.Module, nodes: Tensor) -> Tensor:
         if isinstance(inputs, Tensor):
@@ -267,9 +283,12 @@ def train_nodes(
         return functional.cross_entropy(logits(model, nodes), y[nodes])
 
     @torch.no_grad()
-    def right(model: nn.Module, part: str) -> int:
+    def measured(model: nn.Module, part: str) -> tuple[int, float]:
+        """How many of the nodes are right, and the loss."""
         nodes = parts[part]
-        return int((logits(model, nodes).argmax(1) == y[nodes]).sum())
+        found = logits(model, nodes)
+        right = int((found.argmax(1) == y[nodes]).sum())
+        return right, float(functional.cross_entropy(found, y[nodes]))
 
     def ones() -> Tensor:
         if isinstance(inputs, Tensor):
@@ -280,8 +299,11 @@ def train_nodes(
         return output
 
     def evaluate(model: nn.Module) -> dict[str, float]:
-        part = "validation"
-        return {"validation_accuracy": right(model, part) / len(parts[part])}
+        right, value = measured(model, "validation")
+        return {
+            "validation_accuracy": right / len(parts["validation"]),
+            "validation_loss": value,
+        }
 
     step = SparseStep(
         model,
@@ -303,7 +325,7 @@ def train_nodes(
         step.optimizer,
         batches,
         step,
-        config=step.fit_config(checkpoint_every=config.checkpoint_every),
+        config=step.fit_config(checkpoint_every=config.checkpoint_every, patience=config.patience),
         evaluate=step.selecting(evaluate, "validation_accuracy"),
         scheduler=step.scheduler,
         run=run,
@@ -312,10 +334,14 @@ def train_nodes(
     costs = step.costs(result, example) if measure_step else None
     model.eval()
     commonest = y[parts["train"]].mode().values
+    found = {name: measured(model, name) for name in _PARTS}
     return TrainedNodes(
         model=model,
         result=result,
-        scores={name: accuracy_score(right(model, name), len(parts[name])) for name in _PARTS},
+        scores={
+            name: accuracy_score(right, len(parts[name])) for name, (right, _) in found.items()
+        },
+        losses={name: value for name, (_, value) in found.items()},
         counts={
             "nodes": len(y),
             "classes": prepared.classes,
@@ -330,12 +356,13 @@ def train_nodes(
 
 def make_network(config: NodesConfig, width: int, classes: int) -> FNN | GCN:
     """The network for inputs that are so wide."""
-    hidden, dropout = config.hidden, config.dropout
+    hidden, dropout, inputs = config.hidden, config.dropout, config.input_dropout
     assert hidden is not None
     assert dropout is not None
     if config.model == "fnn":
         return FNN((width, *hidden, classes), FNNConfig(dropout=dropout))
-    return GCN(width, classes, GCNConfig(hidden=hidden, dropout=dropout, input_dropout=dropout))
+    inputs = dropout if inputs is None else inputs
+    return GCN(width, classes, GCNConfig(hidden=hidden, dropout=dropout, input_dropout=inputs))
 
 
 def _tensors(inputs: Tensor | GraphBatch) -> dict[str, Tensor]:

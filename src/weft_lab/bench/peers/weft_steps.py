@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -154,16 +155,17 @@ def molecules(case: dict[str, Any]) -> tuple[Callable[[], dict[str, float]], dic
 
 def citations(case: dict[str, Any]) -> tuple[Callable[[], float], dict[str, str]]:
     """A step trains on the table case["table"] and returns the test accuracy in %."""
-    from weft.recipes.nodes.citations import citation_batch, train_citations
-    from weft.recipes.nodes.config import CitationsConfig
+    from weft.recipes.nodes.config import PUBLISHED
+    from weft.recipes.nodes.training import prepare_nodes, train_nodes
 
     prepare_process()
-    batch = citation_batch(open_table(case["table"]))
+    prepared = prepare_nodes(open_table(case["table"])[0], PUBLISHED)
     seeds = itertools.count()
 
     def step() -> float:
-        config = CitationsConfig(data=case["data"], seed=next(seeds))
-        return 100 * train_citations(batch, config, quiet=True)[2]["test_accuracy"]
+        config = replace(prepared.config, data=case["data"], seed=next(seeds))
+        trained = train_nodes(replace(prepared, config=config), quiet=True)
+        return 100 * trained.scores["test"].value
 
     return step, _VERSIONS
 
