@@ -20,10 +20,13 @@ from torch import nn
 from weft.batching import BatchingConfig
 from weft.errors import DataError
 from weft.parallel.world import World, joined_replicas
-from weft.recipes.links.training import LinksConfig, prepare_links, train_links
-from weft.recipes.nodes.training import NodesConfig, prepare_nodes, train_nodes
+from weft.recipes.links.config import LinksConfig
+from weft.recipes.links.training import prepare_links
+from weft.recipes.nodes.config import NodesConfig
+from weft.recipes.nodes.training import prepare_nodes
 from weft.recipes.planned_runs import PlanOption
 from weft.recipes.recipe import DataOptions, Start, recipe_named
+from weft.recipes.sparse_training import train_network
 from weft.recipes.structures.training import train_structures
 from weft.training import Run
 from weft.training.ranks import shared_run
@@ -46,12 +49,12 @@ def structures(folder: Path, run: Run, world: World, **options: Any) -> Any:
 def links(run: Run, world: World, **options: Any) -> Any:
     prepared = prepare_links(circles(), LinksConfig(batch_size=101, **SMALL))
     prepared = replace(prepared, config=replace(prepared.config, **options))
-    return train_links(prepared, run=run, world=world, quiet=True)
+    return train_network(prepared, run=run, world=world, quiet=True)
 
 
 def nodes(run: Run, world: World, **options: Any) -> Any:
     asked = NodesConfig(model="fnn", batch_size=35, **SMALL, **options)
-    return train_nodes(prepare_nodes(grouped(), asked), run=run, world=world, quiet=True)
+    return train_network(prepare_nodes(grouped(), asked), run=run, world=world, quiet=True)
 
 
 @contextmanager

@@ -20,8 +20,9 @@ from weft.errors import DataError
 from weft.graphs import Graph, GraphBatch, write_table
 from weft.models import GCN
 from weft.recipes.nodes.config import PUBLISHED, NodesConfig
-from weft.recipes.nodes.training import TrainedNodes, prepare_nodes, train_nodes
+from weft.recipes.nodes.training import prepare_nodes
 from weft.recipes.recipe_data import read_labelled_graph
+from weft.recipes.sparse_training import TrainedNetwork, train_network
 from weft.sources import planetoid, planted_partition
 from weft.training import Run, ScheduleConfig, read_metrics
 
@@ -43,8 +44,8 @@ def batch_of(graph: Graph) -> GraphBatch:
 
 def trained(
     config: NodesConfig, graph: Graph | None = None, run: Run | None = None
-) -> TrainedNodes:
-    return train_nodes(prepare_nodes(graph or papers(), config), run=run, quiet=True)
+) -> TrainedNetwork:
+    return train_network(prepare_nodes(graph or papers(), config), run=run, quiet=True)
 
 
 def test_the_batch_is_normalised() -> None:
@@ -61,14 +62,14 @@ def test_topics_are_found() -> None:
     found = trained(PUBLISHED)
     model, result, scores = found.model, found.result, found.scores
     assert scores["test"].value > 0.8
-    assert found.losses["test"] < 0.8
+    assert found.facts["test_loss"] < 0.8
     assert result.stopped == "finished"
     assert (result.epochs, result.steps) == (200, 200)
     assert not model.training
     # The weights are those of the best epoch, not of the last.
     assert scores["validation"].value == result.best_metrics["validation_accuracy"]
     assert scores["validation"].value >= result.metrics["validation_accuracy"]
-    assert found.losses["validation"] == result.best_metrics["validation_loss"]
+    assert found.facts["validation_loss"] == result.best_metrics["validation_loss"]
 
 
 def losses(folder: Path, config: NodesConfig) -> list[float]:

@@ -10,6 +10,7 @@ import pytest
 from temporal_graphs import circles, write_edges
 
 from weft.errors import DataError
+from weft.recipes.links.config import LinksConfig
 from weft.recipes.links.data import (
     LinkSplit,
     Pairs,
@@ -133,7 +134,7 @@ def test_edges_of_a_file(tmp_path: Path) -> None:
 
 
 def test_embeddings_are_scaled_and_as_sparse_as_asked() -> None:
-    x = walk_embedding(split().known, dim=6, walks=3, length=4, keep=0.25)
+    x = walk_embedding(split().known, LinksConfig(dim=6, walks=3, length=4, keep=0.25))
     assert x.shape == (40, 6)
     assert x.dtype == np.float32
     assert np.count_nonzero(x) == 60

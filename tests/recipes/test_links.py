@@ -18,7 +18,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from weft.models import FNN
 from weft.recipes.links.config import LinksConfig
-from weft.recipes.links.training import PreparedLinks, TrainedLinks, prepare_links, train_links
+from weft.recipes.links.training import PreparedLinks, prepare_links
+from weft.recipes.sparse_training import TrainedNetwork, train_network
 from weft.training import Run, read_metrics
 from weft.training.config import SparsifierName
 
@@ -31,8 +32,8 @@ def prepared(**settings: Any) -> PreparedLinks:
     return prepare_links(circles(), LinksConfig(**{**SMALL, "epochs": 8, **settings}))
 
 
-def trained(**settings: Any) -> TrainedLinks:
-    return train_links(prepared(**settings), quiet=True)
+def trained(**settings: Any) -> TrainedNetwork:
+    return train_network(prepared(**settings), quiet=True)
 
 
 def weights(model: nn.Module) -> list[Tensor]:
@@ -120,17 +121,17 @@ def test_a_stopped_run_goes_on_to_the_same_weights(tmp_path: Path, name: Any, st
     settings = prepared(sparsify=name, sparsity=0.8, epochs=8)
     folders = tmp_path / "whole", tmp_path / "cut"
     with Run.create(folders[0], settings.config, tensorboard=False) as run:
-        whole = train_links(settings, run=run, quiet=True)
+        whole = train_network(settings, run=run, quiet=True)
     hook = stop_at(step)
     try:
         with Run.create(folders[1], settings.config, tensorboard=False) as run:
-            first = train_links(settings, run=run, quiet=True)
+            first = train_network(settings, run=run, quiet=True)
     finally:
         hook.remove()
     assert first.result.stopped == "interrupted by SIGTERM"
     assert 0 < first.result.steps < whole.result.steps
     with Run.create(folders[1], settings.config, resume=True, tensorboard=False) as run:
-        second = train_links(settings, run=run, quiet=True)
+        second = train_network(settings, run=run, quiet=True)
     assert second.result.steps == whole.result.steps
     assert all(map(torch.equal, weights(second.model), weights(whole.model)))
     logs = [
@@ -148,11 +149,11 @@ def test_a_lottery_that_is_stopped_before_the_last_training(tmp_path: Path) -> N
             Run.create(tmp_path / "run", settings.config, tensorboard=False) as run,
             pytest.raises(KeyboardInterrupt),
         ):
-            train_links(settings, run=run, quiet=True)
+            train_network(settings, run=run, quiet=True)
     finally:
         hook.remove()
     with Run.create(tmp_path / "run", settings.config, resume=True, tensorboard=False) as run:
-        found = train_links(settings, run=run, quiet=True)
+        found = train_network(settings, run=run, quiet=True)
     assert found.counts["active"] == round(0.2 * WEIGHTS)
 
 
@@ -165,9 +166,9 @@ def test_a_seed_gives_the_same_weights() -> None:
 def test_weights_of_another_run(tmp_path: Path) -> None:
     settings = prepared(epochs=2)
     with Run.create(tmp_path / "run", settings.config, tensorboard=False) as run:
-        first = train_links(settings, run=run, quiet=True)
+        first = train_network(settings, run=run, quiet=True)
     still = prepared(epochs=1, learning_rate=0.0)
-    second = train_links(still, init_from=tmp_path / "run", quiet=True)
+    second = train_network(still, init_from=tmp_path / "run", quiet=True)
     assert all(map(torch.equal, weights(first.model), weights(second.model)))
 
 
@@ -193,7 +194,9 @@ def test_a_layer_that_would_be_empty_is_named() -> None:
         ({"death": 1.5}, r"death is 1\.5"),
         ({"rho": 0.0}, r"rho is 0\.0; it must be above 0"),
         ({"length": 1}, "length is 1; it must be at least 2"),
-        ({"epochs": 0}, "epochs is 0; it must be at least 1"),
+        ({"epochs": -1}, "epochs is -1; it must be at least 0"),
+        ({"epochs": 0, "sparsify": "rigl"}, "epochs is 0; it must be at least 1"),
+        ({"patience": 0}, "patience is 0; it must be at least 1"),
         ({"death": 0.0}, r"death is 0\.0; it must be above 0"),
         ({"learning_rate": float("nan")}, "learning_rate is nan"),
         ({"hidden": (8, 0)}, r"hidden widths are \(8, 0\)"),

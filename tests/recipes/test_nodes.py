@@ -15,7 +15,8 @@ from weft.errors import DataError
 from weft.graphs import Graph, GraphBatch
 from weft.models import FNN, GCN
 from weft.recipes.nodes.config import NodesConfig
-from weft.recipes.nodes.training import TrainedNodes, node_split, prepare_nodes, train_nodes
+from weft.recipes.nodes.training import node_split, prepare_nodes
+from weft.recipes.sparse_training import TrainedNetwork, train_network
 from weft.sources import planetoid, planted_partition
 from weft.training import Run
 
@@ -24,8 +25,8 @@ PLANETOID = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "pl
 SMALL: dict[str, Any] = {"dim": 12, "epochs": 30, "batch_size": 16, "walks": 100}
 
 
-def trained(graph: Graph = GRAPH, **settings: Any) -> TrainedNodes:
-    return train_nodes(prepare_nodes(graph, NodesConfig(**{**SMALL, **settings})), quiet=True)
+def trained(graph: Graph = GRAPH, **settings: Any) -> TrainedNetwork:
+    return train_network(prepare_nodes(graph, NodesConfig(**{**SMALL, **settings})), quiet=True)
 
 
 def test_a_network_on_embeddings() -> None:
@@ -121,9 +122,9 @@ def test_the_split_is_not_the_shuffle_of_a_graph_from_the_same_seed() -> None:
 def test_a_run_is_resumed_with_the_same_settings_only(tmp_path: Path) -> None:
     prepared = prepare_nodes(GRAPH, NodesConfig(**{**SMALL, "epochs": 3}))
     with Run.create(tmp_path / "run", prepared.config, tensorboard=False) as run:
-        first = train_nodes(prepared, run=run, quiet=True)
+        first = train_network(prepared, run=run, quiet=True)
     with Run.create(tmp_path / "run", prepared.config, resume=True, tensorboard=False) as run:
-        again = train_nodes(prepared, run=run, quiet=True)
+        again = train_network(prepared, run=run, quiet=True)
     assert again.scores == first.scores
     with pytest.raises(DataError, match="was started with sparsity"):
         Run.create(tmp_path / "run", replace(prepared.config, sparsity=0.5), resume=True)

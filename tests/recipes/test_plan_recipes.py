@@ -15,15 +15,15 @@ from weft.batching import POLICIES, BatchingConfig
 from weft.graphs import write_table
 from weft.planning import Plan, applied
 from weft.planning.task import PlanTask, best_of, content_of, key_of, made_for, thread_counts
-from weft.recipes.links.candidates import LinksTask
-from weft.recipes.links.training import LinksConfig, prepare_links
-from weft.recipes.nodes.candidates import NodesTask
-from weft.recipes.nodes.config import PUBLISHED
-from weft.recipes.nodes.training import NodesConfig, prepare_nodes
+from weft.recipes.links.config import LinksConfig
+from weft.recipes.links.training import prepare_links
+from weft.recipes.nodes.config import PUBLISHED, NodesConfig
+from weft.recipes.nodes.training import prepare_nodes
 from weft.recipes.planned_runs import read_task
 from weft.recipes.programs.candidates import ProgramsTask
 from weft.recipes.programs.config import ProgramsConfig
 from weft.recipes.programs.data import read_programs
+from weft.recipes.sparse_training import SparseTask
 from weft.recipes.structures.candidates import StructuresTask
 from weft.recipes.structures.training import StructuresConfig
 
@@ -37,7 +37,7 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Plans as if there were four; what is trained here computes with one."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    for room in ("programs.candidates", "sparse_candidates", "structures.candidates"):
+    for room in ("programs.candidates", "sparse_training", "structures.candidates"):
         monkeypatch.setattr(f"weft.recipes.{room}.thread_counts", lambda: MANY)
     yield
     torch.set_num_threads(before)
@@ -208,7 +208,7 @@ def test_blocks_that_are_given_stay(programs):
 def test_links_in_both_forms(sparsify):
     pytest.importorskip("gensim")
     config = LinksConfig(data="own", epochs=2, hidden=(16,), sparsify=sparsify)
-    recipe = LinksTask(prepare_links(messages(), config))
+    recipe = SparseTask("links", prepare_links(messages(), config))
     (wave,) = recipe.waves()
     forms = ["dense", "sparse"] if sparsify == "rigl" else ["dense"]
     assert labels(wave) == [f"{form}, {count}" for count in THREADS for form in forms]
@@ -223,7 +223,7 @@ def test_links_in_both_forms(sparsify):
 def test_nodes_in_both_forms(model):
     pytest.importorskip("gensim")
     config = NodesConfig(data="own", model=model, epochs=2, sparsify="rigl")
-    recipe = NodesTask(prepare_nodes(papers(), config))
+    recipe = SparseTask("nodes", prepare_nodes(papers(), config))
     (wave,) = recipe.waves()
     forms = {each.settings["form"] for each in wave}
     assert forms == ({"dense"} if model == "gcn" else {"dense", "sparse"})

@@ -39,7 +39,7 @@ def test_a_plan_is_measured_kept_and_found_again(cora):
 
 
 def test_a_plan_made_in_a_hurry_is_not_kept(cora, monkeypatch):
-    monkeypatch.setattr("weft.recipes.sparse_candidates.thread_counts", lambda: [2, 1])
+    monkeypatch.setattr("weft.recipes.sparse_training.thread_counts", lambda: [2, 1])
     recipe = read_task("citations", replace(PUBLISHED, epochs=50), data_dir=cora, progress=False)
     plan = make_plan(recipe, seconds=1e-3, data_dir=cora)
     assert [each.outcome.partition(":")[0] for each in plan.measured] == ["chosen", "not tried"]

@@ -21,9 +21,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from weft.errors import DataError
 from weft.models import FNN, FNNConfig
 from weft.recipes.links.config import LinksConfig
-from weft.recipes.links.training import PreparedLinks, make_fnn, prepare_links, train_links
+from weft.recipes.links.training import PreparedLinks, make_fnn, prepare_links
 from weft.recipes.nodes.config import NodesConfig
-from weft.recipes.nodes.training import prepare_nodes, train_nodes
+from weft.recipes.nodes.training import prepare_nodes
+from weft.recipes.sparse_training import train_network
 from weft.sparsify import Masks, random_masks
 from weft.sparsify.sparse_layers import SparseLinear
 from weft.training import Run, read_metrics
@@ -62,7 +63,7 @@ def test_the_same_curve_as_with_masks(name: Any, tmp_path: Path) -> None:
     for form in ("dense", "sparse"):
         prepared = with_settings(exact, sparsify=name, sparsity=0.8, form=form, momentum=0.5)
         with Run.create(tmp_path / form, prepared.config, tensorboard=False) as run:
-            trained = train_links(prepared, run=run, quiet=True)
+            trained = train_network(prepared, run=run, quiet=True)
         curve = [line["train_loss"] for line in read_metrics(run.folder) if "train_loss" in line]
         found[form] = trained, curve
     dense, sparse = found["dense"][0], found["sparse"][0]
@@ -80,7 +81,7 @@ def test_the_same_curve_as_with_masks(name: Any, tmp_path: Path) -> None:
 def test_a_stopped_run_goes_on_to_the_same_weights(tmp_path: Path, name: Any) -> None:
     prepared = with_settings(links(), sparsify=name, sparsity=0.8, form="sparse", momentum=0.5)
     with Run.create(tmp_path / "whole", prepared.config, tensorboard=False) as run:
-        whole = train_links(prepared, run=run, quiet=True)
+        whole = train_network(prepared, run=run, quiet=True)
     steps = itertools.count(1)
 
     def hook(module: nn.Module, _: object) -> None:
@@ -90,12 +91,12 @@ def test_a_stopped_run_goes_on_to_the_same_weights(tmp_path: Path, name: Any) ->
     handle = register_module_forward_pre_hook(hook)
     try:
         with Run.create(tmp_path / "cut", prepared.config, tensorboard=False) as run:
-            first = train_links(prepared, run=run, quiet=True)
+            first = train_network(prepared, run=run, quiet=True)
     finally:
         handle.remove()
     assert first.result.stopped == "interrupted by SIGTERM"
     with Run.create(tmp_path / "cut", prepared.config, resume=True, tensorboard=False) as run:
-        second = train_links(prepared, run=run, quiet=True)
+        second = train_network(prepared, run=run, quiet=True)
     for one, other in zip(whole.model.layers, second.model.layers, strict=True):
         assert torch.equal(one.values, other.values)  # type: ignore[arg-type]
         assert torch.equal(one.pattern, other.pattern)  # type: ignore[arg-type]
@@ -108,17 +109,17 @@ def test_a_stopped_run_goes_on_to_the_same_weights(tmp_path: Path, name: Any) ->
 def test_weights_go_into_a_dense_model_and_a_run_of_either_form(tmp_path: Path) -> None:
     prepared = with_settings(links(), sparsify="rigl", sparsity=0.8, form="sparse")
     with Run.create(tmp_path / "run", prepared.config, tensorboard=False) as run:
-        trained = train_links(prepared, run=run, quiet=True)
+        trained = train_network(prepared, run=run, quiet=True)
     model = make_fnn(prepared.config)
     load_dense(model, tmp_path / "run")
     for one, other in zip(dense_weights(trained.model), dense_weights(model), strict=True):
         assert torch.equal(one, other)
     still = with_settings(links(), learning_rate=0.0, epochs=1)
-    again = train_links(still, init_from=tmp_path / "run", quiet=True)
+    again = train_network(still, init_from=tmp_path / "run", quiet=True)
     assert all(map(torch.equal, dense_weights(again.model), dense_weights(trained.model)))
     # Those of a dense run too.
     with Run.create(tmp_path / "dense", still.config, tensorboard=False) as run:
-        dense = train_links(still, run=run, quiet=True)
+        dense = train_network(still, run=run, quiet=True)
     load_dense(model, tmp_path / "dense")
     assert all(map(torch.equal, dense_weights(dense.model), dense_weights(model)))
 
@@ -159,7 +160,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["rigl", "set", "snfs", "random"])
 def test_costs_of_a_step(form: Any, name: Any) -> None:
     prepared = with_settings(links(), sparsify=name, sparsity=0.8, form=form, epochs=4)
-    found = train_links(prepared, quiet=True, measure_step=True)
+    found = train_network(prepared, quiet=True, measure_step=True)
     costs = found.costs
     assert costs is not None
     weights = 12 * 24 + 24 * 12 + 12
@@ -181,16 +182,16 @@ def test_costs_of_a_step(form: Any, name: Any) -> None:
 
 def test_no_costs_where_nothing_is_sparse_or_asked() -> None:
     assert (
-        train_links(with_settings(links(), epochs=1), measure_step=True, quiet=True).costs is None
+        train_network(with_settings(links(), epochs=1), measure_step=True, quiet=True).costs is None
     )
     prepared = with_settings(links(), epochs=1, sparsify="random")
-    assert train_links(prepared, quiet=True).costs is None
+    assert train_network(prepared, quiet=True).costs is None
 
 
 def test_classes_of_nodes() -> None:
     small = {"dim": 12, "epochs": 20, "batch_size": 16, "walks": 100, "hidden": (24,)}
     ways = [
-        train_nodes(
+        train_network(
             prepare_nodes(
                 grouped(),
                 NodesConfig(model="fnn", sparsify="rigl", sparsity=0.5, form=form, **small),  # type: ignore[arg-type]

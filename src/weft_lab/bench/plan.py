@@ -20,13 +20,13 @@ from weft.planning.task import PlanTask, make_plan, thread_counts
 from weft.planning.worker import Work, Worker, WorkerStopped
 from weft.recipes.full_graph.candidates import FullGraphTask
 from weft.recipes.full_graph.config import FullGraphConfig
-from weft.recipes.links.candidates import LinksTask
 from weft.recipes.links.config import LinksConfig
 from weft.recipes.links.training import prepare_links
 from weft.recipes.programs.candidates import ProgramsTask
 from weft.recipes.programs.config import ProgramsConfig
 from weft.recipes.programs.data import read_programs
 from weft.recipes.recipe_data import read_structures
+from weft.recipes.sparse_training import SparseTask
 from weft.recipes.structures.candidates import StructuresTask
 from weft.recipes.structures.config import NeighbourConfig, StructuresConfig
 from weft.recipes.structures.data import some_of
@@ -134,7 +134,7 @@ def _sparse(bench: PlanBench, folder: Path) -> Case:
         hidden=(1024, 1024), batch_size=1024, sparsify="rigl", sparsity=0.906, update_every=100
     )
     prepared = prepare_links(temporal(bench.links // 20, bench.links), config)
-    recipe = LinksTask(prepared)
+    recipe = SparseTask("links", prepared)
     what = "an FNN of 16-1024-1024-1 on links, 90.6 % sparse by RigL, 1,024 pairs a batch"
     return Case(what, recipe, _first_wave(recipe), 5_000)
 

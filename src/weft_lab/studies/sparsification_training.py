@@ -15,9 +15,10 @@ from torch import Tensor
 
 from weft.graphs import Array, Graph
 from weft.recipes.links.config import LinksConfig
-from weft.recipes.links.training import PreparedLinks, prepare_links, train_links
+from weft.recipes.links.training import PreparedLinks, prepare_links
 from weft.recipes.nodes.config import NodesConfig
-from weft.recipes.nodes.training import PreparedNodes, prepare_nodes, train_nodes
+from weft.recipes.nodes.training import PreparedNodes, prepare_nodes
+from weft.recipes.sparse_training import train_network
 from weft.sources import EdgeList
 from weft.sparsify import FlopCount, count_flops, rigl_step_flops
 from weft.training.metrics import read_metrics
@@ -175,23 +176,15 @@ def train_kind(prepared: PreparedTask, kind: Kind) -> SparseRun:
         _one_thread(),
         Run.create(Path(place) / "run", {}, tensorboard=False) as run,
     ):
-        train: Callable[..., Any] = train_links if kind.task == "links" else train_nodes
-        config: Any = replace(data.config, **settings)
-        trained = train(replace(data, config=config), run=run, quiet=True)
+        asked: Any = replace(data.config, **settings)
+        trained = train_network(replace(data, config=asked), run=run, quiet=True)
         metric = METRICS[kind.task]
         lines = read_metrics(run.folder / "metrics.jsonl")
         curve = [line[metric] for line in lines if metric in line]
     if trained.result.stopped.startswith("interrupted"):
         raise KeyboardInterrupt
-    example = (
-        torch.ones(1, 2 * data.config.dim)
-        if isinstance(data, PreparedLinks)
-        else data.inputs[:1]
-        if isinstance(data.inputs, Tensor)
-        else data.inputs
-    )
     density = prepared.density if kind.embedding == "sparse" else 1.0
-    count = count_flops(trained.model, trained.masks, example)
+    count = count_flops(trained.model, trained.masks, data.example(1))
     result = trained.result
     training, inference = _flops(count, kind.way, density, result.epochs, result.steps)
     return SparseRun(

@@ -11,7 +11,8 @@ from rich.progress import Progress
 from weft.errors import DataError
 from weft.graphs import open_table, write_table
 from weft.recipes.nodes.config import PUBLISHED
-from weft.recipes.nodes.training import prepare_nodes, train_nodes
+from weft.recipes.nodes.training import prepare_nodes
+from weft.recipes.sparse_training import train_network
 from weft.sources import planted_partition
 from weft_lab.bench.nodes import bench_citations
 from weft_lab.bench.runner import Candidate, run_case
@@ -38,7 +39,7 @@ def test_each_round_trains_with_the_next_seed(tmp_path: Path) -> None:
     graph = open_table(tmp_path / "cora.weft")[0]
     expected = [
         100
-        * train_nodes(prepare_nodes(graph, replace(PUBLISHED, seed=seed)), quiet=True)
+        * train_network(prepare_nodes(graph, replace(PUBLISHED, seed=seed)), quiet=True)
         .scores["test"]
         .value
         for seed in (0, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from weft.errors import DataError
 from weft.graphs import Array, Graph
+from weft.recipes.sparse_recipe import NetworkConfig
 from weft.sources import CATALOGUE, EdgeList, load, read_edge_list
 from weft.walks import skip_gram, sparse_embedding, temporal_walks
 
@@ -194,15 +195,16 @@ def _with_others(edges: Array, known: Array, num_nodes: int, rng: np.random.Gene
 
 
 def walk_embedding(
-    edges: EdgeList, *, dim: int, walks: int, length: int, keep: float = 1.0, seed: int = 0
+    edges: EdgeList | Graph, config: NetworkConfig, walk: Callable[..., Array] = temporal_walks
 ) -> Array:
-    """Embeddings float32 [n, dim] of temporal walks; with `keep` below 1, sparse ones.
+    """Embeddings float32 [n, dim] of walks; with config.keep below 1, sparse ones.
 
     Divided by their root mean square: how far skip-gram moves from its small start depends on the
     number of walks, and the same learning rate should fit any graph.
     """
-    paths = temporal_walks(edges, walks=walks, length=length, seed=seed)
-    return scaled(sparse_embedding(skip_gram(paths, edges.num_nodes, dim=dim, seed=seed), keep))
+    paths = walk(edges, walks=config.walks, length=config.length, seed=config.seed)
+    embedding = skip_gram(paths, edges.num_nodes, dim=config.dim, seed=config.seed)
+    return scaled(sparse_embedding(embedding, config.keep))
 
 
 def scaled(x: Array) -> Array:

@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from weft.recipes.links.config import LinksConfig
-from weft.recipes.recipe import DataOptions, PredictOptions, StandardRecipe
+from weft.recipes.recipe import DataOptions, PredictOptions
+from weft.recipes.sparse_recipe import SparseRecipe
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from weft.parallel.world import World
-    from weft.recipes.links.candidates import LinksTask
-    from weft.recipes.links.training import PreparedLinks, TrainedLinks
-    from weft.sources import EdgeList
-    from weft.training import Run
+    from weft.recipes.links.training import PreparedLinks
+    from weft.recipes.sparse_training import TrainedNetwork
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LinksData:
-    """A temporal graph that was read, split and embedded.
-
-    Attributes:
-        edges: the graph.
-        prepared: what is trained on; a plan changes nothing of it but its configuration.
-    """
-
-    edges: EdgeList
-    prepared: PreparedLinks
-
-
-class LinksRecipe(StandardRecipe):
+class LinksRecipe(SparseRecipe):
     """Which nodes of a temporal graph are joined next."""
 
     help = """
@@ -57,13 +42,14 @@ class LinksRecipe(StandardRecipe):
         *("data", "hidden", "sparsify", "sparsity", "form", "batch_size", "learning_rate"),
         "epochs",
     )
-    shares_batches = True
+    scored = "test"
+    headings = ("part", "edges", "AUC", "average precision")
 
     def default(self) -> LinksConfig:
         """The configuration that a newcomer gets."""
         return LinksConfig()
 
-    def read(self, config: LinksConfig, source: DataOptions, *, progress: bool) -> LinksData:
+    def read(self, config: LinksConfig, source: DataOptions, *, progress: bool) -> PreparedLinks:
         """The temporal graph with the embeddings of its nodes."""
         from weft.recipes.links.data import temporal_edges
         from weft.recipes.links.training import prepare_links
@@ -71,24 +57,9 @@ class LinksRecipe(StandardRecipe):
         edges = temporal_edges(
             config.data, files=source.files, data_dir=source.data_dir, progress=progress
         )
-        return LinksData(edges=edges, prepared=prepare_links(edges, config))
+        return prepare_links(edges, config)
 
-    def plan_task(self, data: LinksData, config: LinksConfig) -> LinksTask:
-        """The form of the layers, and threads."""
-        from weft.recipes.links.candidates import LinksTask
-
-        return LinksTask(data.prepared)
-
-    def prepare(
-        self, data: LinksData, config: LinksConfig, *, world: World, earlier: Path | None
-    ) -> PreparedLinks:
-        """What was prepared with the data, with the settings of the plan."""
-        from weft.training.sparse_step import check_form
-
-        check_form(config, world)
-        return replace(data.prepared, config=config)
-
-    def checksums(self, data: LinksData, config: LinksConfig) -> dict[str, str]:
+    def checksums(self, data: PreparedLinks, config: LinksConfig) -> dict[str, str]:
         """Of edges, times and names."""
         import numpy as np
 
@@ -102,72 +73,28 @@ class LinksRecipe(StandardRecipe):
             "names": checksum(edges.ids),
         }
 
-    def train(
-        self,
-        prepared: PreparedLinks,
-        *,
-        run: Run,
-        init_from: Path | None,
-        world: World,
-        quiet: bool,
-    ) -> TrainedLinks:
-        """Train the network, and time a step of it if it is sparse."""
-        from weft.recipes.links.training import train_links
-
-        return train_links(
-            prepared, run=run, init_from=init_from, world=world, quiet=quiet, measure_step=True
-        )
-
-    def summary(self, trained: TrainedLinks, prepared: PreparedLinks) -> dict[str, Any]:
-        """Scores with intervals, counts and costs."""
-        return {
-            "test": {name: asdict(score) for name, score in trained.scores.items()},
-            "counts": trained.counts,
-            "repeated": trained.repeated,
-            "embedding_seconds": prepared.seconds,
-            "step_costs": None if trained.costs is None else asdict(trained.costs),
-        }
-
-    def show(
-        self, trained: TrainedLinks, prepared: PreparedLinks, folder: Path, console: Console
-    ) -> None:
-        """Print the scores, the sparsity with its costs, and where everything is."""
-        from weft.recipes.output import (
-            costs_sentences,
-            print_scores,
-            time_sentence,
-            weights_sentence,
-            where,
-        )
-
-        result, counts, config = trained.result, trained.counts, prepared.config
-        best = result.best_metrics
-        rows = [
-            (
-                "validation",
-                f"{counts['validation']:,}",
-                f"{best['validation_auc']:.4f}",
-                f"{best['validation_ap']:.4f}",
-            ),
+    def rows(self, trained: TrainedNetwork) -> list[tuple[str, ...]]:
+        """AUC and average precision, those of the test with intervals."""
+        counts, best = trained.counts, trained.result.best_metrics
+        held = [f"{best.get(f'validation_{name}', math.nan):.4f}" for name in ("auc", "ap")]
+        return [
+            ("validation", f"{counts['validation']:,}", *held),
             ("test", f"{counts['test']:,}", str(trained.scores["auc"]), str(trained.scores["ap"])),
         ]
-        headings = ("part", "edges", "AUC", "average precision")
-        print_scores(f"{config.data}: {result.stopped}", headings, rows, console)
-        if config.compat:
-            console.print(
-                "With --compat the embeddings have seen the test's edges: these scores are too "
-                "good, and to be compared with the paper's only.",
-                soft_wrap=True,
-            )
-        console.print(
-            f"Intervals are of 95%, over the choice of test pairs; {trained.repeated:.1%} of the "
-            "test's edges join two nodes that an edge of training joins too.\n"
-            f"{weights_sentence(counts, config.sparsify)}\n"
-            f"{costs_sentences(trained.costs, config, linear=True)}"
-            f"{counts['train']:,} edges for training, {time_sentence(result, 'edges')}\n"
-            f"{where(folder)}",
-            soft_wrap=True,
+
+    def remarks(self, trained: TrainedNetwork, config: LinksConfig) -> tuple[str, str, str]:
+        """Also that scores are too good with the paper's split."""
+        compat = (
+            "With --compat the embeddings have seen the test's edges: these scores are too good, "
+            "and to be compared with the paper's only.\n"
         )
+        on_scores = (
+            "Intervals are of 95%, over the choice of test pairs; "
+            f"{trained.facts['repeated']:.1%} of the test's edges join two nodes that an edge of "
+            "training joins too."
+        )
+        trained_on = f"{trained.counts['train']:,} edges for training"
+        return (compat if config.compat else "") + on_scores, trained_on, "edges"
 
     def predict(
         self, run: Path, file: Path | None, options: PredictOptions, console: Console

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from weft.training.config import ScheduleConfig, SparsityConfig
+from weft.recipes.sparse_recipe import NetworkConfig
+from weft.training.config import ScheduleConfig
 
 ModelName = Literal["fnn", "gcn"]
 SplitName = Literal["random", "public"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodesConfig(SparsityConfig):
+class NodesConfig(NetworkConfig):
     """A network that tells the class of a node.
 
     Attributes:
@@ -31,33 +32,23 @@ class NodesConfig(SparsityConfig):
         input_dropout: gcn: Dropout of features; by default that of hidden activations.
         batch_size: fnn: nodes in a step; a gcn takes all of them.
         learning_rate: Learning rate of SGD (fnn) or Adam (gcn).
-        schedule: how the learning rate moves.
         weight_decay: gcn: decay of the first layer's weights; by default 5e-5 for the random split,
             5e-4 for the public one.
         epochs: passes over the training nodes; by default 40 (fnn), 200 (gcn).
         patience: stop after this many epochs without a better validation accuracy.
-        checkpoint_every: steps from one checkpoint to the next; 0 for every 30 seconds.
         seed: Seed of the split, walks, embeddings, weights, batches and dropout.
     """
 
     data: str = "cora"
     model: ModelName = "gcn"
     split: SplitName = "random"
-    walks: int = 10
-    length: int = 5
     dim: int = 64
-    keep: float = 1.0
     hidden: tuple[int, ...] | None = None
     dropout: float | None = None
     input_dropout: float | None = None
     batch_size: int = 512
-    learning_rate: float = 0.1
-    schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(shape="cosine"))
     weight_decay: float | None = None
     epochs: int | None = None
-    patience: int | None = None
-    checkpoint_every: int = 0
-    seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,35 +57,10 @@ class NodesConfig(SparsityConfig):
                 raise ValueError(
                     f"{name} is {getattr(self, name)!r}; choose from {', '.join(get_args(known))}"
                 )
-        for name, low in (
-            ("walks", 1),
-            ("length", 2),
-            ("dim", 1),
-            ("batch_size", 1),
-            ("learning_rate", 0),
-            ("weight_decay", 0),
-            # Weights to start from are measured by a run of no epochs.
-            ("epochs", 0 if self.sparsify == "none" else 1),
-            ("patience", 1),
-            ("checkpoint_every", 0),
-            ("seed", 0),
-        ):
-            value = getattr(self, name)
-            if value is not None and not value >= low:
-                raise ValueError(f"{name} is {value}; it must be at least {low}")
-        if self.hidden is not None and not all(width > 0 for width in self.hidden):
-            raise ValueError(f"hidden widths are {self.hidden}; each must be at least 1")
         for name in ("dropout", "input_dropout"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
                 raise ValueError(f"{name} is {value}; it must be in [0, 1)")
-        if self.patience is not None and self.sparsify in ("gmp", "slr", "admm", "oneshot"):
-            raise ValueError(
-                f"patience is {self.patience}, which may end the training before {self.sparsify} "
-                "has pruned the model: leave it out"
-            )
-        if not 0 < self.keep <= 1:
-            raise ValueError(f"keep is {self.keep}; it is a fraction above 0, up to 1")
         if self.keep < 1 and self.model == "gcn":
             raise ValueError("keep is for the embeddings of model = fnn; a gcn reads features")
         if self.form == "sparse" and self.model == "gcn":

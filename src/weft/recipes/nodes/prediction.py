@@ -13,7 +13,7 @@ from weft.errors import DataError
 from weft.graphs import Array, Graph, GraphBatch, assemble, table_from_graphs
 from weft.models import FNN, GCN
 from weft.recipes.nodes.config import NodesConfig
-from weft.recipes.nodes.training import KIND, make_network
+from weft.recipes.nodes.training import KIND, make_network, node_logits
 from weft.recipes.structures.prediction import from_json
 from weft.training.saved_inputs import KeptInputs, kept_inputs
 from weft.training.sparse_form import load_dense
@@ -98,10 +98,7 @@ def predict_classes(trained: TrainedClasses, file: Path | None = None) -> NodePr
     if file is not None:
         places = trained.kept.places(file, 1, "node")[:, 0]
     rows = torch.from_numpy(places)
-    if isinstance(trained.inputs, Tensor):
-        logits: Tensor = trained.model(trained.inputs[rows])
-    else:
-        logits = trained.model(trained.inputs)[rows]
+    logits = node_logits(trained.model, trained.inputs, rows)
     probability, chosen = logits.double().softmax(1).max(1)
     return NodePredictions(
         nodes=[names[place] for place in places.tolist()],

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from weft.recipes.nodes.config import PUBLISHED, NodesConfig
-from weft.recipes.recipe import DataOptions, PredictOptions, StandardRecipe
+from weft.recipes.recipe import DataOptions, PredictOptions
+from weft.recipes.sparse_recipe import SparseRecipe
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from weft.graphs import Graph
-    from weft.parallel.world import World
-    from weft.recipes.nodes.candidates import NodesTask
-    from weft.recipes.nodes.training import PreparedNodes, TrainedNodes
-    from weft.training import Run
+    from weft.recipes.nodes.training import PreparedNodes
+    from weft.recipes.sparse_training import PreparedNetwork, TrainedNetwork
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,20 +29,7 @@ class NodesDataOptions(DataOptions):
     labels: Path | None = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class NodesData:
-    """A graph that was read and made ready.
-
-    Attributes:
-        graph: with classes.
-        prepared: what is trained on; a plan changes nothing of it but its configuration.
-    """
-
-    graph: Graph
-    prepared: PreparedNodes
-
-
-class NodesRecipe(StandardRecipe):
+class NodesRecipe(SparseRecipe):
     """The class of a node."""
 
     help = """
@@ -71,8 +56,9 @@ class NodesRecipe(StandardRecipe):
         *("data", "model", "split", "hidden", "sparsify", "sparsity", "form"),
         *("learning_rate", "epochs"),
     )
-    shares_batches = True
-    before: ClassVar[dict[str, Any]] = {"patience": None, "input_dropout": None}
+    before: ClassVar[Mapping[str, Any]] = {**SparseRecipe.before, "input_dropout": None}
+    scored = "accuracy"
+    headings = ("part", "nodes", "accuracy", "loss")
 
     def default(self) -> NodesConfig:
         """The configuration that a newcomer gets."""
@@ -82,7 +68,9 @@ class NodesRecipe(StandardRecipe):
         """The configuration with the model's own defaults."""
         return config.settled()
 
-    def read(self, config: NodesConfig, source: NodesDataOptions, *, progress: bool) -> NodesData:
+    def read(
+        self, config: NodesConfig, source: NodesDataOptions, *, progress: bool
+    ) -> PreparedNodes:
         """The graph with classes, split, and what the network reads."""
         from weft.recipes.nodes.training import prepare_nodes
         from weft.recipes.recipe_data import read_labelled_graph
@@ -94,88 +82,33 @@ class NodesRecipe(StandardRecipe):
             data_dir=source.data_dir,
             progress=progress,
         )
-        return NodesData(graph=graph, prepared=prepare_nodes(graph, config))
+        return prepare_nodes(graph, config)
 
-    def plan_task(self, data: NodesData, config: NodesConfig) -> NodesTask:
-        """The form of the layers, and threads."""
-        from weft.recipes.nodes.candidates import NodesTask
-
-        return NodesTask(data.prepared, self.name)
-
-    def prepare(
-        self, data: NodesData, config: NodesConfig, *, world: World, earlier: Path | None
-    ) -> PreparedNodes:
-        """What was prepared with the data, with the settings of the plan."""
-        from weft.recipes.nodes.training import check_ranks
-
-        check_ranks(config, world)
-        return replace(data.prepared, config=config)
-
-    def checksums(self, data: NodesData, config: NodesConfig) -> dict[str, str]:
+    def checksums(self, data: PreparedNodes, config: NodesConfig) -> dict[str, str]:
         """Of edges and columns."""
         from weft.graphs.checksums import graph_checksums
 
         return graph_checksums(data.graph)
 
-    def train(
-        self,
-        prepared: PreparedNodes,
-        *,
-        run: Run,
-        init_from: Path | None,
-        world: World,
-        quiet: bool,
-    ) -> TrainedNodes:
-        """Train the network, and time a step of it if it is sparse."""
-        from weft.recipes.nodes.training import train_nodes
-
-        return train_nodes(
-            prepared, run=run, init_from=init_from, world=world, quiet=quiet, measure_step=True
-        )
-
-    def summary(self, trained: TrainedNodes, prepared: PreparedNodes) -> dict[str, Any]:
-        """Accuracy with intervals, losses, counts and costs."""
-        return {
-            "accuracy": {name: asdict(score) for name, score in trained.scores.items()},
-            **{f"{name}_loss": value for name, value in trained.losses.items()},
-            "counts": trained.counts,
-            "embedding_seconds": prepared.seconds,
-            "guess": trained.guess,
-            "step_costs": None if trained.costs is None else asdict(trained.costs),
-        }
-
-    def show(
-        self, trained: TrainedNodes, prepared: PreparedNodes, folder: Path, console: Console
-    ) -> None:
-        """Print the accuracy, the sparsity with its costs, and where everything is."""
-        from weft.recipes.output import (
-            costs_sentences,
-            print_scores,
-            time_sentence,
-            weights_sentence,
-            where,
-        )
-
-        result, counts, config = trained.result, trained.counts, prepared.config
-        rows = [
+    def rows(self, trained: TrainedNetwork) -> list[tuple[str, ...]]:
+        """Accuracy with an interval, and loss."""
+        return [
             (
                 part,
-                f"{counts[part]:,}",
+                f"{trained.counts[part]:,}",
                 f"{score.value:.1%} ({score.low:.1%} to {score.high:.1%})",
-                f"{trained.losses[part]:.4f}",
+                f"{trained.facts[f'{part}_loss']:.4f}",
             )
             for part, score in trained.scores.items()
         ]
-        headings = ("part", "nodes", "accuracy", "loss")
-        print_scores(f"{config.data}: {result.stopped}", headings, rows, console)
-        console.print(
+
+    def remarks(self, trained: TrainedNetwork, config: NodesConfig) -> tuple[str, str, str]:
+        """What a guess would reach, and how many classes there are."""
+        on_scores = (
             "Intervals are of 95%, over the choice of nodes; always naming the commonest "
-            f"class is right for {trained.guess:.1%} of the test.\n"
-            f"{weights_sentence(counts, config.sparsify)}\n"
-            f"{costs_sentences(trained.costs, config, linear=config.model == 'fnn')}"
-            f"{counts['classes']} classes, {time_sentence(result, 'nodes')}\n{where(folder)}",
-            soft_wrap=True,
+            f"class is right for {trained.facts['guess']:.1%} of the test."
         )
+        return on_scores, f"{trained.counts['classes']} classes", "nodes"
 
     def predict(
         self, run: Path, file: Path | None, options: PredictOptions, console: Console
@@ -228,14 +161,14 @@ class CitationsRecipe(NodesRecipe):
             recorded = {**asdict(PUBLISHED.settled()), **recorded, **model, "model": "gcn"}
         return super().as_now(recorded)
 
-    def checksums(self, data: NodesData, config: NodesConfig) -> dict[str, str]:
+    def checksums(self, data: PreparedNodes, config: NodesConfig) -> dict[str, str]:
         """Of the graph's table, as earlier runs have recorded them."""
         from weft.graphs import table_from_graphs
         from weft.graphs.checksums import table_checksums
 
         return table_checksums(table_from_graphs([data.graph]))
 
-    def summary(self, trained: TrainedNodes, prepared: PreparedNodes) -> dict[str, Any]:
+    def summary(self, trained: TrainedNetwork, prepared: PreparedNetwork) -> dict[str, Any]:
         """Also the accuracies by the names that earlier runs have for them."""
         accuracies = {f"{part}_accuracy": score.value for part, score in trained.scores.items()}
         return super().summary(trained, prepared) | accuracies

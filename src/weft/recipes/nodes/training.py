@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim import SGD, Adam, Optimizer
 
 from weft.errors import DataError
 from weft.graphs import (
@@ -26,22 +24,13 @@ from weft.graphs import (
     table_from_graphs,
 )
 from weft.models import FNN, GCN, FNNConfig, GCNConfig
-from weft.recipes.links.data import node_names, scaled, text_column
+from weft.recipes.links.data import node_names, text_column, walk_embedding
 from weft.recipes.nodes.config import NodesConfig
+from weft.recipes.sparse_training import PreparedNetwork
 from weft.sources import row_normalise
-from weft.sparsify import Masks
-from weft.training.batches import RowBatches
-from weft.training.config import FitResult
-from weft.training.loop import fit
-from weft.training.randomness import seed_everything
-from weft.training.ranks import load_on_all
-from weft.training.run import Run
 from weft.training.saved_inputs import keep_inputs
-from weft.training.schedules import make_scheduler
 from weft.training.scores import Score, accuracy_score
-from weft.training.sparse_form import load_dense
-from weft.training.sparse_step import SparseStep, StepCosts, check_form
-from weft.walks import skip_gram, sparse_embedding, temporal_walks, uniform_walks
+from weft.walks import temporal_walks, uniform_walks
 
 if TYPE_CHECKING:
     from weft.parallel.world import World
@@ -53,54 +42,145 @@ _SPLIT = 60_20_20
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PreparedNodes:
+class PreparedNodes(PreparedNetwork):
     """A graph made ready for a recipe.
 
     Attributes:
         config: the recipe, settled.
+        graph: as it was read.
         y: int64 [n], classes; -1 for none.
         classes: how many there are.
         parts: node numbers for training, validation and test.
         inputs: embeddings float32 [n, dim], or the batch that a GCN reads.
-        seconds: that walks and embeddings took.
-        names: [n], of the nodes.
         class_names: what the file of labels calls the classes; their numbers without one.
     """
 
     config: NodesConfig
+    graph: Graph
     y: Tensor
     classes: int
     parts: dict[str, Tensor]
     inputs: Tensor | GraphBatch
-    seconds: float
-    names: Array
     class_names: list[str]
 
+    units = "nodes"
+    score = "validation_accuracy"
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TrainedNodes:
-    """What `train_nodes` gives.
+    @property
+    def linear(self) -> bool:
+        """Whether the layers of the network have a sparse form."""
+        return self.config.model == "fnn"
 
-    Attributes:
-        model: gives logits [n, classes].
-        result: how the training went.
-        scores: the accuracy on each part, with an interval.
-        losses: the cross entropy on each part.
-        counts: nodes in each part, classes, weights and those that are active.
-        guess: share of the test nodes that are of the commonest class in training.
-        costs: of a training step of a sparse model, if they were asked for; not of several ranks.
-        masks: those after the last step, not of the best epoch; None where the model is dense, or
-            has sparse layers alone.
-    """
+    def network(self) -> FNN | GCN:
+        """See `make_network`."""
+        x = self.inputs if isinstance(self.inputs, Tensor) else self.inputs.nodes["x"]
+        return make_network(self.config, x.shape[1], self.classes)
 
-    model: nn.Module
-    result: FitResult
-    scores: dict[str, Score]
-    losses: dict[str, float]
-    counts: dict[str, int]
-    guess: float
-    costs: StepCosts | None = None
-    masks: Masks | None = None
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        """SGD, or Adam with a decay of a GCN's first layer."""
+        config = self.config
+        if not isinstance(model, GCN):
+            return SGD(model.parameters(), lr=config.learning_rate)
+        first, *others = model.layers
+        groups: list[dict[str, Any]] = [
+            {"params": list(first.parameters()), "weight_decay": config.weight_decay},
+            {"params": [p for layer in others for p in layer.parameters()]},
+        ]
+        return Adam([group for group in groups if group["params"]], lr=config.learning_rate)
+
+    def rows(self) -> tuple[Tensor]:
+        """The numbers of the training nodes."""
+        return (self.parts["train"],)
+
+    def batches(self, world: World | None = None) -> Any:
+        """A GCN takes all nodes in every step."""
+        return super().batches(world) if self.linear else [self.rows()]
+
+    def example(self, rows: int) -> Tensor | GraphBatch:
+        """Embeddings of ones, or the graph with such features."""
+        if isinstance(self.inputs, Tensor):
+            return self.inputs.new_ones(rows, self.inputs.shape[1])
+        x = torch.ones_like(self.inputs.nodes["x"])
+        return self.inputs.replace(nodes={**self.inputs.nodes, "x": x})
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor]) -> Tensor:
+        """Cross entropy of a batch of nodes."""
+        (nodes,) = batch
+        return functional.cross_entropy(node_logits(model, self.inputs, nodes), self.y[nodes])
+
+    @torch.no_grad()
+    def _measure(self, model: nn.Module, part: str) -> tuple[int, float]:
+        """How many of the nodes are right, and the loss."""
+        nodes = self.parts[part]
+        logits, y = node_logits(model, self.inputs, nodes), self.y[nodes]
+        return int((logits.argmax(1) == y).sum()), float(functional.cross_entropy(logits, y))
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Accuracy and loss."""
+        right, loss = self._measure(model, "validation")
+        return {
+            "validation_accuracy": right / len(self.parts["validation"]),
+            "validation_loss": loss,
+        }
+
+    def measured(
+        self, model: nn.Module
+    ) -> tuple[dict[str, Score], dict[str, int], dict[str, float]]:
+        """The accuracy and loss on each part, nodes in each, and the accuracy of a guess."""
+        scores, counts, facts = {}, {"nodes": len(self.y), "classes": self.classes}, {}
+        for name, nodes in self.parts.items():
+            counts[name] = len(nodes)
+            right, facts[f"{name}_loss"] = self._measure(model, name)
+            scores[name] = accuracy_score(right, len(nodes))
+        # The share of the test nodes that are of the commonest class in training.
+        commonest = self.y[self.parts["train"]].mode().values
+        facts["guess"] = float((self.y[self.parts["test"]] == commonest).float().mean())
+        return scores, counts, facts
+
+    def keep(self, folder: Path) -> None:
+        """Names of nodes and classes, and what the network reads."""
+        inputs = self.inputs
+        tensors = (
+            {"x": inputs}
+            if isinstance(inputs, Tensor)
+            else {
+                "x": inputs.nodes["x"],
+                "weight": inputs.edges["weight"],
+                "senders": inputs.senders,
+                "receivers": inputs.receivers,
+            }
+        )
+        keep_inputs(folder, KIND, node_names(self.graph), tensors, classes=self.class_names)
+
+    def content(self) -> dict[str, Array]:
+        """The inputs, classes and training nodes."""
+        inputs = self.inputs
+        own = (
+            {"x": inputs}
+            if isinstance(inputs, Tensor)
+            else {"senders": inputs.senders, "receivers": inputs.receivers, **inputs.nodes}
+        )
+        tensors = {"y": self.y, "train": self.parts["train"], **own}
+        return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+    def hardly_validated(self) -> PreparedNodes:
+        """With one node to validate by."""
+        return replace(self, parts={**self.parts, "validation": self.parts["validation"][:1]})
+
+    def check_ranks(self, world: World | None) -> None:
+        """Raise ValueError where several ranks are to train a gcn, or sparse layers."""
+        if world is not None and world.ranks > 1 and not self.linear:
+            raise ValueError(
+                f"model is gcn, which takes all nodes in every step, and there are {world.ranks} "
+                "ranks; share the graph among them with `weft train full-graph`"
+            )
+        super().check_ranks(world)
+
+
+def node_logits(model: nn.Module, inputs: Tensor | GraphBatch, nodes: Tensor) -> Tensor:
+    """Logits [m, classes] of some nodes, int64 [m]."""
+    found: Tensor = model(inputs[nodes]) if isinstance(inputs, Tensor) else model(inputs)[nodes]
+    return found
 
 
 def node_split(y: Array, *, seed: int = 0) -> dict[str, Array]:
@@ -153,31 +233,24 @@ def prepare_nodes(graph: Graph, config: NodesConfig) -> PreparedNodes:
             num_nodes=graph.num_nodes,
             senders=graph.senders,
             receivers=graph.receivers,
-            nodes={"x": _column(graph, "x"), "y": y, **masks},
+            # The features of a node sum to 1.
+            nodes={"x": row_normalise(_column(graph, "x")), "y": y, **masks},
         )
-        inputs = _gcn_batch(symmetrised(plain))
+        inputs = assemble(table_from_graphs([gcn_weights(symmetrised(plain))]), [0])
     else:
         walk = temporal_walks if "time" in graph.edges else uniform_walks
-        paths = walk(_either_way(graph), walks=config.walks, length=config.length, seed=config.seed)
-        embedding = skip_gram(paths, graph.num_nodes, dim=config.dim, seed=config.seed)
-        inputs = torch.from_numpy(scaled(sparse_embedding(embedding, config.keep)))
+        inputs = torch.from_numpy(walk_embedding(_either_way(graph), config, walk))
     classes = int(y.max()) + 1
     return PreparedNodes(
         config=config,
+        graph=graph,
         y=torch.from_numpy(y),
         classes=classes,
         parts={name: torch.from_numpy(np.sort(nodes)) for name, nodes in parts.items()},
         inputs=inputs,
         seconds=time.perf_counter() - began,
-        names=node_names(graph),
         class_names=text_column(graph, "classes") or [str(number) for number in range(classes)],
     )
-
-
-def _gcn_batch(graph: Graph) -> GraphBatch:
-    """The graph ready for a GCN: the features of a node sum to 1, edges have weights."""
-    graph = replace(graph, nodes={**graph.nodes, "x": row_normalise(graph.nodes["x"])})
-    return assemble(table_from_graphs([gcn_weights(graph)]), [0])
 
 
 def _either_way(graph: Graph) -> Graph:
@@ -210,150 +283,6 @@ def _labels(graph: Graph) -> Array:
     return y
 
 
-def check_ranks(config: NodesConfig, world: World | None) -> None:
-    """Raise ValueError where several ranks are to train a gcn, or sparse layers."""
-    if world is not None and world.ranks > 1 and config.model == "gcn":
-        raise ValueError(
-            f"model is gcn, which takes all nodes in every step, and there are {world.ranks} "
-            "ranks; share the graph among them with `weft train full-graph`"
-        )
-    check_form(config, world)
-
-
-def train_nodes(
-    prepared: PreparedNodes,
-    *,
-    run: Run | None = None,
-    init_from: Path | None = None,
-    quiet: bool = False,
-    measure_step: bool = False,
-    world: World | None = None,
-) -> TrainedNodes:
-    """Train; the model ends with the weights of the best validation accuracy.
-
-    Args:
-        prepared: the graph and the recipe.
-        run: folder to log to and to resume from; `weft predict` finds the nodes there.
-        init_from: a run folder or file whose weights to start from.
-        quiet: no progress.
-        measure_step: count and time a step of a sparse training afterwards, unless ranks share it.
-        world: ranks that share every batch of an fnn; they give the same losses as one process.
-
-    Raises:
-        ValueError: several ranks are to train a gcn, which takes all nodes in every step, or
-            sparse layers.
-    """
-    check_ranks(prepared.config, world)
-    config, y, parts = prepared.config, prepared.y, prepared.parts
-    epochs = config.epochs
-    assert epochs is not None
-    seed_everything(config.seed)
-    inputs = prepared.inputs
-    width = (inputs if isinstance(inputs, Tensor) else inputs.nodes["x"]).shape[1]
-    model = make_network(config, width, prepared.classes)
-    if init_from is not None:
-        load_on_all(model, lambda: load_dense(model, init_from), world)
-    if run is not None:
-        keep_inputs(
-            run.folder, KIND, prepared.names, _tensors(inputs), classes=prepared.class_names
-        )
-    batches: Iterable[Any]
-    if config.model == "fnn":
-        rows = RowBatches(
-            parts["train"], batch_size=config.batch_size, seed=config.seed, world=world
-        )
-        batches, count = rows, len(rows)
-    else:
-        batches, count = [(parts["train"],)], 1
-    steps = epochs * count
-
-    def optimizer_for(model: nn.Module) -> tuple[Optimizer, LRScheduler]:
-        optimizer = _optimizer(model, config)
-        return optimizer, make_scheduler(optimizer, config.schedule, max(1, steps))
-
-    def logits(model: nn.Module, nodes: Tensor) -> Tensor:
-        if isinstance(inputs, Tensor):
-            found: Tensor = model(inputs[nodes])
-        else:
-            found = model(inputs)[nodes]
-        return found
-
-    def loss(model: nn.Module, batch: tuple[Tensor]) -> Tensor:
-        (nodes,) = batch
-        return functional.cross_entropy(logits(model, nodes), y[nodes])
-
-    @torch.no_grad()
-    def measured(model: nn.Module, part: str) -> tuple[int, float]:
-        """How many of the nodes are right, and the loss."""
-        nodes = parts[part]
-        found = logits(model, nodes)
-        right = int((found.argmax(1) == y[nodes]).sum())
-        return right, float(functional.cross_entropy(found, y[nodes]))
-
-    def ones() -> Tensor:
-        if isinstance(inputs, Tensor):
-            output: Tensor = model(torch.ones(1, config.dim))
-        else:
-            x = torch.ones_like(inputs.nodes["x"])
-            output = model(inputs.replace(nodes={**inputs.nodes, "x": x}))
-        return output
-
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        right, value = measured(model, "validation")
-        return {
-            "validation_accuracy": right / len(parts["validation"]),
-            "validation_loss": value,
-        }
-
-    step = SparseStep(
-        model,
-        optimizer_for,
-        batches,
-        loss,
-        config=config,
-        epochs=epochs,
-        steps=steps,
-        sample=(parts["train"],),
-        ones=ones,
-        run=run,
-        quiet=quiet,
-        seed=config.seed,
-        world=world,
-    )
-    result = fit(
-        model,
-        step.optimizer,
-        batches,
-        step,
-        config=step.fit_config(checkpoint_every=config.checkpoint_every, patience=config.patience),
-        evaluate=step.selecting(evaluate, "validation_accuracy"),
-        scheduler=step.scheduler,
-        run=run,
-    )
-    example = inputs[: config.batch_size] if isinstance(inputs, Tensor) else inputs
-    costs = step.costs(result, example) if measure_step else None
-    model.eval()
-    commonest = y[parts["train"]].mode().values
-    found = {name: measured(model, name) for name in _PARTS}
-    return TrainedNodes(
-        model=model,
-        result=result,
-        scores={
-            name: accuracy_score(right, len(parts[name])) for name, (right, _) in found.items()
-        },
-        losses={name: value for name, (_, value) in found.items()},
-        counts={
-            "nodes": len(y),
-            "classes": prepared.classes,
-            **{name: len(nodes) for name, nodes in parts.items()},
-            **step.counts(result),
-        },
-        guess=float((y[parts["test"]] == commonest).float().mean()),
-        costs=costs,
-        masks=step.masks,
-    )
-
-
 def make_network(config: NodesConfig, width: int, classes: int) -> FNN | GCN:
     """The network for inputs that are so wide."""
     hidden, dropout, inputs = config.hidden, config.dropout, config.input_dropout
@@ -363,26 +292,3 @@ def make_network(config: NodesConfig, width: int, classes: int) -> FNN | GCN:
         return FNN((width, *hidden, classes), FNNConfig(dropout=dropout))
     inputs = dropout if inputs is None else inputs
     return GCN(width, classes, GCNConfig(hidden=hidden, dropout=dropout, input_dropout=inputs))
-
-
-def _tensors(inputs: Tensor | GraphBatch) -> dict[str, Tensor]:
-    """What predictions need of the inputs."""
-    if isinstance(inputs, Tensor):
-        return {"x": inputs}
-    return {
-        "x": inputs.nodes["x"],
-        "weight": inputs.edges["weight"],
-        "senders": inputs.senders,
-        "receivers": inputs.receivers,
-    }
-
-
-def _optimizer(model: nn.Module, config: NodesConfig) -> Optimizer:
-    if not isinstance(model, GCN):
-        return torch.optim.SGD(model.parameters(), lr=config.learning_rate)
-    first, *others = model.layers
-    groups: list[dict[str, Any]] = [
-        {"params": list(first.parameters()), "weight_decay": config.weight_decay},
-        {"params": [p for layer in others for p in layer.parameters()]},
-    ]
-    return torch.optim.Adam([group for group in groups if group["params"]], lr=config.learning_rate)

@@ -156,7 +156,8 @@ def molecules(case: dict[str, Any]) -> tuple[Callable[[], dict[str, float]], dic
 def citations(case: dict[str, Any]) -> tuple[Callable[[], float], dict[str, str]]:
     """A step trains on the table case["table"] and returns the test accuracy in %."""
     from weft.recipes.nodes.config import PUBLISHED
-    from weft.recipes.nodes.training import prepare_nodes, train_nodes
+    from weft.recipes.nodes.training import prepare_nodes
+    from weft.recipes.sparse_training import train_network
 
     prepare_process()
     prepared = prepare_nodes(open_table(case["table"])[0], PUBLISHED)
@@ -164,7 +165,7 @@ def citations(case: dict[str, Any]) -> tuple[Callable[[], float], dict[str, str]
 
     def step() -> float:
         config = replace(prepared.config, data=case["data"], seed=next(seeds))
-        trained = train_nodes(replace(prepared, config=config), quiet=True)
+        trained = train_network(replace(prepared, config=config), quiet=True)
         return 100 * trained.scores["test"].value
 
     return step, _VERSIONS
@@ -173,7 +174,8 @@ def citations(case: dict[str, Any]) -> tuple[Callable[[], float], dict[str, str]
 def nodes(case: dict[str, Any]) -> tuple[Callable[[], float], dict[str, str]]:
     """A step trains a GCN on the graph case["table"] and returns the test accuracy in %."""
     from weft.recipes.nodes.config import NodesConfig
-    from weft.recipes.nodes.training import prepare_nodes, train_nodes
+    from weft.recipes.nodes.training import prepare_nodes
+    from weft.recipes.sparse_training import train_network
 
     prepare_process()
     graph = open_table(case["table"])[0]
@@ -186,7 +188,7 @@ def nodes(case: dict[str, Any]) -> tuple[Callable[[], float], dict[str, str]]:
             epochs=case["epochs"],
             seed=next(seeds),
         )
-        return 100 * train_nodes(prepare_nodes(graph, config), quiet=True).scores["test"].value
+        return 100 * train_network(prepare_nodes(graph, config), quiet=True).scores["test"].value
 
     return step, _VERSIONS
 
