@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from weft.graphs import open_table
-from weft.recipes.links.prediction import load_links, predict_links
-from weft.recipes.nodes.prediction import load_classes, predict_classes
+from weft.recipes.links.training import load_links, predict_links
+from weft.recipes.nodes.training import predict_classes
 
 TRAIN = ("--epochs", 3, "--quiet", "--out", "run")
 PEOPLE = ["alice", "bob", *(f"u{number}" for number in range(28))]
@@ -69,11 +69,11 @@ def test_pairs(weft: Callable[..., Any], messages: Path, tmp_path: Path, form: s
         ["bob", "zoe"],
         ["alice", "bob"],
     ]
-    trained = load_links(tmp_path / "run")
-    alice, bob = (trained.kept.names.index(name) for name in ("alice", "bob"))
-    embedding = trained.kept.tensors["embedding"]
+    model, kept = load_links(tmp_path / "run")
+    alice, bob = (kept.names.index(name) for name in ("alice", "bob"))
+    embedding = kept.tensors["embedding"]
     with torch.no_grad():
-        logit = trained.model(torch.cat([embedding[alice], embedding[bob]]))
+        logit = model(torch.cat([embedding[alice], embedding[bob]]))
     assert float(found[0][2]) == pytest.approx(float(logit.sigmoid()), rel=1e-4)
     assert found[3] == found[0]
     said = weft("predict", "run", "pairs.txt", "--out", "pairs.json")
@@ -89,9 +89,9 @@ def test_numbers_of_an_edge_list_are_names_too(weft: Callable[..., Any], tmp_pat
     (tmp_path / "edges.txt").write_text("".join(lines))
     assert weft("train", "links", "--data", "edges.txt", *TRAIN).code == 0
     (tmp_path / "pairs.txt").write_text("1007 1014\n")
-    found = predict_links(load_links(tmp_path / "run"), tmp_path / "pairs.txt")
-    assert found.pairs == [(1007, 1014)]
-    assert 0 < found.probability[0] < 1
+    ((src, dst, probability),), _ = predict_links(tmp_path / "run", tmp_path / "pairs.txt")
+    assert (src, dst) == (1007, 1014)
+    assert 0 < probability < 1
 
 
 def test_classes_of_an_edge_list(
@@ -123,13 +123,13 @@ def test_classes_of_a_graph_network(weft: Callable[..., Any], tmp_path: Path) ->
     assert said.code == 0, said.err
     said = weft("predict", "run")
     assert said.code == 0, said.err
-    found = predict_classes(load_classes(tmp_path / "run"))
-    assert found.nodes == list(range(300))
+    found = predict_classes(tmp_path / "run")
+    assert [node for node, _, _ in found] == list(range(300))
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     parts = ("train", "validation", "test")
     right = sum(summary["accuracy"][part]["value"] * summary["counts"][part] for part in parts)
     y = np.asarray(open_table(tmp_path / "data" / "cora.weft").column("y"))
-    assert sum(int(a) == b for a, b in zip(found.classes, y, strict=True)) == round(right)
+    assert sum(int(a) == b for (_, a, _), b in zip(found, y, strict=True)) == round(right)
 
 
 def test_mistakes(

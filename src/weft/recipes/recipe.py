@@ -6,14 +6,17 @@ configuration are there without torch: its methods import what they need.
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from weft.errors import DataError
 from weft.files import read_object
@@ -40,6 +43,8 @@ RECIPES = {
 ABOUT = "model.json"
 """File of a run with what its network was made for, beside its config."""
 _CONFIG = "config.json"
+
+Config = TypeVar("Config")
 
 
 @cache
@@ -73,6 +78,33 @@ def recipe_of_run(run: Path) -> Recipe:
         if each.kind == kind:
             return each
     raise DataError(f"{run} holds a run of a recipe that this weft does not know: {kind}")
+
+
+def from_json(kind: type[Config], values: dict[str, Any]) -> Config:
+    """A configuration, with those inside it, from the JSON that it was written as."""
+    hints = typing.get_type_hints(kind)
+    arguments = {}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if field.name not in values:
+            continue
+        value, inner = values[field.name], hints[field.name]
+        choices = typing.get_args(inner) or (inner,)
+        nested = [c for c in choices if isinstance(c, type) and dataclasses.is_dataclass(c)]
+        if isinstance(value, dict) and nested:
+            value = from_json(nested[0], value)
+        elif isinstance(value, list):
+            value = tuple(value)
+        arguments[field.name] = value
+    return kind(**arguments)
+
+
+@contextmanager
+def reading(run: Path) -> Iterator[None]:
+    """Say which run it is that cannot be read: DataError for what its files lack or have wrong."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(f"the run in {run} cannot be read ({error})") from None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from weft.parallel.world import World
     from weft.recipes.sparse_training import PreparedNetwork, SparseTask, TrainedNetwork
-    from weft.training import Run
 
 _LEAST = {
     "walks": 1,
@@ -91,29 +90,17 @@ class SparseRecipe(StandardRecipe):
 
         return SparseTask(self.name, data)
 
-    def prepare(
-        self, data: Any, config: Any, *, world: World, earlier: Path | None
-    ) -> PreparedNetwork:
+    def prepare(self, data: Any, config: Any, *, world: World, **_: Any) -> PreparedNetwork:
         """What was prepared with the data, with the settings of the plan."""
         prepared: PreparedNetwork = replace(data, config=config)
         prepared.check_ranks(world)
         return prepared
 
-    def train(
-        self,
-        prepared: PreparedNetwork,
-        *,
-        run: Run,
-        init_from: Path | None,
-        world: World,
-        quiet: bool,
-    ) -> TrainedNetwork:
+    def train(self, prepared: PreparedNetwork, **how: Any) -> TrainedNetwork:
         """Train the network, and time a step of it if it is sparse."""
         from weft.recipes.sparse_training import train_network
 
-        return train_network(
-            prepared, run=run, init_from=init_from, world=world, quiet=quiet, measure_step=True
-        )
+        return train_network(prepared, measure_step=True, **how)
 
     def summary(self, trained: TrainedNetwork, prepared: PreparedNetwork) -> dict[str, Any]:
         """Scores with intervals, counts, what else is known, and costs."""
@@ -137,21 +124,15 @@ class SparseRecipe(StandardRecipe):
         self, trained: TrainedNetwork, prepared: PreparedNetwork, folder: Path, console: Console
     ) -> None:
         """Print the scores, the sparsity with its costs, and where everything is."""
-        from weft.recipes.output import (
-            costs_sentences,
-            print_scores,
-            time_sentence,
-            weights_sentence,
-            where,
-        )
+        from weft.recipes import output
 
         result, config = trained.result, prepared.config
         title = f"{config.data}: {result.stopped}"
-        print_scores(title, self.headings, self.rows(trained), console)
+        output.print_scores(title, self.headings, self.rows(trained), console)
         on_scores, trained_on, held = self.remarks(trained, config)
         console.print(
-            f"{on_scores}\n{weights_sentence(trained.counts, config.sparsify)}\n"
-            f"{costs_sentences(trained.costs, config, linear=prepared.linear)}"
-            f"{trained_on}, {time_sentence(result, held)}\n{where(folder)}",
+            f"{on_scores}\n{output.weights_sentence(trained.counts, config.sparsify)}\n"
+            f"{output.costs_sentences(trained.costs, config, linear=prepared.linear)}"
+            f"{trained_on}, {output.time_sentence(result, held)}\n{output.where(folder)}",
             soft_wrap=True,
         )

@@ -20,8 +20,7 @@ from weft.recipes.full_graph.config import FullGraphConfig
 from weft.recipes.full_graph.data import full_graph_table
 from weft.recipes.full_graph.session import check_alike
 from weft.recipes.full_graph.training import join
-from weft.recipes.recipe import ABOUT
-from weft.recipes.structures.prediction import from_json
+from weft.recipes.recipe import ABOUT, from_json
 from weft.training.checkpoint import load_weights
 from weft.training.launch import is_a_rank, launch
 from weft.training.run import LOGS

@@ -101,25 +101,21 @@ class LinksRecipe(SparseRecipe):
     ) -> None:
         """Say of each pair of nodes in a file how probable an edge is."""
         from weft.errors import DataError
-        from weft.recipes.links.prediction import load_links, predict_links
+        from weft.recipes.links.training import predict_links
         from weft.recipes.output import prediction_file, write_probabilities
 
         if file is None:
             raise DataError(f"name a file with the lines src dst: weft predict {run} FILE")
         out = prediction_file(options.out, file, (".csv", ".json"), "predictions")
-        found = predict_links(load_links(run), file)
-        rows = [(*pair, p) for pair, p in zip(found.pairs, found.probability.tolist(), strict=True)]
+        rows, unseen = predict_links(run, file)
         write_probabilities(("src", "dst", "probability"), rows, out, console)
-        unseen = (
-            f" {found.unseen:,} of the pairs have a node that is on no walk over training edges: "
-            "nothing is known of it."
-            if found.unseen
-            else ""
-        )
-        console.print(
-            f"A probability is that of an edge among as many pairs that are none.{unseen}",
-            soft_wrap=True,
-        )
+        remark = "A probability is that of an edge among as many pairs that are none."
+        if unseen:
+            remark += (
+                f" {unseen:,} of the pairs have a node that is on no walk over training edges: "
+                "nothing is known of it."
+            )
+        console.print(remark, soft_wrap=True)
 
 
 LINKS = LinksRecipe("links")

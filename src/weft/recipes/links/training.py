@@ -13,14 +13,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Optimizer
 
+from weft.errors import DataError
 from weft.graphs import Array
 from weft.models import FNN
 from weft.recipes.links.config import LinksConfig
 from weft.recipes.links.data import LinkSplit, Pairs, split_links, walk_embedding
+from weft.recipes.recipe import from_json, reading
 from weft.recipes.sparse_training import PreparedNetwork
 from weft.sources import EdgeList
-from weft.training.saved_inputs import keep_inputs
+from weft.training.saved_inputs import KeptInputs, keep_inputs, kept_inputs
 from weft.training.scores import Score, average_precision, bootstrap, roc_auc
+from weft.training.sparse_form import load_dense
 
 KIND = "links"
 
@@ -137,6 +140,43 @@ def prepare_links(edges: EdgeList, config: LinksConfig) -> PreparedLinks:
 def make_fnn(config: LinksConfig) -> FNN:
     """The network, which gives a logit [b, 1] for concatenated embeddings [b, 2 dim]."""
     return FNN((2 * config.dim, *config.hidden, 1), config.model)
+
+
+def load_links(run: Path) -> tuple[FNN, KeptInputs]:
+    """The best weights of the run in the folder `run`, and its nodes with their `embedding`.
+
+    Raises:
+        DataError: no such run, or one of another recipe, or damaged.
+    """
+    kept = kept_inputs(run, KIND)
+    with reading(run):
+        config = from_json(LinksConfig, kept.config)
+    embedding = kept.tensors.get("embedding")
+    if embedding is None or embedding.shape != (len(kept.names), config.dim):
+        raise DataError(f"the run in {run} is damaged: its embeddings do not fit its nodes")
+    model = make_fnn(config)
+    load_dense(model, run)
+    return model.eval(), kept
+
+
+def predict_links(run: Path, file: Path) -> tuple[list[tuple[int | str, int | str, float]], int]:
+    """Predict every pair `src dst` of a text file with the run in the folder `run`.
+
+    Returns:
+        Names and the probability that an edge joins them, where half of all pairs are edges, in the
+        order of the file; and how many pairs have a node of which no training edge says anything.
+
+    Raises:
+        DataError: a line is no pair of the run's nodes; the message has file and line.
+    """
+    model, kept = load_links(run)
+    embedding, names = kept.tensors["embedding"], kept.names
+    places = kept.places(file, 2, "src, dst")
+    logits = torch.from_numpy(link_logits(model, embedding, places)).double()
+    found = zip(places.tolist(), logits.sigmoid().tolist(), strict=True)
+    seen = embedding.any(dim=1).numpy()
+    unseen = int(np.count_nonzero(~seen[places].all(axis=1)))
+    return [(names[a], names[b], probability) for (a, b), probability in found], unseen
 
 
 @torch.no_grad()

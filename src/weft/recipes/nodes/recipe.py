@@ -114,12 +114,11 @@ class NodesRecipe(SparseRecipe):
         self, run: Path, file: Path | None, options: PredictOptions, console: Console
     ) -> None:
         """Give the class of all nodes of the run's graph, or of those in a file."""
-        from weft.recipes.nodes.prediction import load_classes, predict_classes
+        from weft.recipes.nodes.training import predict_classes
         from weft.recipes.output import prediction_file, write_probabilities
 
         out = prediction_file(options.out, file or run, (".csv", ".json"), "predictions")
-        found = predict_classes(load_classes(run), file)
-        rows = list(zip(found.nodes, found.classes, found.probability.tolist(), strict=True))
+        rows = predict_classes(run, file)
         write_probabilities(("node", "class", "probability"), rows, out, console)
 
 

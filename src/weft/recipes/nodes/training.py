@@ -26,10 +26,12 @@ from weft.graphs import (
 from weft.models import FNN, GCN, FNNConfig, GCNConfig
 from weft.recipes.links.data import node_names, text_column, walk_embedding
 from weft.recipes.nodes.config import NodesConfig
+from weft.recipes.recipe import from_json, reading
 from weft.recipes.sparse_training import PreparedNetwork
 from weft.sources import row_normalise
-from weft.training.saved_inputs import keep_inputs
+from weft.training.saved_inputs import keep_inputs, kept_inputs
 from weft.training.scores import Score, accuracy_score
+from weft.training.sparse_form import load_dense
 from weft.walks import temporal_walks, uniform_walks
 
 if TYPE_CHECKING:
@@ -292,3 +294,44 @@ def make_network(config: NodesConfig, width: int, classes: int) -> FNN | GCN:
         return FNN((width, *hidden, classes), FNNConfig(dropout=dropout))
     inputs = dropout if inputs is None else inputs
     return GCN(width, classes, GCNConfig(hidden=hidden, dropout=dropout, input_dropout=inputs))
+
+
+@torch.no_grad()
+def predict_classes(run: Path, file: Path | None = None) -> list[tuple[int | str, str, float]]:
+    """Predict every node of a run's graph, or those that a text file names, one on each line.
+
+    Returns:
+        Of each node its name, the likeliest class and that class's probability, in the order of
+        the file or of the graph.
+
+    Raises:
+        DataError: no such run, or one of another recipe, or damaged; or a line is none of the run's
+            nodes (the message has file and line).
+    """
+    kept = kept_inputs(run, KIND)
+    with reading(run):
+        config = from_json(NodesConfig, kept.config).settled()
+        classes = [str(name) for name in kept.about["classes"]]
+        x = kept.tensors["x"]
+        inputs = x if config.model == "fnn" else _kept_batch(kept.tensors)
+    if x.ndim != 2 or len(x) != len(kept.names):
+        raise DataError(f"the run in {run} is damaged: its inputs do not fit its nodes")
+    model = make_network(config, x.shape[1], len(classes))
+    load_dense(model, run)
+    places = np.arange(len(x)) if file is None else kept.places(file, 1, "node")[:, 0]
+    logits = node_logits(model.eval(), inputs, torch.from_numpy(places))
+    probability, chosen = logits.double().softmax(1).max(1)
+    found = zip(places.tolist(), chosen.tolist(), probability.tolist(), strict=True)
+    return [(kept.names[place], classes[number], likely) for place, number, likely in found]
+
+
+def _kept_batch(tensors: dict[str, Tensor]) -> GraphBatch:
+    graph = Graph(
+        num_nodes=len(tensors["x"]),
+        senders=tensors["senders"].numpy(),
+        receivers=tensors["receivers"].numpy(),
+        nodes={"x": tensors["x"].numpy()},
+        edges={"weight": tensors["weight"].numpy()},
+    )
+    graph.validate()
+    return assemble(table_from_graphs([graph]), [0])

@@ -26,8 +26,7 @@ from weft.recipes.output import notes
 from weft.recipes.programs.config import ProgramsConfig
 from weft.recipes.programs.data import step_budget
 from weft.recipes.programs.training import KIND, make_ggnn
-from weft.recipes.recipe import ABOUT, PredictOptions
-from weft.recipes.structures.prediction import from_json
+from weft.recipes.recipe import ABOUT, PredictOptions, from_json
 from weft.sources.program_graph import CANDIDATE, PROGRAM_SCHEMA
 from weft.sources.progress_bar import progress_bar
 from weft.sources.python_code import MAX_NODES, Sample, each_sample

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
-import typing
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +18,7 @@ from weft.graphs import Array, GraphTable, open_table
 from weft.models import energy_and_forces
 from weft.models.target_scale import Standardised, TargetScale
 from weft.recipes.output import prediction_file
-from weft.recipes.recipe import ABOUT
+from weft.recipes.recipe import ABOUT, from_json
 from weft.recipes.structures.config import BEFORE, StructuresConfig
 from weft.recipes.structures.data import check_energy, check_periodicity, reader_of
 from weft.recipes.structures.training import make_network
@@ -30,7 +27,6 @@ from weft.sources.atoms import ATOMIC_NUMBERS
 from weft.training.checkpoint import load_weights
 from weft.training.run import CONFIG
 
-Config = TypeVar("Config")
 _SYMBOLS = {number: symbol for symbol, number in ATOMIC_NUMBERS.items()}
 
 
@@ -108,24 +104,6 @@ def load_structures(run: Path) -> TrainedStructures:
     load_weights(model, run)
     model.eval()
     return TrainedStructures(model=model, config=config, elements=elements, unit=unit)
-
-
-def from_json(kind: type[Config], values: dict[str, Any]) -> Config:
-    """A configuration, with those inside it, from the JSON that it was written as."""
-    hints = typing.get_type_hints(kind)
-    arguments = {}
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        if field.name not in values:
-            continue
-        value, inner = values[field.name], hints[field.name]
-        choices = typing.get_args(inner) or (inner,)
-        nested = [c for c in choices if isinstance(c, type) and dataclasses.is_dataclass(c)]
-        if isinstance(value, dict) and nested:
-            value = from_json(nested[0], value)
-        elif isinstance(value, list):
-            value = tuple(value)
-        arguments[field.name] = value
-    return kind(**arguments)
 
 
 def predict_file(
