@@ -14,6 +14,7 @@ import torch
 from weft.planning import Measured, Plan
 from weft.planning.task import key_of
 from weft.recipes.nodes.config import PUBLISHED
+from weft.recipes.nodes.recipe import NodesDataOptions
 from weft.recipes.planned_runs import read_task
 from weft.recipes.structures.training import StructuresConfig
 
@@ -120,7 +121,10 @@ def test_a_run_is_resumed_with_its_plan(weft, mistake, tmp_path, small_molecules
 
 def test_a_plan_for_other_settings_says_so(weft, tmp_path, small_cora):
     recipe = read_task(
-        "citations", replace(PUBLISHED, epochs=3), data_dir=tmp_path / "data", progress=False
+        "citations",
+        replace(PUBLISHED, epochs=3),
+        NodesDataOptions(data_dir=tmp_path / "data"),
+        progress=False,
     )
     made("citations", {"threads": 1}, key_of(recipe)).save(tmp_path / "mine.json")
     words = ("train", "citations", "--quiet", "--plan", "mine.json", "--model.hidden", 8)

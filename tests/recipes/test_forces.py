@@ -18,8 +18,8 @@ from small_structures import config, molecules
 from weft.batching import BatchingConfig
 from weft.graphs import Column, GraphTable, assemble, table_from_columns
 from weft.models.target_scale import Standardised, TargetScale
-from weft.recipes.recipe_data import read_structures
 from weft.recipes.structures.config import BEFORE, NeighbourConfig, StructuresConfig
+from weft.recipes.structures.data import read_structures
 from weft.recipes.structures.prediction import (
     Predictions,
     TrainedStructures,

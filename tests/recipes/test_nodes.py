@@ -1,7 +1,11 @@
-"""Node classification: both networks learn, both splits, sparse or not."""
+"""Node classification: both networks learn, both splits, sparse or not; published settings."""
 
 from __future__ import annotations
 
+import itertools
+import math
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,24 +13,39 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from recipe_cases import papers
 from temporal_graphs import grouped
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from weft.errors import DataError
-from weft.graphs import Graph, GraphBatch
+from weft.graphs import Graph, GraphBatch, write_table
 from weft.models import FNN, GCN
-from weft.recipes.nodes.config import NodesConfig
+from weft.recipes.nodes.config import PUBLISHED, NodesConfig
+from weft.recipes.nodes.recipe import NODES, NodesDataOptions
 from weft.recipes.nodes.training import node_split, prepare_nodes
 from weft.recipes.sparse_training import TrainedNetwork, train_network
 from weft.sources import planetoid, planted_partition
-from weft.training import Run
+from weft.training import Run, ScheduleConfig, read_metrics
 
-GRAPH = grouped()
+GRAPH, PAPERS = grouped(), papers(600)
 PLANETOID = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "planetoid"
 SMALL: dict[str, Any] = {"dim": 12, "epochs": 30, "batch_size": 16, "walks": 100}
 
 
 def trained(graph: Graph = GRAPH, **settings: Any) -> TrainedNetwork:
     return train_network(prepare_nodes(graph, NodesConfig(**{**SMALL, **settings})), quiet=True)
+
+
+def published(graph: Graph = PAPERS, run: Run | None = None, **settings: Any) -> TrainedNetwork:
+    prepared = prepare_nodes(graph, replace(PUBLISHED, **settings))
+    return train_network(prepared, run=run, quiet=True)
+
+
+def batch_of(graph: Graph) -> GraphBatch:
+    batch = prepare_nodes(graph, PUBLISHED).inputs
+    assert isinstance(batch, GraphBatch)
+    return batch
 
 
 def test_a_network_on_embeddings() -> None:
@@ -157,6 +176,14 @@ def test_bad_graphs(nodes: dict[str, Any], message: str) -> None:
         ({"keep": 2.0, "model": "fnn"}, r"keep is 2\.0"),
         ({"keep": 0.5}, "keep is for the embeddings of model = fnn"),
         ({"sparsity": 1.0}, r"sparsity is 1\.0"),
+        ({"epochs": 0, "sparsify": "rigl"}, "epochs is 0; it must be at least 1"),
+        ({"patience": 3, "sparsify": "slr"}, "patience is 3, .*before slr has pruned the model"),
+        ({"input_dropout": 1.0}, r"input_dropout is 1\.0; it must be in \[0, 1\)"),
+        ({"patience": 0}, "patience is 0; it must be at least 1"),
+        ({"checkpoint_every": -2}, "checkpoint_every is -2"),
+        ({"learning_rate": -0.1}, r"learning_rate is -0\.1; it must be at least 0"),
+        ({"weight_decay": float("nan")}, "weight_decay is nan"),
+        ({"seed": -1}, "seed is -1"),
     ],
 )
 def test_bad_settings(settings: dict[str, Any], message: str) -> None:
@@ -170,3 +197,110 @@ def test_cora_at_nine_tenths() -> None:
     found = trained(planetoid(PLANETOID, "cora"), epochs=100, sparsify="rigl", sparsity=0.9)
     assert found.scores["test"].value > 0.8
     assert found.counts["active"] == 2304
+
+
+def test_the_batch_is_normalised() -> None:
+    graph = PAPERS
+    batch = batch_of(graph)
+    sums = batch.nodes["x"].sum(1)
+    torch.testing.assert_close(sums[sums > 0], torch.ones(int((sums > 0).sum())))
+    assert batch.num_edges == graph.num_edges + graph.num_nodes
+    assert 0 < float(batch.edges["weight"].min()) <= float(batch.edges["weight"].max()) <= 1
+    assert graph.nodes["x"].max() == 1
+
+
+def test_topics_are_found() -> None:
+    found = published()
+    model, result, scores = found.model, found.result, found.scores
+    assert scores["test"].value > 0.8
+    assert found.facts["test_loss"] < 0.8
+    assert result.stopped == "finished"
+    assert (result.epochs, result.steps) == (200, 200)
+    assert not model.training
+    # The weights are those of the best epoch, not of the last.
+    assert scores["validation"].value == result.best_metrics["validation_accuracy"]
+    assert scores["validation"].value >= result.metrics["validation_accuracy"]
+    assert found.facts["validation_loss"] == result.best_metrics["validation_loss"]
+
+
+def losses(folder: Path, **settings: Any) -> list[float]:
+    config = replace(PUBLISHED, **settings)
+    with Run.create(folder, config, tensorboard=False, resume=True) as run:
+        published(run=run, **settings)
+    return [line["train_loss"] for line in read_metrics(folder) if "train_loss" in line]
+
+
+def test_a_seed_gives_the_same_losses_to_the_bit(tmp_path: Path) -> None:
+    first = losses(tmp_path / "1", epochs=20, seed=5)
+    assert len(set(first)) == 20
+    assert losses(tmp_path / "2", epochs=20, seed=5) == first
+    assert losses(tmp_path / "3", epochs=20, seed=6) != first
+
+
+def test_a_schedule_moves_the_rate_and_resumes_exactly(tmp_path: Path) -> None:
+    schedule = ScheduleConfig(shape="cosine", warmup=3, scale=2.0)
+    settings: dict[str, Any] = {"epochs": 60, "checkpoint_every": 5}
+    whole = losses(tmp_path / "whole", **settings, schedule=schedule)
+    assert [line["lr"] for line in read_metrics(tmp_path / "whole") if "lr" in line] == [
+        pytest.approx(0.02 * (1 + math.cos(math.pi * 46 / 57)) / 2)
+    ]
+    assert losses(tmp_path / "constant", **settings) != whole
+
+    steps = itertools.count(1)
+
+    def stop_at_7(module: nn.Module, _: object) -> None:
+        if isinstance(module, GCN) and module.training and next(steps) == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    hook = register_module_forward_pre_hook(stop_at_7)
+    try:
+        first = losses(tmp_path / "cut", **settings, schedule=schedule)
+    finally:
+        hook.remove()
+    assert first == whole[:6]
+    assert losses(tmp_path / "cut", **settings, schedule=schedule) == whole
+
+
+def test_patience_stops_early() -> None:
+    result = published(epochs=500, patience=5, learning_rate=0.0).result
+    assert (result.stopped, result.epochs, result.best_epoch) == ("early stopping", 6, 1)
+
+
+def test_weight_decay_is_on_the_first_layer_alone() -> None:
+    settings = {"epochs": 1, "learning_rate": 1e-3, "dropout": 0.0, "input_dropout": 0.0}
+    plain, decayed = (published(**settings, weight_decay=decay).model for decay in (0.0, 1e3))
+    # One step of Adam: so much decay decides the sign of a step, where there is any.
+    moved = [not a.equal(b) for a, b in zip(plain.parameters(), decayed.parameters(), strict=True)]
+    assert moved == [True, False, False, False]
+
+
+@pytest.mark.parametrize("name", ["x", "y", "train", "validation", "test"])
+def test_a_missing_column_is_named(name: str) -> None:
+    graph = PAPERS
+    nodes = {key: values for key, values in graph.nodes.items() if key != name}
+    with pytest.raises(DataError, match=f"'{name}'"):
+        batch_of(replace(graph, nodes=nodes))
+
+
+def test_more_than_one_graph(tmp_path: Path) -> None:
+    write_table(tmp_path / "cora.weft", [PAPERS, PAPERS])
+    with pytest.raises(DataError, match="'cora' holds 2 graphs; one is wanted"):
+        NODES.read(PUBLISHED, NodesDataOptions(data_dir=tmp_path), progress=False)
+
+
+def test_a_warmup_longer_than_the_run() -> None:
+    with pytest.raises(ValueError, match="the warm-up of 6 steps is longer than the run of 5"):
+        published(epochs=5, schedule=ScheduleConfig(warmup=6))
+
+
+def test_the_features_have_a_dropout_of_their_own() -> None:
+    models = [
+        published(epochs=1, dropout=0.0, input_dropout=dropout).model for dropout in (None, 0.5)
+    ]
+    assert [model.config.input_dropout for model in models] == [0.0, 0.5]
+
+
+def test_cora_reaches_the_published_accuracy() -> None:
+    if not PLANETOID.exists():
+        pytest.skip("planetoid is not here")
+    assert published(planetoid(PLANETOID, "cora")).scores["test"].value >= 0.79

@@ -18,6 +18,7 @@ from weft.planning.task import PlanTask, best_of, content_of, key_of, made_for, 
 from weft.recipes.links.config import LinksConfig
 from weft.recipes.links.training import prepare_links
 from weft.recipes.nodes.config import PUBLISHED, NodesConfig
+from weft.recipes.nodes.recipe import NodesDataOptions
 from weft.recipes.nodes.training import prepare_nodes
 from weft.recipes.planned_runs import read_task
 from weft.recipes.programs.candidates import ProgramsTask
@@ -237,7 +238,7 @@ def test_nodes_in_both_forms(model):
 def test_citations_by_threads(tmp_path):
     write_table(tmp_path / "cora.weft", [papers()])
     config = replace(PUBLISHED, epochs=7, patience=1)
-    recipe = read_task("citations", config, data_dir=tmp_path, progress=False)
+    recipe = read_task("citations", config, NodesDataOptions(data_dir=tmp_path), progress=False)
     assert [labels(wave) for wave in recipe.waves()] == [[f"dense, {each}" for each in THREADS]]
     assert (recipe.name, recipe.steps) == ("citations", 7)
     work = pickle.loads(pickle.dumps(recipe.work))

@@ -11,6 +11,7 @@ from weft.graphs import write_table
 from weft.planning import Plan
 from weft.planning.task import find_plan, make_plan
 from weft.recipes.nodes.config import PUBLISHED
+from weft.recipes.nodes.recipe import NodesDataOptions
 from weft.recipes.planned_runs import plan_recipe, read_task
 
 
@@ -23,7 +24,12 @@ def cora(tmp_path):
 def test_a_plan_is_measured_kept_and_found_again(cora):
     config, told = replace(PUBLISHED, epochs=50), []
     plan = plan_recipe(
-        "citations", config, seconds=6000, data_dir=cora, tell=told.append, progress=False
+        "citations",
+        config,
+        NodesDataOptions(data_dir=cora),
+        seconds=6000,
+        tell=told.append,
+        progress=False,
     )
     assert plan.recipe == "citations"
     assert plan.steps == 50
@@ -33,14 +39,16 @@ def test_a_plan_is_measured_kept_and_found_again(cora):
     assert told
     (kept,) = (cora / "plans").iterdir()
     assert Plan.load(kept).settings == plan.settings
-    recipe = read_task("citations", config, data_dir=cora, progress=False)
+    recipe = read_task("citations", config, NodesDataOptions(data_dir=cora), progress=False)
     found, new = find_plan(recipe, data_dir=cora)
     assert (found.created, new) == (plan.created, False)
 
 
 def test_a_plan_made_in_a_hurry_is_not_kept(cora, monkeypatch):
     monkeypatch.setattr("weft.recipes.sparse_training.thread_counts", lambda: [2, 1])
-    recipe = read_task("citations", replace(PUBLISHED, epochs=50), data_dir=cora, progress=False)
+    recipe = read_task(
+        "citations", replace(PUBLISHED, epochs=50), NodesDataOptions(data_dir=cora), progress=False
+    )
     plan = make_plan(recipe, seconds=1e-3, data_dir=cora)
     assert [each.outcome.partition(":")[0] for each in plan.measured] == ["chosen", "not tried"]
     assert not (cora / "plans").exists()

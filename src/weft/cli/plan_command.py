@@ -49,16 +49,15 @@ class Plan(RecipeCommand):
                 raise ValueError(f"{name} is {value}; it must be above 0")
         check_plan_file(self.out)
         prepare_process()
-        source = self.source()
         plan = plan_recipe(
             self.recipe.name,
             self.config,
+            self.source(),
             steps=self.run_steps,
             target=self.minimise,
             seconds=self.budget,
             tell=notes(quiet=self.quiet).print,
             progress=not self.quiet,
-            **{each.name: getattr(source, each.name) for each in dataclasses.fields(source)},
         )
         plan.save(self.out)
         show_plan(plan, console)

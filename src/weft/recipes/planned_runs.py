@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,11 +12,11 @@ from weft.errors import DataError
 from weft.files import read_object
 from weft.planning.candidate import THREADS, applied, set_threads
 from weft.planning.explain import show_plan
-from weft.planning.plan import SCHEMA, Plan, Target
+from weft.planning.plan import SCHEMA, Plan
 from weft.planning.task import PlanTask, find_plan, made_for, make_plan
 from weft.planning.worker import prepare_workers
 from weft.recipes.output import notes
-from weft.recipes.recipe import recipe_named
+from weft.recipes.recipe import DataOptions, recipe_named
 from weft.training import Run
 from weft.training.run import CONFIG
 
@@ -159,59 +159,30 @@ class PlanOption:
 
 
 def read_task(
-    recipe: str,
-    config: Any,
-    *,
-    files: Sequence[Path] = (),
-    data_dir: Path | None = None,
-    progress: bool = True,
-    **source: Any,
+    recipe: str, config: Any, source: DataOptions | None = None, *, progress: bool = True
 ) -> PlanTask:
     """What can be planned of a recipe, with its data read as `weft train` reads it.
 
     Args:
         recipe: its name.
         config: its configuration.
-        files: files to build the data set from.
-        data_dir: the data folder.
+        source: the recipe's options of where data is read from.
         progress: show progress bars while data is read.
-        **source: more of the recipe's options of where data is read from, such as `labels`.
     """
     found = recipe_named(recipe)
     config = found.settled(config)
     found.check(config)
-    given = found.source(files=tuple(files), data_dir=data_dir, **source)
-    return found.plan_task(found.read(config, given, progress=progress), config)
+    data = found.read(config, source or found.source(), progress=progress)
+    return found.plan_task(data, config)
 
 
 def plan_recipe(
-    recipe: str,
-    config: Any,
-    *,
-    steps: int | None = None,
-    target: Target = "time",
-    seconds: float | None = None,
-    data_dir: Path | None = None,
-    tell: Callable[[str], object] = lambda text: None,
-    **reading: Any,
+    recipe: str, config: Any, source: DataOptions, *, progress: bool = True, **planning: Any
 ) -> Plan:
-    """Read the data of a recipe (see `read_task`), then `weft.planning.task.make_plan`.
-
-    Args:
-        recipe: its name.
-        config: its configuration.
-        steps: of the run that is planned; by default those that the configuration asks for.
-        target: the least time, or the least memory.
-        seconds: that planning may take, about; by default two minutes or 5% of the run.
-        data_dir: the data folder.
-        tell: takes a sentence about each thing that happens.
-        **reading: as of `read_task`.
-    """
+    """Read the data of a recipe (see `read_task`), then `make_plan` with the options `planning`."""
     prepare_workers(__name__)
-    task = read_task(recipe, config, data_dir=data_dir, **reading)
-    return make_plan(
-        task, steps=steps, target=target, seconds=seconds, data_dir=data_dir, tell=tell
-    )
+    task = read_task(recipe, config, source, progress=progress)
+    return make_plan(task, data_dir=source.data_dir, **planning)
 
 
 def check_plan_file(path: Path) -> None:

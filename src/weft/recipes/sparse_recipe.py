@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from weft.errors import DataError
 from weft.recipes.recipe import StandardRecipe
 from weft.training.config import ScheduleConfig, SparsityConfig
 
@@ -72,6 +73,15 @@ class NetworkConfig(SparsityConfig):
                 f"patience is {self.patience}, which may end the training before {self.sparsify} "
                 "has pruned the model: leave it out"
             )
+
+
+def check_file(data: str) -> None:
+    """Raise DataError where there is no file of that name, which is that of no data set either."""
+    if not Path(data).exists():
+        raise DataError(
+            f"{data!r} is neither a file nor a data set: give an edge list with the lines src "
+            "dst time, or a name that `weft data list` shows"
+        )
 
 
 class SparseRecipe(StandardRecipe):

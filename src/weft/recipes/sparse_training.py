@@ -241,7 +241,7 @@ class SparseTask(PlanTask):
     idle = (
         *("data", "walks", "length", "learning_rate", "momentum", "weight_decay", "schedule"),
         *("epochs", "patience", "checkpoint_every", "seed", "death", "rho"),
-        *("test", "validation", "compat"),
+        *("test", "validation", "compat", "input_dropout"),
     )
 
     def __init__(self, name: str, prepared: PreparedNetwork) -> None:

@@ -25,11 +25,10 @@ from weft.recipes.links.training import prepare_links
 from weft.recipes.programs.candidates import ProgramsTask
 from weft.recipes.programs.config import ProgramsConfig
 from weft.recipes.programs.data import read_programs
-from weft.recipes.recipe_data import read_structures
 from weft.recipes.sparse_training import SparseTask
 from weft.recipes.structures.candidates import StructuresTask
 from weft.recipes.structures.config import NeighbourConfig, StructuresConfig
-from weft.recipes.structures.data import some_of
+from weft.recipes.structures.data import read_structures, some_of
 from weft.sources.synthetic import planted_partition, temporal
 from weft.training.compilation import why_not_inductor
 from weft_lab.bench.result import BenchResult, CandidateResult, CaseResult

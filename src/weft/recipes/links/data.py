@@ -10,7 +10,7 @@ import numpy as np
 
 from weft.errors import DataError
 from weft.graphs import Array, Graph
-from weft.recipes.sparse_recipe import NetworkConfig
+from weft.recipes.sparse_recipe import NetworkConfig, check_file
 from weft.sources import CATALOGUE, EdgeList, load, read_edge_list
 from weft.walks import skip_gram, sparse_embedding, temporal_walks
 
@@ -64,13 +64,8 @@ def temporal_edges(
         DataError: there is no such data set or file, or its edges have no times.
     """
     if data not in CATALOGUE:
-        path = Path(data)
-        if not path.exists():
-            raise DataError(
-                f"{data!r} is neither a file nor a data set: give an edge list with the lines src "
-                "dst time, or a name that `weft data list` shows"
-            )
-        edges = read_edge_list(path)
+        check_file(data)
+        edges = read_edge_list(Path(data))
     else:
         table = load(data, files=files, data_dir=data_dir, progress=progress)
         if "time" not in table.schema or len(table) != 1:

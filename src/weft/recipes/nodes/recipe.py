@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from weft.errors import DataError
 from weft.recipes.nodes.config import PUBLISHED, NodesConfig
 from weft.recipes.recipe import DataOptions, PredictOptions
-from weft.recipes.sparse_recipe import SparseRecipe
+from weft.recipes.sparse_recipe import SparseRecipe, check_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,18 +72,22 @@ class NodesRecipe(SparseRecipe):
     def read(
         self, config: NodesConfig, source: NodesDataOptions, *, progress: bool
     ) -> PreparedNodes:
-        """The graph with classes, split, and what the network reads."""
+        """The graph of a data set, or of an edge list with a file of labels, made ready."""
         from weft.recipes.nodes.training import prepare_nodes
-        from weft.recipes.recipe_data import read_labelled_graph
+        from weft.sources import CATALOGUE, labelled_graph, load
 
-        graph = read_labelled_graph(
-            config.data,
-            labels=source.labels,
-            files=source.files,
-            data_dir=source.data_dir,
-            progress=progress,
-        )
-        return prepare_nodes(graph, config)
+        data, labels = config.data, source.labels
+        if data in CATALOGUE:
+            if labels is not None:
+                raise DataError(f"'{data}' has classes of its own: leave out --labels")
+            table = load(data, files=source.files, data_dir=source.data_dir, progress=progress)
+            if len(table) != 1:
+                raise DataError(f"'{data}' holds {len(table):,} graphs; one is wanted")
+            return prepare_nodes(table[0], config)
+        check_file(data)
+        if labels is None:
+            raise DataError(f"{data} says nothing of classes: name a file of node label: --labels")
+        return prepare_nodes(labelled_graph(data, labels), config)
 
     def checksums(self, data: PreparedNodes, config: NodesConfig) -> dict[str, str]:
         """Of edges and columns."""

@@ -30,7 +30,7 @@ from weft.models.ggnn import Adjacency, GatedGraph
 from weft.parallel.world import World, single
 from weft.recipes.programs.config import PolicyName, ProgramsConfig
 from weft.recipes.programs.data import step_budget
-from weft.recipes.structures.prediction import from_json
+from weft.recipes.recipe import from_json
 from weft.training.run import CONFIG
 
 _NODES = (1024, 2048, 4096, 8192, 16384)

@@ -13,7 +13,7 @@ import numpy as np
 from weft.errors import DataError
 from weft.graphs import Array, Column, GraphTable
 from weft.models.target_scale import TargetScale
-from weft.recipes.structures.config import NeighbourConfig, check_split
+from weft.recipes.structures.config import NeighbourConfig, StructuresConfig, check_split
 from weft.sources import CATALOGUE, data_folder, load, with_neighbours
 
 # In brackets, as no column of a table can be called: the user's own cannot be overwritten.
@@ -87,6 +87,30 @@ def own_path(
             f"it out{instead}"
         )
     return path
+
+
+def read_structures(
+    config: StructuresConfig,
+    *,
+    files: Sequence[Path] = (),
+    data_dir: Path | None = None,
+    progress: bool = True,
+) -> GraphTable:
+    """The structures that `config` names, or as many of them as it says, with their neighbours.
+
+    Raises:
+        DataError: there is no such data or target, or a structure cannot have such neighbours.
+    """
+    table = structure_table(
+        config.data, config.targets, files=files, data_dir=data_dir, progress=progress
+    )
+    drawn = some_of(table, config.limit, config.split_seed)
+    neighbours = config.settled().neighbours
+    try:
+        return neighbour_table(drawn, neighbours, data_dir=data_dir, progress=progress)
+    except DataError as error:
+        note = "" if drawn is table else f" (as numbered among the {len(drawn)} drawn)"
+        raise DataError(f"{config.data}: {error}{note}") from None
 
 
 def own_table(

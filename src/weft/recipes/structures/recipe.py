@@ -62,7 +62,7 @@ class MoleculesRecipe(StandardRecipe):
 
     def read(self, config: StructuresConfig, source: DataOptions, *, progress: bool) -> GraphTable:
         """Structures with their neighbours."""
-        from weft.recipes.recipe_data import read_structures
+        from weft.recipes.structures.data import read_structures
 
         return read_structures(
             config, files=source.files, data_dir=source.data_dir, progress=progress
