@@ -13,8 +13,11 @@ import pytest
 import torch
 
 from weft.graphs import open_table
-from weft.recipes.links.training import load_links, predict_links
+from weft.recipes.links.config import LinksConfig
+from weft.recipes.links.training import make_fnn, predict_links
 from weft.recipes.nodes.training import predict_classes
+from weft.training.saved_inputs import kept_inputs
+from weft.training.sparse_form import load_dense
 
 TRAIN = ("--epochs", 3, "--quiet", "--out", "run")
 PEOPLE = ["alice", "bob", *(f"u{number}" for number in range(28))]
@@ -69,7 +72,9 @@ def test_pairs(weft: Callable[..., Any], messages: Path, tmp_path: Path, form: s
         ["bob", "zoe"],
         ["alice", "bob"],
     ]
-    model, kept = load_links(tmp_path / "run")
+    kept = kept_inputs(tmp_path / "run", "links")
+    model = make_fnn(LinksConfig()).eval()
+    load_dense(model, tmp_path / "run")
     alice, bob = (kept.names.index(name) for name in ("alice", "bob"))
     embedding = kept.tensors["embedding"]
     with torch.no_grad():

@@ -56,6 +56,10 @@ class TrainedNetwork:
     masks: Masks | None = None
 
 
+Measurements = tuple[dict[str, Score], dict[str, int], dict[str, float]]
+"""The scores, counts and facts of a `TrainedNetwork`; weights are not counted."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PreparedNetwork(ABC):
     """A graph made ready, and how a network learns from it.
@@ -112,10 +116,8 @@ class PreparedNetwork(ABC):
         """Metrics of the validation data."""
 
     @abstractmethod
-    def measured(
-        self, model: nn.Module
-    ) -> tuple[dict[str, Score], dict[str, int], dict[str, float]]:
-        """The scores, counts and facts of a trained network."""
+    def measured(self, model: nn.Module) -> Measurements:
+        """What a trained network reaches on all parts of the data."""
 
     @abstractmethod
     def keep(self, folder: Path) -> None:

@@ -19,10 +19,10 @@ from weft.models import FNN
 from weft.recipes.links.config import LinksConfig
 from weft.recipes.links.data import LinkSplit, Pairs, split_links, walk_embedding
 from weft.recipes.recipe import from_json, reading
-from weft.recipes.sparse_training import PreparedNetwork
+from weft.recipes.sparse_training import Measurements, PreparedNetwork
 from weft.sources import EdgeList
-from weft.training.saved_inputs import KeptInputs, keep_inputs, kept_inputs
-from weft.training.scores import Score, average_precision, bootstrap, roc_auc
+from weft.training.saved_inputs import keep_inputs, kept_inputs
+from weft.training.scores import average_precision, bootstrap, roc_auc
 from weft.training.sparse_form import load_dense
 
 KIND = "links"
@@ -90,9 +90,7 @@ class PreparedLinks(PreparedNetwork):
             "validation_ap": average_precision(logits, pairs.labels),
         }
 
-    def measured(
-        self, model: nn.Module
-    ) -> tuple[dict[str, Score], dict[str, int], dict[str, float]]:
+    def measured(self, model: nn.Module) -> Measurements:
         """`auc` and `ap` of the test pairs, edges in each part, and the share that is repeated."""
         split, embedding = self.split, torch.from_numpy(self.embedding)
         parts = {"train": split.train, "validation": split.validation, "test": split.test}
@@ -142,23 +140,6 @@ def make_fnn(config: LinksConfig) -> FNN:
     return FNN((2 * config.dim, *config.hidden, 1), config.model)
 
 
-def load_links(run: Path) -> tuple[FNN, KeptInputs]:
-    """The best weights of the run in the folder `run`, and its nodes with their `embedding`.
-
-    Raises:
-        DataError: no such run, or one of another recipe, or damaged.
-    """
-    kept = kept_inputs(run, KIND)
-    with reading(run):
-        config = from_json(LinksConfig, kept.config)
-    embedding = kept.tensors.get("embedding")
-    if embedding is None or embedding.shape != (len(kept.names), config.dim):
-        raise DataError(f"the run in {run} is damaged: its embeddings do not fit its nodes")
-    model = make_fnn(config)
-    load_dense(model, run)
-    return model.eval(), kept
-
-
 def predict_links(run: Path, file: Path) -> tuple[list[tuple[int | str, int | str, float]], int]:
     """Predict every pair `src dst` of a text file with the run in the folder `run`.
 
@@ -167,12 +148,19 @@ def predict_links(run: Path, file: Path) -> tuple[list[tuple[int | str, int | st
         order of the file; and how many pairs have a node of which no training edge says anything.
 
     Raises:
-        DataError: a line is no pair of the run's nodes; the message has file and line.
+        DataError: no such run, or one of another recipe, or damaged; or a line is no pair of the
+            run's nodes (the message has file and line).
     """
-    model, kept = load_links(run)
-    embedding, names = kept.tensors["embedding"], kept.names
+    kept = kept_inputs(run, KIND)
+    with reading(run):
+        config = from_json(LinksConfig, kept.config)
+    embedding, names = kept.tensors.get("embedding"), kept.names
+    if embedding is None or embedding.shape != (len(names), config.dim):
+        raise DataError(f"the run in {run} is damaged: its embeddings do not fit its nodes")
+    model = make_fnn(config)
+    load_dense(model, run)
     places = kept.places(file, 2, "src, dst")
-    logits = torch.from_numpy(link_logits(model, embedding, places)).double()
+    logits = torch.from_numpy(link_logits(model.eval(), embedding, places)).double()
     found = zip(places.tolist(), logits.sigmoid().tolist(), strict=True)
     seen = embedding.any(dim=1).numpy()
     unseen = int(np.count_nonzero(~seen[places].all(axis=1)))

@@ -27,10 +27,10 @@ from weft.models import FNN, GCN, FNNConfig, GCNConfig
 from weft.recipes.links.data import node_names, text_column, walk_embedding
 from weft.recipes.nodes.config import NodesConfig
 from weft.recipes.recipe import from_json, reading
-from weft.recipes.sparse_training import PreparedNetwork
+from weft.recipes.sparse_training import Measurements, PreparedNetwork
 from weft.sources import row_normalise
 from weft.training.saved_inputs import keep_inputs, kept_inputs
-from weft.training.scores import Score, accuracy_score
+from weft.training.scores import accuracy_score
 from weft.training.sparse_form import load_dense
 from weft.walks import temporal_walks, uniform_walks
 
@@ -125,9 +125,7 @@ class PreparedNodes(PreparedNetwork):
             "validation_loss": loss,
         }
 
-    def measured(
-        self, model: nn.Module
-    ) -> tuple[dict[str, Score], dict[str, int], dict[str, float]]:
+    def measured(self, model: nn.Module) -> Measurements:
         """The accuracy and loss on each part, nodes in each, and the accuracy of a guess."""
         scores, counts, facts = {}, {"nodes": len(self.y), "classes": self.classes}, {}
         for name, nodes in self.parts.items():
