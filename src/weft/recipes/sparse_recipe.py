@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from weft.errors import DataError
+from weft.errors import DataError, check_least
 from weft.recipes.recipe import StandardRecipe
 from weft.training.config import ScheduleConfig, SparsityConfig
 
@@ -17,18 +17,6 @@ if TYPE_CHECKING:
 
     from weft.parallel.world import World
     from weft.recipes.sparse_training import PreparedNetwork, SparseTask, TrainedNetwork
-
-_LEAST = {
-    "walks": 1,
-    "length": 2,
-    "dim": 1,
-    "batch_size": 1,
-    "learning_rate": 0,
-    "weight_decay": 0,
-    "patience": 1,
-    "checkpoint_every": 0,
-    "seed": 0,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +45,9 @@ class NetworkConfig(SparsityConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_least(self, walks=1, length=2, dim=1, batch_size=1, learning_rate=0, patience=1)
         # A run of no epochs measures the weights that it starts from.
-        least = {**_LEAST, "epochs": 0 if self.sparsify == "none" else 1}
-        for name, low in least.items():
-            value = getattr(self, name, None)
-            if value is not None and not value >= low:
-                raise ValueError(f"{name} is {value}; it must be at least {low}")
+        check_least(self, checkpoint_every=0, seed=0, epochs=0 if self.sparsify == "none" else 1)
         hidden: tuple[int, ...] | None = getattr(self, "hidden", None)
         if hidden is not None and not all(width > 0 for width in hidden):
             raise ValueError(f"hidden widths are {hidden}; each must be at least 1")

@@ -135,6 +135,11 @@ class PreparedNetwork(ABC):
         """Raise ValueError where several ranks cannot share this training."""
         check_form(self.config, world)
 
+    def train(self, settings: Mapping[str, Any]) -> None:
+        """Train without end with these settings, and hardly evaluate: work for the planner."""
+        config = applied(self.config, {**settings, "epochs": ENDLESS, "patience": None})
+        train_network(dataclasses.replace(self.hardly_validated(), config=config), quiet=True)
+
 
 def train_network(
     prepared: PreparedNetwork,
@@ -213,28 +218,6 @@ def train_network(
     )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SparseWork:
-    """A training for the planner.
-
-    Attributes:
-        prepared: what is trained on.
-        update_every: steps between two changes of the masks, as in the run that is planned.
-        units: what a step is counted in.
-    """
-
-    prepared: PreparedNetwork
-    update_every: int
-    units: str
-
-    def train(self, settings: Mapping[str, Any]) -> None:
-        """Train without end."""
-        endless = {"epochs": ENDLESS, "update_every": self.update_every, "patience": None}
-        config = applied(self.prepared.config, {**settings, **endless})
-        prepared = self.prepared.hardly_validated()
-        train_network(dataclasses.replace(prepared, config=config), quiet=True)
-
-
 class SparseTask(PlanTask):
     """The form of the layers of a network that may be sparse, and threads."""
 
@@ -251,8 +234,10 @@ class SparseTask(PlanTask):
         self._linear, self._rows = prepared.linear, len(prepared.rows()[0])
         self._epoch_steps = len(prepared.batches())
         self._run_steps: int = config.epochs * self._epoch_steps
+        # Masks change as often as in the run that is planned.
         every = config.update_every or max(1, self._run_steps // 20)
-        work = SparseWork(prepared=prepared, update_every=every, units=prepared.units)
+        asked = dataclasses.replace(config, update_every=every)
+        work = dataclasses.replace(prepared, config=asked)
         super().__init__(name, config, work, content_of_arrays(prepared.content()))
 
     @property

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from weft.errors import check_choices, check_least
 from weft.recipes.sparse_recipe import NetworkConfig
 from weft.training.config import ScheduleConfig
 
@@ -52,11 +53,8 @@ class NodesConfig(NetworkConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, known in (("model", ModelName), ("split", SplitName)):
-            if getattr(self, name) not in get_args(known):
-                raise ValueError(
-                    f"{name} is {getattr(self, name)!r}; choose from {', '.join(get_args(known))}"
-                )
+        check_choices(self, model=ModelName, split=SplitName)
+        check_least(self, weight_decay=0)
         for name in ("dropout", "input_dropout"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
