@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.graphs import GraphTable, open_table
-from weft.training.calibrate import local_rates
 from weft.parallel.cost_model import NETWORKS, Estimate, Machine
 from weft.parallel.grid import Grid
 from weft.parallel.method import Method
@@ -25,6 +24,7 @@ from weft.recipes.full_graph.config import FullGraphConfig
 from weft.recipes.full_graph.data import full_graph_table
 from weft.recipes.full_graph.session import train_shared
 from weft.recipes.full_graph.training import join
+from weft.training.calibrate import local_rates
 from weft.training.hardware import cores
 from weft.training.launch import launch
 from weft.training.numerics import prepare_process

@@ -24,8 +24,7 @@ from weft.files import read_object
 from weft.graphs import Array, GraphBatch, GraphTable, assemble
 from weft.layout import band_statistics
 from weft.layout.config import LayoutConfig
-from weft.layout.layout_choice import adjacency_of, measured_choice
-from weft.layout.layout_choice import timed_by_turns
+from weft.layout.layout_choice import adjacency_of, measured_choice, timed_by_turns
 from weft.models.ggnn import Adjacency, GatedGraph
 from weft.parallel.world import World, single
 from weft.recipes.programs.config import PolicyName, ProgramsConfig
