@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,7 +132,7 @@ def train_shared(
     scheduler = make_scheduler(optimizer, config.schedule, max(1, config.epochs))
     source = "the checkpoint" if run is None else str(run.checkpoint)
     fingerprint = _Fingerprint(table, config, model, source)
-    step = GridStep(network, config.seed, {"fingerprint": fingerprint})
+    step = GridStep(network, config.seed, scheduler, {"fingerprint": fingerprint})
     validated = shard.counts["validation"] > 0
     if run is not None:
         about = {
@@ -166,7 +166,7 @@ def train_shared(
     result = fit(
         model,
         optimizer,
-        _EpochNumbers(),
+        [None],
         step,
         config=fit_config,
         evaluate=evaluate,
@@ -187,22 +187,6 @@ def train_shared(
             communication=cost and dataclasses.asdict(cost),
         )
     return TrainedFullGraph(result=result, scores=scores, communication=cost)
-
-
-class _EpochNumbers:
-    """The batches of `fit`: one an epoch, the epoch's number from 1."""
-
-    def __init__(self) -> None:
-        self._epoch = 0
-
-    def __len__(self) -> int:
-        return 1
-
-    def set_epoch(self, epoch: int) -> None:
-        self._epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        return iter([self._epoch + 1])
 
 
 class _Fingerprint:
@@ -232,14 +216,21 @@ class _Fingerprint:
 
 
 class GridStep(Step):
-    """A step over a whole graph that the ranks of a grid share; the batch is the epoch's number.
+    """A step over a whole graph that the ranks of a grid share: an epoch.
 
     Its epoch metrics are what the step cost the rank that it cost most.
     """
 
-    def __init__(self, network: GridNetwork, seed: int, extras: Mapping[str, Stateful]) -> None:
-        """Take steps with `network`; `seed` is that of the dropped activations."""
+    def __init__(
+        self,
+        network: GridNetwork,
+        seed: int,
+        scheduler: LRScheduler,
+        extras: Mapping[str, Stateful],
+    ) -> None:
+        """Take steps with `network`; `seed` and the scheduler's steps decide what is dropped."""
         self.network, self.world, self.seed = network, network.world, seed
+        self.scheduler = scheduler
         # The costs too: a checkpoint may lie between a step and the end of its epoch.
         self.extras = {**extras, "epoch costs": self}
         self._costs: dict[str, float] = {}
@@ -248,12 +239,12 @@ class GridStep(Step):
         self._epochs = 0
         self._began, self._part = 0.0, Recorder()
 
-    def take(self, model: nn.Module, batch: int) -> Outcome:
+    def take(self, model: nn.Module, batch: None) -> Outcome:
         """See `Step`."""
         self._began = time.perf_counter()
         with self.network.world.recorder.section() as self._part:
             # By the epoch alone: the same on any grid, and after a restart.
-            loss = self.network.step(self.seed * 2**32 + batch)
+            loss = self.network.step(self.seed * 2**32 + self.scheduler.last_epoch + 1)
         return Outcome(loss, {}, 1)
 
     def updated(self) -> None:
@@ -369,7 +360,7 @@ def _convert_old(
         optimizer=optimizer,
         scheduler=scheduler,
         extras=step.extras,
-        batches=Batches(_EpochNumbers()).state(0),
+        batches=Batches([None]).state(0),
         metrics_lines=lines,
     )
 
