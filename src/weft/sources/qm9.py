@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import math
 import warnings
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -98,11 +98,12 @@ A molecule's atomization energy is its energy less those of its atoms. `zpve` of
 """
 
 
-class Molecule(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Molecule:
     """One molecule of n atoms in the files' units.
 
     Attributes:
-        number: that of the molecule in dsgdb9nsd.
+        index: its number in dsgdb9nsd.
         smiles: its SMILES.
         elements: n symbols.
         positions: 3n coordinates in Å, atom by atom.
@@ -110,26 +111,56 @@ class Molecule(NamedTuple):
         targets: 15 properties, in the order of QM9_TARGETS.
     """
 
-    number: int
+    index: int
     smiles: str
     elements: Sequence[str]
-    positions: Array | Sequence[float]
-    charges: Array | Sequence[float]
-    targets: Array | Sequence[float]
+    positions: Sequence[float]
+    charges: Sequence[float]
+    targets: Sequence[float]
 
 
 def molecules_table(molecules: Sequence[Molecule], *, first: int = 0) -> GraphTable:
     """Molecules as a table with QM9_SCHEMA; `first` is the number of the first one."""
-    texts = [m.smiles.encode() for m in molecules]
-    targets = np.array([m.targets for m in molecules], dtype=np.float64).T
+
+    def numbers(name: str) -> Array:
+        return np.array([x for m in molecules for x in getattr(m, name)], dtype=np.float64)
+
+    return _table(
+        num_atoms=np.array([len(m.elements) for m in molecules], dtype=np.int64),
+        z=np.array([QM9_ELEMENTS[e] for m in molecules for e in m.elements], dtype=np.uint8),
+        pos=numbers("positions"),
+        charge=numbers("charges"),
+        index=np.array([m.index for m in molecules], dtype=np.int64),
+        targets=numbers("targets").reshape(-1, len(QM9_TARGETS)).T,
+        smiles=[m.smiles for m in molecules],
+        first=first,
+    )
+
+
+def _table(
+    *,
+    num_atoms: Array,
+    z: Array,
+    pos: Array,
+    charge: Array,
+    index: Array,
+    targets: Array,
+    smiles: Sequence[str],
+    first: int,
+) -> GraphTable:
+    """The table of m molecules of N atoms in all, given as columns in the files' units.
+
+    Shapes: num_atoms [m], z [N], pos [3 N], charge [N], index [m], targets [15, m], smiles [m].
+    """
+    texts = [text.encode() for text in smiles]
     return table_from_columns(
         QM9_SCHEMA,
-        num_nodes=np.array([len(m.elements) for m in molecules], dtype=np.int64),
+        num_nodes=num_atoms,
         columns={
-            "z": np.array([QM9_ELEMENTS[e] for m in molecules for e in m.elements], dtype=np.uint8),
-            "pos": np.concatenate([m.positions for m in molecules]).reshape(-1, 3),
-            "charge": np.concatenate([m.charges for m in molecules]),
-            "index": np.array([m.number for m in molecules], dtype=np.int64),
+            "z": z,
+            "pos": pos.reshape(-1, 3),
+            "charge": charge,
+            "index": index,
             "smiles": np.frombuffer(b"".join(texts), dtype=np.uint8),
             **{
                 name: values * target.factor
@@ -157,6 +188,12 @@ _COLUMNS = (
     *(target.csv_column for target in QM9_TARGETS.values()),
 )
 _CHUNK_MOLECULES = 4096
+_NUMBER = b"0123456789.+-eE"
+_LETTER_TO_X = bytes.maketrans("".join(QM9_ELEMENTS).encode(), b"X" * len(QM9_ELEMENTS))
+_NO_BRACKETS = str.maketrans("", "", "[]")
+_Z_OF_LETTER = np.zeros(256, dtype=np.uint8)
+for _element, _z in QM9_ELEMENTS.items():
+    _Z_OF_LETTER[ord(_element)] = _z
 
 
 def qm9_from_csv(path: Path, *, folder: Path | None = None, progress: bool = True) -> GraphTable:
@@ -216,15 +253,15 @@ def _csv_tables(
     met: set[int] = set()
     every = csv_rows(files, _COLUMNS, what="QM9", progress=progress)
     while rows := list(islice(every, _CHUNK_MOLECULES)):
-        first = len(met)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            molecules = [_csv_molecule(row) for row in rows]
-        for row, molecule in zip(rows, molecules, strict=True):
-            if molecule.number in met:
-                raise _bad(row, "Index", f"{molecule.number} is there twice")
-            met.add(molecule.number)
-        yield molecules_table(molecules, first=first)
+        table = _fast(rows, len(met))
+        if table is None:
+            # Something is unusual in these rows: reading them one by one names it, or succeeds.
+            table = molecules_table([_csv_molecule(row) for row in rows], first=len(met))
+        for row, index in zip(rows, table.columns["index"].tolist(), strict=True):
+            if index in met:
+                raise _bad(row, "Index", f"{index} is there twice")
+            met.add(index)
+        yield table
     if expected is not None and len(met) != expected:
         raise DataError(
             f"{files[0].parent} holds {len(met):,} molecules, {expected:,} expected; install the "
@@ -236,47 +273,116 @@ def _bad(row: Row, field: str, problem: str) -> DataError:
     return DataError(f"{row.file}, line {row.line}, field {field}: {problem}")
 
 
+def _fast(rows: Sequence[Row], first: int) -> GraphTable | None:
+    """All rows at once, or None if one of them is not written as expected."""
+    index, smiles, counts, elements, xyz, charges, *targets = zip(
+        *(row.fields for row in rows), strict=True
+    )
+    numbers = [_whole(text) for text in index]
+    counted = [_whole(text) for text in counts]
+    if not all(numbers) or not all(counted):
+        return None
+    if max(counted) > max(map(len, elements)):
+        return None
+    skeletons = {n: _skeletons(n) for n in set(counted)}
+    for n, symbols, triples, values in zip(counted, elements, xyz, charges, strict=True):
+        found = (
+            symbols.encode().translate(_LETTER_TO_X),
+            triples.encode().translate(None, _NUMBER),
+            values.encode().translate(None, _NUMBER),
+        )
+        if found != skeletons[n]:
+            return None
+    total = sum(counted)
+    z = _Z_OF_LETTER[np.frombuffer("".join(elements).encode(), dtype=np.uint8)]
+    z = z[z > 0]
+    pos = _numbers(",".join(xyz).translate(_NO_BRACKETS), 3 * total)
+    charge = _numbers(",".join(charges).translate(_NO_BRACKETS), total)
+    values = _numbers(",".join(map(",".join, targets)), len(targets) * len(rows))
+    if pos is None or charge is None or values is None:
+        return None
+    assert len(z) == total
+    return _table(
+        num_atoms=np.array(counted, dtype=np.int64),
+        z=z,
+        pos=pos,
+        charge=charge,
+        index=np.array(numbers, dtype=np.int64),
+        targets=values.reshape(len(targets), -1),
+        smiles=smiles,
+        first=first,
+    )
+
+
+def _whole(text: str) -> int:
+    """The positive whole number that `text` is, or 0."""
+    return int(text) if text.isdecimal() and len(text) < 9 else 0
+
+
+def _skeletons(n: int) -> tuple[bytes, bytes, bytes]:
+    """The lists of n symbols, triples and charges, with X for a symbol and without the numbers."""
+    return (
+        b"[" + b",".join([b"'X'"] * n) + b"]",
+        b"[" + b",".join([b"[,,]"] * n) + b"]",
+        b"[" + b"," * (n - 1) + b"]",
+    )
+
+
+def _numbers(text: str, count: int) -> Array | None:
+    """The `count` numbers of a comma-separated text, or None if it does not hold just those."""
+    if text.count(",") != count - 1:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeprecationWarning)
+        try:
+            values = np.fromstring(text, dtype=np.float64, sep=",")
+        except (DeprecationWarning, ValueError):
+            return None
+    return values if len(values) == count and np.isfinite(values).all() else None
+
+
 def _csv_molecule(row: Row) -> Molecule:
-    index, smiles, count, symbols, xyz, charges, *targets = row.fields
-    n = _whole(row, "N_atoms", count)
-    names = _listed(row, "Elements", symbols, n)
-    elements = names.replace("'", "").replace('"', "").replace(" ", "").split(",")
-    if not QM9_ELEMENTS.keys() >= set(elements):
-        unknown = next(element for element in elements if element not in QM9_ELEMENTS)
-        raise _bad(row, "Elements", f"{unknown!r} is not one of {', '.join(QM9_ELEMENTS)}")
-    atoms = xyz.replace(" ", "").removeprefix("[[").removesuffix("]]").split("],[")
+    """One row, with every field checked on its own."""
+    texts = dict(zip(_COLUMNS, row.fields, strict=True))
+
+    def numbers(name: str, parts: Sequence[str]) -> list[float]:
+        return [finite_number(part, f"{row.file}, line {row.line}, field {name}") for part in parts]
+
+    def items(name: str, text: str, count: int) -> list[str]:
+        text = text.strip()
+        if not (text.startswith("[") and text.endswith("]")):
+            raise _bad(row, name, f"{text[:40]!r} is not a list in square brackets")
+        parts = [part.strip() for part in text[1:-1].split(",")]
+        if len(parts) != count:
+            raise _bad(row, name, f"{len(parts)} items, {count} expected")
+        return parts
+
+    whole = {}
+    for name in ("Index", "N_atoms"):
+        whole[name] = _whole(texts[name].strip())
+        if not whole[name]:
+            raise _bad(row, name, f"{texts[name][:40]!r} is not a positive whole number")
+    n = whole["N_atoms"]
+    elements = [part.strip("'\"") for part in items("Elements", texts["Elements"], n)]
+    for element in elements:
+        if element not in QM9_ELEMENTS:
+            raise _bad(row, "Elements", f"{element!r} is not one of {', '.join(QM9_ELEMENTS)}")
+    triples = texts["XYZ_Ang"].replace(" ", "").replace("],[", "]|[")
+    atoms = triples.removeprefix("[").removesuffix("]").split("|")
     if len(atoms) != n:
         raise _bad(row, "XYZ_Ang", f"{len(atoms)} positions for {n} atoms")
-    for atom in atoms:
-        if atom.count(",") != 2:
-            raise _bad(row, "XYZ_Ang", f"{atom.count(',') + 1} items, 3 expected")
-    parts = [*atoms, _listed(row, "Mulliken_pop", charges, n), *targets]
-    try:
-        values = np.fromstring(",".join(parts), dtype=np.float64, sep=",")
-    except ValueError:  # older versions of numpy warn, and end the array early
-        values = np.empty(0)
-    if len(values) != 4 * n + len(targets) or not math.isfinite(values.sum()):
-        fields = ["XYZ_Ang"] * n + ["Mulliken_pop"] + list(_COLUMNS[-len(targets) :])
-        for i, (field, part) in enumerate(zip(fields, parts, strict=True)):
-            for number in part.split(",") if i <= n else [part]:
-                finite_number(number, f"{row.file}, line {row.line}, field {field}")
-    positions, charge, properties = values[: 3 * n], values[3 * n : 4 * n], values[4 * n :]
-    return Molecule(_whole(row, "Index", index), smiles, elements, positions, charge, properties)
-
-
-def _whole(row: Row, name: str, text: str) -> int:
-    if not text.strip().isdecimal() or len(text) > 8 or int(text) == 0:
-        raise _bad(row, name, f"{text[:40]!r} is not a positive whole number")
-    return int(text)
-
-
-def _listed(row: Row, name: str, text: str, count: int) -> str:
-    """What stands inside the square brackets of a list of `count` items."""
-    if not (text.startswith("[") and text.endswith("]")):
-        raise _bad(row, name, f"{text[:40]!r} is not a list in square brackets")
-    if text.count(",") != count - 1:
-        raise _bad(row, name, f"{text.count(',') + 1} items, {count} expected")
-    return text[1:-1]
+    coordinates = [part for atom in atoms for part in items("XYZ_Ang", atom, 3)]
+    return Molecule(
+        index=whole["Index"],
+        smiles=texts["SMILES"],
+        elements=elements,
+        positions=numbers("XYZ_Ang", coordinates),
+        charges=numbers("Mulliken_pop", items("Mulliken_pop", texts["Mulliken_pop"], n)),
+        targets=[
+            numbers(target.csv_column, [texts[target.csv_column]])[0]
+            for target in QM9_TARGETS.values()
+        ],
+    )
 
 
 QM9_ARCHIVE = "dsgdb9nsd.xyz.tar.bz2"
@@ -350,7 +456,7 @@ def _archive_tables(
         for name, file in members(archive, limit=_MEMBER_BYTES):
             if name.endswith(".xyz"):
                 molecule = _xyz_molecule(f"{archive}, member {name}", file)
-                if molecule.number in leave_out:
+                if molecule.index in leave_out:
                     counts["left_out"] += 1
                 else:
                     yield molecule
@@ -402,7 +508,7 @@ def _xyz_molecule(where: str, file: io.BytesIO) -> Molecule:
     if not smiles:
         raise DataError(f"{where}, line {n + 4}: no SMILES")
     return Molecule(
-        number=int(header[1]),
+        index=int(header[1]),
         smiles=smiles[0],
         elements=elements,
         positions=positions,

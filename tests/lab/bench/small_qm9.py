@@ -17,7 +17,7 @@ def small_qm9(count: int) -> GraphTable:
         places = np.arange(size)[:, None] * [1.1, 0.0, 0.0] + rng.uniform(0, 0.1, (size, 3))
         molecules.append(
             Molecule(
-                number=i + 1,
+                index=i + 1,
                 smiles="C",
                 elements=rng.choice(list(QM9_ELEMENTS), size).tolist(),
                 positions=places.ravel().tolist(),
