@@ -83,7 +83,29 @@ class GraphShard:
             return read_nodes(table, name, *_own_nodes(world, offsets)).to(world.device)
 
         def read(*, transposed: bool) -> GridMatrix:
-            return _matrix(table, world, method, offsets, dtype, transposed=transposed)
+            grid, place = world.grid, world.place
+            rows = grid.blocks_of_row(place.row)
+            stages = grid.stages(place)
+            ranges = [(int(offsets[s.block]), int(offsets[s.block + 1])) for s in stages]
+            sent = method.panels == "sent" and grid.columns > 1
+            # A dry rank has no others to count the nonzeros of some stages for it.
+            mine = [not sent or world.dry or s.row % grid.columns == place.column for s in stages]
+            found = iter(
+                read_blocks(
+                    table,
+                    int(offsets[rows.start]),
+                    int(offsets[rows.stop]),
+                    [span for span, own in zip(ranges, mine, strict=True) if own],
+                    transposed=transposed,
+                    dtype=dtype,
+                )
+            )
+            blocks = [next(found) if own else None for own in mine]
+            sizes = [0 if block is None else len(block.columns) for block in blocks]
+            counts = torch.tensor(sizes, dtype=torch.int64)
+            if sent and not world.dry:
+                world.all_reduce("column", counts, "setup")
+            return GridMatrix(world, method, offsets, blocks, counts.tolist(), dtype)
 
         matrix = read(transposed=False)
         return GraphShard(
@@ -112,34 +134,6 @@ def _own_nodes(world: World, offsets: Array) -> tuple[int, int]:
     """The first of this rank's nodes, and the one after its last."""
     block = world.grid.block_of(world.place)
     return int(offsets[block]), int(offsets[block + 1])
-
-
-def _matrix(
-    table: GraphTable,
-    world: World,
-    method: Method,
-    offsets: Array,
-    dtype: torch.dtype,
-    *,
-    transposed: bool,
-) -> GridMatrix:
-    grid, place = world.grid, world.place
-    rows = grid.blocks_of_row(place.row)
-    first, stop = int(offsets[rows.start]), int(offsets[rows.stop])
-    stages = grid.stages(place)
-    ranges = [(int(offsets[s.block]), int(offsets[s.block + 1])) for s in stages]
-    sent = method.panels == "sent" and grid.columns > 1
-    # A dry rank has no others to count the nonzeros of some stages for it.
-    mine = [not sent or world.dry or s.row % grid.columns == place.column for s in stages]
-    wanted = [span for span, own in zip(ranges, mine, strict=True) if own]
-    read = iter(read_blocks(table, first, stop, wanted, transposed=transposed, dtype=dtype))
-    blocks = [next(read) if own else None for own in mine]
-    counts = torch.from_numpy(
-        np.array([0 if block is None else len(block.columns) for block in blocks], dtype=np.int64)
-    )
-    if sent and not world.dry:
-        world.all_reduce("column", counts, "setup")
-    return GridMatrix(world, method, offsets, blocks, counts.tolist(), dtype)
 
 
 def predicted_own_bytes(
