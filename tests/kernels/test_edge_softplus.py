@@ -40,7 +40,7 @@ def test_edge_softplus_of_edges_and_of_pairs(molecules):
             torch.testing.assert_close(one, other)
     forward, backward, of_edge = batch.pairs.values()
     for pairs in ((forward, backward, of_edge[:-1]), (forward, backward[:-1], of_edge)):
-        with pytest.raises(ValueError, match="pairs must agree with the edges"):
+        with pytest.raises(ValueError, match="every edge has a pair, and every pair two edges"):
             edge_softplus(*given, *topology, *pairs)
     with pytest.raises(ValueError, match="pairs are given whole or not at all"):
         edge_softplus(*given, *topology, forward, backward, None)
