@@ -50,7 +50,11 @@ def test_warmup_with_linear_scaling() -> None:
 @pytest.mark.parametrize(
     ("options", "total", "message"),
     [
-        ({"shape": "sine"}, 5, "shape 'sine' is not one of constant, linear, cosine, exponential"),
+        (
+            {"shape": "sine"},
+            5,
+            "shape is 'sine'; choose from constant, linear, cosine, exponential",
+        ),
         ({"warmup": -1}, 5, "warmup is -1"),
         ({"floor": 2.0}, 5, "floor is 2.0; it is from 0 to 1"),
         ({"every": 0}, 5, "every is 0"),

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from weft.errors import check_least
 from weft.graphs import Array, Budget
 
 # Graphs that the published budgets were estimated from.
@@ -175,8 +176,7 @@ class BatchingConfig:
                 f"batch_size is {self.batch_size}; policy {self.policy} needs at least {least}"
                 + (", because one graph of a batch is padding" if least == 2 else "")
             )
-        if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}; it must be at least 0")
+        check_least(self, seed=0)
         if self.paper not in (False, True, "qm9"):
             raise ValueError(f"paper is {self.paper!r}; it must be True, False or 'qm9'")
         if self.paper and self.policy != "dynamic":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
+
+from weft.errors import check_choices
 
 Outside = Literal["raise", "drop", "spill"]
 """How edges outside the blocks are handled: refused, dropped, or multiplied as a sparse part."""
@@ -32,11 +34,7 @@ class LayoutConfig:
     memory_gb: float = 2.0
 
     def __post_init__(self) -> None:
-        for name, options in (("form", Form), ("outside", Outside)):
-            if getattr(self, name) not in get_args(options):
-                raise ValueError(
-                    f"{name} is {getattr(self, name)!r}; choose from {', '.join(get_args(options))}"
-                )
+        check_choices(self, form=Form, outside=Outside)
         if self.block is not None and (self.block < 1 or self.form == "csr"):
             raise ValueError(
                 f"block is {self.block} with form '{self.form}'; it must be at least 1, and 'csr' "

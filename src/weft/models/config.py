@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Literal
 
+from weft.errors import check_choices, check_least
 from weft.sources.program_graph import NUM_TYPES, VOCABULARY
 
 Pooling = Literal["sum", "mean"]
@@ -15,36 +14,18 @@ Activation = Literal["relu", "gelu", "tanh", "sigmoid"]
 Start = Literal["subtokens", "bits"]
 
 
-def check_settings(
-    config: Any,
-    *,
-    least: Mapping[str, int] = MappingProxyType({}),
-    positive: Mapping[str, str] = MappingProxyType({}),
-    chances: Sequence[str] = (),
-    choices: Mapping[str, Any] = MappingProxyType({}),
-) -> None:
-    """Raise ValueError for a setting that makes no model.
+def _check_chances(config: object, *names: str) -> None:
+    for name in names:
+        if not 0.0 <= (value := getattr(config, name)) < 1.0:
+            raise ValueError(f"{name} is {value}; it must be in [0, 1)")
 
-    Args:
-        config: the settings.
-        least: the smallest value of whole numbers, by name.
-        positive: the units of numbers above 0, by name; None is none of them.
-        chances: names of probabilities.
-        choices: the Literal that has a setting's values, by name.
-    """
-    for name, smallest in least.items():
-        if (value := getattr(config, name)) < smallest:
-            raise ValueError(f"{name} is {value}; it must be at least {smallest}")
-    for name, unit in positive.items():
+
+def _check_positive(config: object, **units: str) -> None:
+    """Raise ValueError where a field, with its unit, is not above 0 and finite; None passes."""
+    for name, unit in units.items():
         value = getattr(config, name)
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"{name} is {value} {unit}; it must be above 0 and finite")
-    for name in chances:
-        if not 0.0 <= (value := getattr(config, name)) < 1.0:
-            raise ValueError(f"{name} is {value}; it must be in [0, 1)")
-    for name, kind in choices.items():
-        if (value := getattr(config, name)) not in get_args(kind):
-            raise ValueError(f"{name} is {value!r}; choose from {', '.join(get_args(kind))}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +41,8 @@ class FNNConfig:
     activation: Activation = "relu"
 
     def __post_init__(self) -> None:
-        check_settings(self, chances=("dropout",), choices={"activation": Activation})
+        _check_chances(self, "dropout")
+        check_choices(self, activation=Activation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +60,7 @@ class GCNConfig:
     input_dropout: float = 0.5
 
     def __post_init__(self) -> None:
-        check_settings(self, chances=("dropout", "input_dropout"))
+        _check_chances(self, "dropout", "input_dropout")
         if not all(width > 0 for width in self.hidden):
             raise ValueError(f"hidden widths are {self.hidden}; each must be at least 1")
 
@@ -114,7 +96,8 @@ class GGNNConfig:
     recompute: bool = False
 
     def __post_init__(self) -> None:
-        check_settings(self, least={"hidden": 2, "vocabulary": 2}, choices={"start": Start})
+        check_least(self, hidden=2, vocabulary=2)
+        check_choices(self, start=Start)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,12 +128,9 @@ class GaussianConfig:
     elements: tuple[int, ...] = (1, 6, 7, 8, 9)
 
     def __post_init__(self) -> None:
-        check_settings(
-            self,
-            least={"hidden": 2, "layers": 1, "centres": 1},
-            positive={"spacing": "Å", "sharpness": "1/Å²", "cutoff": "Å"},
-            choices={"aggregation": Pooling, "readout": Pooling},
-        )
+        check_least(self, hidden=2, layers=1, centres=1)
+        _check_positive(self, spacing="Å", sharpness="1/Å²", cutoff="Å")
+        check_choices(self, aggregation=Pooling, readout=Pooling)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +149,7 @@ class SchNetConfig(GaussianConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_settings(self, least={"filters": 1})
+        check_least(self, filters=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,9 +182,6 @@ class PaiNNConfig:
     readout: Pooling = "sum"
 
     def __post_init__(self) -> None:
-        check_settings(
-            self,
-            least={"hidden": 2, "layers": 1, "radial": 2},
-            positive={"cutoff": "Å"},
-            choices={"readout": Pooling},
-        )
+        check_least(self, hidden=2, layers=1, radial=2)
+        _check_positive(self, cutoff="Å")
+        check_choices(self, readout=Pooling)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Literal
+
+from weft.errors import check_choices
 
 Exchange = Literal["rows", "blocks"]
 Panels = Literal["kept", "sent"]
@@ -39,11 +41,7 @@ class Method:
     wire: Precision = "full"
 
     def __post_init__(self) -> None:
-        for name, kind in (("exchange", Exchange), ("panels", Panels), ("wire", Precision)):
-            if getattr(self, name) not in get_args(kind):
-                raise ValueError(
-                    f"{name} is {getattr(self, name)!r}; it must be {' or '.join(get_args(kind))}"
-                )
+        check_choices(self, exchange=Exchange, panels=Panels, wire=Precision)
         if self.exchange == "rows" and self.panels == "sent":
             raise ValueError(
                 "exchange 'rows' asks for the rows that a rank's own edges touch, so its panel "

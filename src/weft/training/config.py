@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
+
+from weft.errors import check_choices, check_least
 
 CompileMode = Literal["eager", "static", "dynamic"]
 Form = Literal["dense", "sparse"]
@@ -41,13 +43,6 @@ class NonFiniteLoss(ValueError):
     def __init__(self, message: str, *, step: int, epoch: int, batch: int) -> None:
         super().__init__(message)
         self.step, self.epoch, self.batch = step, epoch, batch
-
-
-def _check_at_least(low: int, config: object, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and value < low:
-            raise ValueError(f"{name} is {value}; it must be at least {low}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +82,8 @@ class FitConfig:
     quiet: bool = False
 
     def __post_init__(self) -> None:
-        _check_at_least(0, self, "epochs", "max_steps", "checkpoint_every", "checkpoint_seconds")
-        _check_at_least(1, self, "patience", "evaluate_every", "log_every")
+        check_least(self, epochs=0, max_steps=0, checkpoint_every=0, checkpoint_seconds=0)
+        check_least(self, patience=1, evaluate_every=1, log_every=1)
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ValueError(f"clip_norm is {self.clip_norm}; it must be above 0, or None")
         if self.mode not in ("min", "max"):
@@ -155,14 +150,9 @@ class SparsityConfig:
     rounds: int = 5
 
     def __post_init__(self) -> None:
-        if self.sparsify not in get_args(SparsifierName):
-            raise ValueError(
-                f"sparsify is {self.sparsify!r}; choose from {', '.join(get_args(SparsifierName))}"
-            )
+        check_choices(self, sparsify=SparsifierName, form=Form)
         if not 0 <= self.sparsity < 1:
             raise ValueError(f"sparsity is {self.sparsity}; it is from 0 (dense) to below 1")
-        if self.form not in get_args(Form):
-            raise ValueError(f"form is {self.form!r}; choose from {', '.join(get_args(Form))}")
         if self.form == "sparse" and not self.may_be_sparse:
             why = (
                 "there is nothing to leave out without a method"
@@ -173,8 +163,7 @@ class SparsityConfig:
                 f"form is sparse, but {why}: choose sparsify from {', '.join(_CONSTANT)}, or leave "
                 "the form dense"
             )
-        _check_at_least(0, self, "update_every")
-        _check_at_least(1, self, "rounds")
+        check_least(self, update_every=0, rounds=1)
         if not 0 < self.death <= 1:
             raise ValueError(f"death is {self.death}; it must be above 0 and at most 1")
         if not self.rho > 0:
@@ -209,8 +198,7 @@ class ScheduleConfig:
     every: int = 100_000
 
     def __post_init__(self) -> None:
-        if self.shape not in get_args(Shape):
-            raise ValueError(f"shape {self.shape!r} is not one of {', '.join(get_args(Shape))}")
+        check_choices(self, shape=Shape)
         for name, low, high in (
             ("warmup", 0, math.inf),
             ("scale", 0, math.inf),
