@@ -35,7 +35,7 @@ def test_works_where_no_cache_can_be_written() -> None:
         "import weft.runtime as r\n"
         "r._Implementation._locator_classes = []\n"
         "import numpy as np\n"
-        "from weft.graphs.edge_loops import group_starts\n"
+        "from weft.counting_sort import group_starts\n"
         "print(group_starts(np.array([0, 2, 2]), 3).tolist())\n"
     )
     assert run(script) == "[0, 1, 1, 3]"

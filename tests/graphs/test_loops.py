@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from weft.graphs.edge_loops import copy_ranges, counting_order, group_starts, shift_ranges
+from weft.counting_sort import counting_order, group_starts
+from weft.graphs.edge_loops import copy_ranges, shift_ranges
 
 keys = hnp.arrays(
     st.sampled_from([np.int32, np.int64]), st.integers(0, 30), elements=st.integers(0, 6)

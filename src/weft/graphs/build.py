@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from weft.counting_sort import counting_order, group_starts
 from weft.errors import DataError
-from weft.graphs.edge_loops import counting_order, group_starts
 from weft.graphs.graph import (
     LEVEL_FIELDS,
     Array,

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import DTypeLike
 
+from weft.counting_sort import counting_order
 from weft.errors import DataError
-from weft.graphs.edge_loops import counting_order
 from weft.graphs.graph import Array, Graph
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from weft.counting_sort import group_starts
 from weft.errors import DataError
 from weft.graphs import Array, Column, Graph, GraphTable, write_table
 from weft.graphs.checksums import checksum, edges_checksum
-from weft.graphs.edge_loops import group_starts
 from weft.parallel.method import PARTITIONS
 from weft.parallel.partition import Partition, partition_nodes
 from weft.parallel.shard import KIND, fingerprint_of

@@ -7,9 +7,9 @@ from typing import TypeAlias
 
 import numpy as np
 
+from weft.counting_sort import counting_order, group_starts
 from weft.errors import DataError
 from weft.graphs import Array, Graph, GraphTable
-from weft.graphs.edge_loops import counting_order, group_starts
 from weft.sources import EdgeList
 from weft.walks import walk_loops
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from weft.counting_sort import group_starts
 from weft.graphs import Array
-from weft.graphs.edge_loops import group_starts
 from weft.runtime import compiled, shared_rows
 
 _WEYL = np.uint64(0x9E3779B97F4A7C15)
