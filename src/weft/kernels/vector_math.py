@@ -57,6 +57,21 @@ def _exp_negative(x: Any) -> Any:
     return np.float32(0) if power <= _LOWEST else rest * scale
 
 
+def exp_of(x: Any) -> Any:
+    """exp(x); 0 where that would be a denormal float32."""
+    return math.exp(x)
+
+
+# exp of half of it can be computed, and the square of that is infinite.
+_OVERFLOWS = np.float32(150)
+
+
+@_in_float32(exp_of)
+def _exp_of(x: Any) -> Any:
+    root = exp_negative(-_HALF * min(x, _OVERFLOWS))
+    return root * root
+
+
 _LN2 = np.float32(math.log(2))
 # ln(1 + t) / t for 0 ≤ t ≤ 1, a Chebyshev fit that is right to 3e-8.
 _L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8 = map(

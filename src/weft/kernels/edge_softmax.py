@@ -1,0 +1,92 @@
+"""Softmax over the edges that enter each receiver, as torch_geometric defines it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.kernels.custom_op import array_of
+from weft.kernels.fused_messages import EdgeWalks
+from weft.kernels.vector_math import exp_of
+from weft.runtime import kernel, shared_rows
+
+# Added to every sum, as torch_geometric does.
+_SMALL = 1e-16
+
+
+@shared_rows
+@kernel
+def _softmax_rows(
+    scores: Any, offsets: Any, edge_of: Any, out: Any, small: Any, first: int, stop: int
+) -> None:
+    """out[e, h] = exp(scores[e, h] - max) / (Σ + small) over each row's edges e."""
+    for row in range(first, stop):
+        for h in range(scores.shape[1]):
+            most = -out.dtype.type(1) / small[1]
+            for k in range(offsets[row], offsets[row + 1]):
+                edge = k if edge_of is None else edge_of[k]
+                most = max(most, scores[edge, h])
+            total = small[1]
+            for k in range(offsets[row], offsets[row + 1]):
+                edge = k if edge_of is None else edge_of[k]
+                value = exp_of(scores[edge, h] - most)
+                out[edge, h] = value
+                total += value
+            total += small[0]
+            for k in range(offsets[row], offsets[row + 1]):
+                edge = k if edge_of is None else edge_of[k]
+                out[edge, h] /= total
+
+
+@shared_rows
+@kernel
+def _gradient_rows(
+    y: Any, grad: Any, offsets: Any, edge_of: Any, out: Any, first: int, stop: int
+) -> None:
+    """out[e, h] = y (grad - Σ y · grad) over each row's edges."""
+    for row in range(first, stop):
+        for h in range(y.shape[1]):
+            total = y.dtype.type(0)
+            for k in range(offsets[row], offsets[row + 1]):
+                edge = k if edge_of is None else edge_of[k]
+                total += y[edge, h] * grad[edge, h]
+            for k in range(offsets[row], offsets[row + 1]):
+                edge = k if edge_of is None else edge_of[k]
+                out[edge, h] = y[edge, h] * (grad[edge, h] - total)
+
+
+class _EdgeSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, edges: EdgeWalks) -> Tensor:
+        offsets, _, edge_of = edges.into
+        out = torch.empty_like(scores, memory_format=torch.contiguous_format)
+        small = array_of(torch.tensor([_SMALL, 0.0], dtype=scores.dtype))
+        arguments = (array_of(scores), offsets, edge_of, out.numpy(), small)
+        _softmax_rows.share(arguments, len(offsets) - 1, 10 * scores.numel(), offsets)
+        ctx.edges = edges
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (y,) = ctx.saved_tensors
+        edges: EdgeWalks = ctx.edges
+        if torch.is_grad_enabled():
+            sums = grad.new_zeros(edges.num_receivers, grad.shape[1])
+            sums = sums.index_add(0, edges.receivers, y * grad)
+            return y * (grad - sums.index_select(0, edges.receivers)), None
+        offsets, _, edge_of = edges.into
+        out = torch.empty_like(y)
+        arguments = (y.numpy(), array_of(grad), offsets, edge_of, out.numpy())
+        _gradient_rows.share(arguments, len(offsets) - 1, 4 * y.numel(), offsets)
+        return out, None
+
+
+def edge_softmax(scores: Tensor, edges: EdgeWalks) -> Tensor:
+    """Softmax [E, H] of scores [E, H] over the edges into each receiver, edges in any order."""
+    assert scores.ndim == 2
+    assert scores.shape[0] == edges.num_edges
+    out: Tensor = _EdgeSoftmax.apply(scores, edges)  # type: ignore[no-untyped-call]
+    return out

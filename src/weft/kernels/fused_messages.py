@@ -1,0 +1,210 @@
+"""Fused messages as a function of tensors: what `message_code` writes, run and differentiated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.counting_sort import counting_order, group_starts
+from weft.kernels.custom_op import array_of, differentiable_gradients
+from weft.kernels.message_code import (
+    KNOWN_NUMBERS,
+    MOST_FEATURES,
+    MessageProgram,
+    Reduction,
+    compiled_part,
+    plain_value,
+)
+
+Walk = tuple[Any, Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeWalks:
+    """E edges from M senders to N receivers, in any order, and how loops walk them.
+
+    Attributes:
+        senders: int64 [E].
+        receivers: int64 [E].
+        num_senders: M.
+        num_receivers: N.
+    """
+
+    senders: Tensor
+    receivers: Tensor
+    num_senders: int
+    num_receivers: int
+
+    @property
+    def num_edges(self) -> int:
+        """E."""
+        return self.senders.shape[0]
+
+    @cached_property
+    def into(self) -> Walk:
+        """Offsets [N + 1], the sender and the number of each edge by receiver; None if sorted."""
+        return _walk(self.receivers, self.senders, self.num_receivers)
+
+    @cached_property
+    def out(self) -> Walk:
+        """Offsets [M + 1], the receiver and the number of each edge by sender; None if sorted."""
+        return _walk(self.senders, self.receivers, self.num_senders)
+
+    @cached_property
+    def in_degrees(self) -> Tensor:
+        """int64 [N]."""
+        return torch.from_numpy(np.diff(self.into[0]).astype(np.int64))
+
+
+def _walk(near: Tensor, far: Tensor, rows: int) -> Walk:
+    ends, others = array_of(near), array_of(far)
+    offsets = group_starts(ends, rows)
+    if _ascends(ends):
+        return offsets, others.astype(np.int32), None
+    order = counting_order(ends, rows)
+    return offsets, others[order].astype(np.int32), order.astype(np.int32)
+
+
+def _ascends(values: Any) -> bool:
+    return bool((values[1:] >= values[:-1]).all())
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Job:
+    """What one call computes, beside its leaves."""
+
+    program: MessageProgram
+    edges: EdgeWalks
+    consts: tuple[float, ...]
+    heads: int
+    channels: int
+
+    @property
+    def rows(self) -> int:
+        return self.edges.num_receivers if self.program.reductions else self.edges.num_edges
+
+    def run(self, part: str, asked: tuple[bool, ...], leaves: Sequence[Tensor], *more: Any) -> None:
+        """Run a loop of the program on leaves and whatever else it takes."""
+        walk = self.edges.out if part == "backward_j" else self.edges.into
+        given = [_matrix(leaf) for leaf in leaves]
+        numbers = np.array([*KNOWN_NUMBERS, *self.consts], dtype=given[0].dtype)
+        loop = compiled_part(self.program, part, asked)
+        arguments = (*given, numbers, *walk, self.heads, self.channels, *more)
+        # An edge of such a loop costs several multiply-adds a feature.
+        operations = 4 * self.edges.num_edges * self.heads * self.channels
+        loop.share(arguments, len(walk[0]) - 1, operations, walk[0])
+
+    def plain(self, *leaves: Tensor) -> tuple[Tensor, ...]:
+        """The same in plain torch, for what the loops have no derivatives for."""
+        ends = {"i": self.edges.receivers, "j": self.edges.senders}
+        rows = [
+            leaf.index_select(0, ends[where.place]) if where.place in ends else leaf
+            for leaf, where in zip(leaves, self.program.leaves, strict=True)
+        ]
+        shape = (self.edges.num_edges, self.heads, self.channels)
+        value = plain_value(self.program.expression, rows, self.consts).expand(shape)
+        if not self.program.reductions:
+            return (value.sum(-1) if self.program.dot else value,)
+        zeros = value.new_zeros(self.rows, *shape[1:])
+        index = self.edges.receivers[:, None, None].expand(shape)
+        return tuple(_reduced(value, kind, zeros, index) for kind in self.program.reductions)
+
+
+def _reduced(value: Tensor, kind: Reduction, zeros: Tensor, index: Tensor) -> Tensor:
+    if kind in ("sum", "squares"):
+        return zeros.scatter_add(0, index, value if kind == "sum" else value.square())
+    return zeros.scatter_reduce(0, index, value, f"a{kind}", include_self=False)
+
+
+def _matrix(tensor: Tensor) -> Any:
+    return array_of(tensor.flatten(1))
+
+
+def fused_messages(
+    program: MessageProgram, edges: EdgeWalks, leaves: Sequence[Tensor], consts: Sequence[float]
+) -> tuple[Tensor, ...]:
+    """The reductions of the program's messages, each [N, H, C]; or the messages themselves.
+
+    Args:
+        program: what to compute.
+        edges: between which nodes.
+        leaves: [rows, H, C], or [rows, H, 1] for leaves by head; float32 or float64, all alike.
+        consts: numbers that the expression names.
+
+    Returns:
+        A tensor for each reduction. Without any, one: [E, H, C], or [E, H] where the program
+        sums over the features of a head.
+    """
+    heads = leaves[0].shape[1]
+    channels = max(leaf.shape[2] for leaf in leaves)
+    # What the loops trust.
+    rows = {"i": edges.num_receivers, "j": edges.num_senders, "e": edges.num_edges, "v": 1}
+    for leaf, tensor in zip(program.leaves, leaves, strict=True):
+        shape = (rows[leaf.place], heads, 1 if leaf.by_head else channels)
+        assert tensor.shape == shape, f"{leaf} has the shape {list(tensor.shape)}, not {shape}"
+    assert heads * channels <= MOST_FEATURES
+    job = _Job(program=program, edges=edges, consts=tuple(consts), heads=heads, channels=channels)
+    out = _Fused.apply(*leaves, job)  # type: ignore[no-untyped-call]
+    return out if isinstance(out, tuple) else (out,)
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        *leaves, job = arguments
+        shape = (job.rows, job.heads) if job.program.dot else (job.rows, job.heads, job.channels)
+        outs: list[Tensor] = []
+        counts: list[Any] = []
+        written: list[Any] = []
+        for reduction in job.program.reductions or ("none",):
+            outs.append(leaves[0].new_empty(shape))
+            written.append(_matrix(outs[-1]))
+            counts.append(None)
+            if reduction in ("max", "min"):
+                counts[-1] = leaves[0].new_empty(shape)
+                written.append(_matrix(counts[-1]))
+        job.run("forward", (False,) * len(leaves), leaves, *written)
+        ctx.job = job
+        # A maximum is kept, to know which messages were it, and how many.
+        kept = [None if n is None else out for out, n in zip(outs, counts, strict=True)]
+        ctx.save_for_backward(*leaves, *kept, *counts)
+        return tuple(outs) if len(outs) > 1 else outs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        job: _Job = ctx.job
+        count = len(job.program.leaves)
+        leaves, rest = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        if torch.is_grad_enabled():
+            return *differentiable_gradients(ctx, job.plain, leaves, grads), None
+        given = []
+        for grad, out, shares in zip(grads, rest[: len(grads)], rest[len(grads) :], strict=True):
+            if out is None:
+                given.append(_matrix(grad))
+            else:
+                # Equal messages share; torch counts the 0 that it begins with as one of them.
+                share = grad / (shares + (out == 0))
+                given += [_matrix(share), _matrix(out)]
+        found: list[Any] = [None] * count
+        for part, places in (("backward_i", "iev"), ("backward_j", "j")):
+            asked = tuple(
+                needs and leaf.place in places
+                for needs, leaf in zip(ctx.needs_input_grad, job.program.leaves, strict=False)
+            )
+            results = [k for k in range(count) if asked[k]]
+            for k in results:
+                shared = job.program.leaves[k].place == "v"
+                rows = job.edges.num_receivers if shared else leaves[k].shape[0]
+                found[k] = leaves[k].new_empty(rows, *leaves[k].shape[1:])
+            if results:
+                job.run(part, asked, leaves, *given, *(_matrix(found[k]) for k in results))
+        for k, leaf in enumerate(job.program.leaves):
+            if leaf.place == "v" and found[k] is not None:
+                found[k] = found[k].sum(0, keepdim=True)
+        return *found, None
