@@ -1,0 +1,218 @@
+"""`weft.accelerate`: torch_geometric's layers in any model, on weft's loops if that is faster."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+from torch_geometric.nn.conv import MessagePassing
+
+from weft.integrations.geometric import redirect
+from weft.sparsify.accelerate import fastest
+
+# Of the largest value of a result: what rounding may make of sums in another order.
+_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerReport:
+    """What became of one layer.
+
+    Attributes:
+        name: of the module, and its class.
+        kind: its class.
+        done: what was done, or why nothing was.
+        before_ms: milliseconds of a forward and backward pass of the layer as it was.
+        after_ms: of the accelerated one.
+        error: largest difference of its outputs and gradients, over their largest value.
+    """
+
+    name: str
+    kind: str
+    done: str
+    before_ms: float | None = None
+    after_ms: float | None = None
+    error: float | None = None
+
+
+def accelerate(
+    model: nn.Module,
+    example: Any = None,
+    *,
+    report: Callable[[str], object] | None = print,
+) -> nn.Module:
+    """Run torch_geometric's layers in `model` on weft's loops, in place; `restore` undoes it.
+
+    The model keeps its parameters, state_dict, hooks and code, and gives the same results to
+    rounding; copies of it are accelerated, what is read from a pickle is not. Messages are not
+    made into tensors wherever that can be avoided, so that layers need less memory, too. Calls that
+    weft does not know (other devices, half precision, hooks that read messages, torch.compile)
+    run as before.
+
+    Args:
+        model: any module with layers of torch_geometric, or with own classes of MessagePassing.
+        example: what the model is called with: a batch, a tuple of arguments, or a dict of named
+            ones. Each layer is then compared and timed on what it has in the model, forward and
+            backward, and left alone where it is not faster. Without it every layer is taken over.
+        report: what to do with the table of layers; None for nothing.
+    """
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, MessagePassing)}
+    others = [m for m in model.modules() if not isinstance(m, MessagePassing)]
+    calls = {} if example is None else _calls(model, layers, example)
+    rows = []
+    for name, layer in layers.items():
+        row = _taken_over(name, layer, calls.get(layer), example is not None)
+        rows.append(row)
+    for module in others:
+        redirect.redirect(module)
+    if report is not None:
+        report(_table(model, rows))
+    return model
+
+
+def restore(model: nn.Module) -> nn.Module:
+    """Take back what `accelerate` did to a model, in place."""
+    for module in model.modules():
+        redirect.undo(module)
+    return model
+
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def _calls(model: nn.Module, layers: dict[str, Any], example: Any) -> dict[nn.Module, Call]:
+    """What each layer is called with when the model is called with the example."""
+    found: dict[nn.Module, Call] = {}
+
+    def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
+        found.setdefault(module, tree_map(_detached, (args, kwargs)))
+
+    handles = [m.register_forward_pre_hook(keep, with_kwargs=True) for m in layers.values()]
+    arguments = example if isinstance(example, tuple | list) else (example,)
+    named: dict[str, Any] = {}
+    if isinstance(example, dict):
+        arguments, named = (), example
+    try:
+        with torch.random.fork_rng(devices=[]):
+            model(*arguments, **named)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _detached(value: Any) -> Any:
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    return value.detach().requires_grad_(value.requires_grad)
+
+
+def _taken_over(name: str, layer: Any, call: Call | None, timed: bool) -> LayerReport:
+    kind = type(layer).__name__
+    reason = redirect.stock_reason(layer)
+    if reason is not None:
+        return LayerReport(name=name, kind=kind, done=f"left alone: {reason}")
+    if not timed:
+        redirect.redirect(layer)
+        return LayerReport(name=name, kind=kind, done="fused messages")
+    if call is None:
+        return LayerReport(name=name, kind=kind, done="left alone: the example does not reach it")
+    redirect.undo(layer)
+    fast = _copy(layer)
+    redirect.redirect(fast)
+    try:
+        error = _difference(layer, fast, call)
+    except Exception as problem:
+        said = f"left alone: {type(problem).__name__}: {problem}"
+        return LayerReport(name=name, kind=kind, done=said.splitlines()[0])
+    limit = _TOLERANCE.get(_dtype(call), 1e-4)
+    if not error <= limit:
+        said = "left alone: its result would differ"
+        return LayerReport(name=name, kind=kind, done=said, error=error)
+    before, after = fastest([_step(layer, call), _step(fast, call)])
+    done = "left alone: not faster"
+    if after < before:
+        done = "fused messages"
+        redirect.redirect(layer)
+    return LayerReport(
+        name=name,
+        kind=kind,
+        done=done,
+        before_ms=before * 1e3,
+        after_ms=after * 1e3,
+        error=error,
+    )
+
+
+def _copy(layer: nn.Module) -> nn.Module:
+    """Another object with the same parameters: what is learned by one is the other's."""
+    other = copy.copy(layer)
+    other.__dict__ = dict(layer.__dict__)
+    return other
+
+
+def _dtype(call: Call) -> torch.dtype:
+    floats = [t for t in tree_leaves(call) if isinstance(t, Tensor) and t.is_floating_point()]
+    return floats[0].dtype if floats else torch.float32
+
+
+def _results(layer: nn.Module, call: Call) -> list[Tensor]:
+    """Outputs and gradients of a call."""
+    args, kwargs = tree_map(_detached, call)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        outputs = [t for t in tree_leaves(layer(*args, **kwargs)) if isinstance(t, Tensor)]
+    learning = [t for t in outputs if t.requires_grad]
+    wanted = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.requires_grad]
+    wanted += [p for p in layer.parameters() if p.requires_grad]
+    gradients: list[Any] = []
+    if learning and wanted:
+        ones = [torch.linspace(0.5, 1.5, t.numel(), dtype=t.dtype).view_as(t) for t in learning]
+        gradients = list(torch.autograd.grad(learning, wanted, ones, allow_unused=True))
+    return [torch.zeros(0) if t is None else t.detach() for t in (*outputs, *gradients)]
+
+
+def _difference(layer: nn.Module, fast: nn.Module, call: Call) -> float:
+    worst = 0.0
+    for ours, theirs in zip(_results(fast, call), _results(layer, call), strict=True):
+        if ours.shape != theirs.shape:
+            return float("inf")
+        if theirs.numel():
+            scale = float(theirs.abs().max()) or 1.0
+            worst = max(worst, float((ours - theirs).abs().max()) / scale)
+    return worst
+
+
+def _step(layer: nn.Module, call: Call) -> Callable[[], None]:
+    def step() -> None:
+        args, kwargs = tree_map(_detached, call)
+        outputs = [t for t in tree_leaves(layer(*args, **kwargs)) if isinstance(t, Tensor)]
+        learning = [t for t in outputs if t.requires_grad]
+        if learning:
+            torch.autograd.backward(learning, [torch.ones_like(t) for t in learning])
+        for parameter in layer.parameters():
+            parameter.grad = None
+
+    return step
+
+
+def _table(model: nn.Module, rows: list[LayerReport]) -> str:
+    if not rows:
+        return (
+            f"{type(model).__name__} has no layer of torch_geometric; weft.accelerate leaves it as "
+            "it is"
+        )
+    names = [f"{row.name or '(model)'}: {row.kind}" for row in rows]
+    width = max(len("layer"), *map(len, names))
+    lines = [f"{'layer':<{width}}  {'before ms':>9}  {'after ms':>9}  {'error':>8}  what was done"]
+    for name, row in zip(names, rows, strict=True):
+        before = "" if row.before_ms is None else f"{row.before_ms:.2f}"
+        after = "" if row.after_ms is None else f"{row.after_ms:.2f}"
+        error = "" if row.error is None else f"{row.error:.0e}"
+        lines.append(f"{name:<{width}}  {before:>9}  {after:>9}  {error:>8}  {row.done}")
+    return "\n".join(lines)

@@ -1,0 +1,204 @@
+"""Fast forms of torch_geometric's functions on edges, which accelerated layers call in their place.
+
+Changes of an edge_index (self-loops, normalisation) are made once and kept with it, so that the
+tensor they give is the same at every call, and with it what is known of that one. Every function
+falls back on torch_geometric's own wherever its arguments are not plain tensors on the CPU.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric import utils
+from torch_geometric.nn import pool
+from torch_geometric.nn.conv import gcn_conv
+
+from weft.integrations.geometric.edge_cache import ends_range, remembered, walks_of
+from weft.integrations.geometric.lazy_edges import Edges, EdgeTensor, reduced, values_of
+from weft.integrations.geometric.running import running_edges
+from weft.kernels.custom_op import has_loop
+from weft.kernels.edge_softmax import edge_softmax
+
+
+def _is_plain_index(edge_index: Any) -> bool:
+    return type(edge_index) is Tensor and edge_index.layout == torch.strided and edge_index.is_cpu
+
+
+def _remembered_result(
+    key: tuple[Any, ...], edge_index: Tensor, attribute: Any, make: Callable[[], tuple[Any, ...]]
+) -> tuple[Any, ...]:
+    """What a function of an edge_index and maybe a tensor of its edges gives, found once.
+
+    Where gradients are wanted of that tensor, only the edge_index is the one of the first call.
+    """
+    if not isinstance(attribute, Tensor):
+        return _unchanged(remembered(edge_index, key, lambda: _with_versions(make()))) or make()
+    if not attribute.requires_grad:
+        found = remembered(edge_index, key, lambda: _with_versions(make()), beside=attribute)
+        return _unchanged(found) or make()
+    result = make()
+    same = _unchanged(remembered(edge_index, (*key, "index"), lambda: _with_versions(result[:1])))
+    return result if same is None or same[0].shape != result[0].shape else (*same, *result[1:])
+
+
+def _with_versions(found: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[int]]:
+    return found, [each._version for each in found if isinstance(each, Tensor)]
+
+
+def _unchanged(kept: tuple[tuple[Any, ...], list[int]]) -> tuple[Any, ...] | None:
+    """What was kept, unless somebody has changed it since."""
+    return kept[0] if _with_versions(kept[0])[1] == kept[1] else None
+
+
+def remove_self_loops(edge_index: Any, edge_attr: Any = None) -> Any:
+    """As torch_geometric's."""
+    if not _is_plain_index(edge_index) or edge_index.is_inference():
+        return utils.remove_self_loops(edge_index, edge_attr)
+    return _remembered_result(
+        ("remove_self_loops",),
+        edge_index,
+        edge_attr,
+        lambda: utils.remove_self_loops(edge_index, edge_attr),
+    )
+
+
+def add_self_loops(
+    edge_index: Any, edge_attr: Any = None, fill_value: Any = None, num_nodes: Any = None
+) -> Any:
+    """As torch_geometric's."""
+    known = isinstance(num_nodes, int | types.NoneType)
+    if not _is_plain_index(edge_index) or edge_index.is_inference() or not known:
+        return utils.add_self_loops(edge_index, edge_attr, fill_value, num_nodes)
+    fill = fill_value if isinstance(fill_value, str | float | int | types.NoneType) else "tensor"
+
+    def make() -> tuple[Any, ...]:
+        found: tuple[Any, ...] = utils.add_self_loops(edge_index, edge_attr, fill_value, num_nodes)
+        return found
+
+    if fill == "tensor" and isinstance(edge_attr, Tensor):
+        # Which may be changed without a change of the edges.
+        return make()
+    return _remembered_result(("add_self_loops", num_nodes, fill), edge_index, edge_attr, make)
+
+
+def gcn_norm(
+    edge_index: Any,
+    edge_weight: Any = None,
+    num_nodes: Any = None,
+    improved: bool = False,
+    add_self_loops: bool = True,
+    flow: str = "source_to_target",
+    dtype: Any = None,
+) -> Any:
+    """As torch_geometric's."""
+    options = (num_nodes, improved, add_self_loops, flow, dtype)
+    if not _is_plain_index(edge_index) or edge_index.is_inference():
+        return gcn_conv.gcn_norm(edge_index, edge_weight, *options)
+    return _remembered_result(
+        ("gcn_norm", *options),
+        edge_index,
+        edge_weight,
+        lambda: gcn_conv.gcn_norm(edge_index, edge_weight, *options),
+    )
+
+
+def softmax(
+    src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None, dim: int = 0
+) -> Any:
+    """As torch_geometric's."""
+    edges = running_edges()
+    if isinstance(src, EdgeTensor):
+        src = values_of(src)
+    if edges is None or dim != 0 or not _is_of_receivers(src, index, num_nodes, edges):
+        return utils.softmax(src, index, ptr, num_nodes, dim)
+    edges.sizes.setdefault("i", num_nodes)
+    return edge_softmax(src.reshape(src.shape[0], -1), edges.walks()).reshape(src.shape)
+
+
+def _is_of_receivers(src: Any, index: Any, num_nodes: Any, edges: Edges) -> bool:
+    """Whether a function over groups of edges is asked of those into each receiver."""
+    if not isinstance(src, Tensor) or not has_loop(src) or not isinstance(index, Tensor):
+        return False
+    if not isinstance(num_nodes, int) or src.shape[0] != edges.count or index.ndim != 1:
+        return False
+    row = edges.edge_index[edges.receiver_row]
+    if index.data_ptr() != row.data_ptr() or index.shape != row.shape:
+        return False
+    low, high = ends_range(edges.edge_index)[2 * edges.receiver_row :][:2]
+    return low >= 0 and high < num_nodes and edges.sizes.get("i", num_nodes) == num_nodes
+
+
+def _pooled(name: str, reduction: Any) -> Callable[..., Any]:
+    stock = getattr(pool, name)
+
+    def pooling(x: Any, batch: Any, size: Any = None) -> Any:
+        if not (type(x) is Tensor and has_loop(x) and x.ndim == 2 and _is_plain_index(batch)):
+            return stock(x, batch, size)
+        if batch.ndim != 1 or batch.shape[0] != x.shape[0] or not x.shape[0] > 0:
+            return stock(x, batch, size)
+        if x.shape[1] > 1024 or batch.dtype != torch.int64 or batch.is_inference():
+            return stock(x, batch, size)
+        low, high = remembered(batch, "range", lambda: (int(batch.min()), int(batch.max())))
+        graphs = high + 1 if size is None else size
+        if low < 0 or high >= graphs:
+            return stock(x, batch, size)
+        both = remembered(batch, "pairs", lambda: torch.stack([batch, batch]))
+        edges = Edges(both, 1, {"i": graphs, "j": graphs}, torch.is_grad_enabled())
+        (out,) = reduced(x, edges, (reduction,))
+        if name != "global_mean_pool":
+            return out
+        counts = walks_of(both, 1, graphs, graphs).in_degrees.clamp(min=1)
+        return out / counts.to(out.dtype)[:, None]
+
+    return pooling
+
+
+FAST: dict[Any, Callable[..., Any]] = {
+    utils.remove_self_loops: remove_self_loops,
+    utils.add_self_loops: add_self_loops,
+    gcn_conv.gcn_norm: gcn_norm,
+    utils.softmax: softmax,
+    pool.global_add_pool: _pooled("global_add_pool", "sum"),
+    pool.global_mean_pool: _pooled("global_mean_pool", "sum"),
+    pool.global_max_pool: _pooled("global_max_pool", "max"),
+}
+"""Functions of torch_geometric, and what accelerated code calls in their place."""
+
+
+class _Globals(dict[str, Any]):
+    """The names of a function's module, some of which mean something else."""
+
+    def __init__(self, names: dict[str, Any], others: dict[str, Any]) -> None:
+        super().__init__(others)
+        self._names = names
+
+    def __missing__(self, name: str) -> Any:
+        return self._names[name]
+
+
+def with_fast_helpers(function: Any) -> Any:
+    """The function, calling fast forms; None where it calls nothing that has one."""
+    if not isinstance(function, types.FunctionType):
+        return None
+    names = function.__globals__
+    others = {}
+    for name in function.__code__.co_names:
+        value = names.get(name)
+        if isinstance(value, types.FunctionType) and value in FAST:
+            others[name] = FAST[value]
+    if not others:
+        return None
+    made = types.FunctionType(
+        function.__code__,
+        _Globals(names, {"__builtins__": names["__builtins__"], **others}),
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    made.__qualname__ = function.__qualname__
+    return made

@@ -1,0 +1,247 @@
+"""How a layer of torch_geometric is brought to run on weft's loops, and back.
+
+The layer keeps its class, parameters, hooks and code. Four of its methods get an instance attribute
+of the same name, a bound method, so that copies and pickles of the layer work; each falls back on
+the class's own where the call is not one for weft. torch.jit, torch.compile and everything that
+reads messages see the layer as it was.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_modules
+from torch_geometric import EdgeIndex
+from torch_geometric.nn.conv import MessagePassing
+
+from weft.integrations.geometric import relations
+from weft.integrations.geometric.aggregations import aggregated
+from weft.integrations.geometric.edge_cache import ends_range
+from weft.integrations.geometric.helpers import with_fast_helpers
+from weft.integrations.geometric.lazy_edges import (
+    Edges,
+    EdgeTensor,
+    NotLazyError,
+    lazy_rows,
+    values_of,
+)
+from weft.integrations.geometric.running import running, running_edges
+from weft.kernels.custom_op import has_loop
+
+_stock_call: Any = nn.Module._call_impl
+_any_global_hook: Any = torch_modules._has_any_global_hook
+_HOOKS = tuple(
+    f"_{place}_forward_{kind}"
+    for place in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
+    for kind in ("pre_hooks", "hooks")
+)
+
+
+def stock_reason(layer: Any) -> str | None:
+    """Why a call of this layer runs, here and now, as torch_geometric has it; None if weft may."""
+    if any(getattr(layer, name) for name in _HOOKS):
+        return "a hook reads its messages"
+    if layer.explain or layer.decomposed_layers != 1:
+        return "it is being explained or decomposed"
+    return _is_traced()
+
+
+def _is_traced() -> str | None:
+    jit: Any = torch.jit
+    if jit.is_scripting() or jit.is_tracing() or torch.compiler.is_compiling():
+        return "it is being compiled"
+    if torch.is_autocast_enabled("cpu") or torch._C._functorch.peek_interpreter_stack() is not None:
+        return "autocast or torch.func is in use"
+    return None
+
+
+def _edges_of(layer: Any, edge_index: Any, given: dict[str, Any]) -> Edges | None:
+    """The edges of a call that weft takes; None for any other."""
+    if not isinstance(edge_index, Tensor) or type(edge_index) not in (Tensor, EdgeIndex):
+        return None
+    if edge_index.layout != torch.strided or edge_index.ndim != 2 or edge_index.shape[0] != 2:
+        return None
+    if edge_index.dtype not in (torch.int64, torch.int32) or not edge_index.shape[1]:
+        return None
+    if not edge_index.is_cpu or stock_reason(layer) is not None:
+        return None
+    if isinstance(edge_index, EdgeIndex) and layer.fuse and layer.SUPPORTS_FUSED_EDGE_INDEX:
+        return None
+    for value in given.values():
+        for tensor in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(tensor, Tensor) and tensor.is_floating_point() and not has_loop(tensor):
+                return None
+    row = 1 if layer.flow == "source_to_target" else 0
+    return Edges(edge_index, row, {}, torch.is_grad_enabled())
+
+
+def propagate(self: Any, edge_index: Any, size: Any = None, **given: Any) -> Any:
+    """In place of a layer's `propagate`."""
+    return _computed(self, type(self).propagate, edge_index, size, given)
+
+
+def edge_updater(self: Any, edge_index: Any, size: Any = None, **given: Any) -> Any:
+    """In place of a layer's `edge_updater`."""
+    return _computed(self, type(self).edge_updater, edge_index, size, given)
+
+
+def _computed(layer: Any, method: Any, edge_index: Any, size: Any, given: dict[str, Any]) -> Any:
+    """What a method of the layer's class gives, on EdgeTensors where the call allows it."""
+    edges = _edges_of(layer, edge_index, given)
+    state = None if edges is None else torch.get_rng_state()
+    try:
+        with running(layer, edges):
+            out = method(layer, edge_index, size=size, **given)
+        return values_of(out) if isinstance(out, EdgeTensor) else out
+    except NotLazyError:
+        assert state is not None
+        torch.set_rng_state(state)
+    with running(layer, None):
+        return method(layer, edge_index, size=size, **given)
+
+
+def _index_select(self: Any, src: Any, index: Any) -> Any:
+    """In place of a layer's `_index_select`: the rows of each edge's end, not made yet."""
+    edges = running_edges(self)
+    row = None if edges is None else _row_of(edges, index)
+    dim = self.node_dim if self.node_dim >= 0 else src.dim() + self.node_dim
+    if edges is None or row is None or dim != 0 or not has_loop(src):
+        return type(self)._index_select(self, src, index)
+    low, high = ends_range(edges.edge_index)[2 * row : 2 * row + 2]
+    side = "i" if row == edges.receiver_row else "j"
+    if low < 0 or high >= src.shape[0] or edges.sizes.get(side, src.shape[0]) != src.shape[0]:
+        return type(self)._index_select(self, src, index)
+    edges.sizes[side] = src.shape[0]
+    return lazy_rows(edges, side, src)  # type: ignore[arg-type]
+
+
+def _row_of(edges: Edges, index: Tensor) -> int | None:
+    """The row of edge_index that an index is a view of."""
+    whole = edges.edge_index
+    if index.shape[0] != edges.count or index.dtype != whole.dtype:
+        return None
+    if edges.count > 1 and index.stride(0) != whole.stride(1):
+        return None
+    step = whole.stride(0) * whole.element_size()
+    places = {whole.data_ptr(): 0, whole.data_ptr() + step: 1}
+    return places.get(index.data_ptr())
+
+
+def aggregate(self: Any, inputs: Any, index: Any, ptr: Any = None, dim_size: Any = None) -> Any:
+    """In place of a layer's `aggregate`, where that is MessagePassing's."""
+    edges = running_edges(self)
+    if edges is not None and _can_reduce(self, inputs, edges, dim_size):
+        edges.sizes["i"] = dim_size
+        out = aggregated(self.aggr_module, inputs, edges)
+        if out is not None:
+            return out
+    if isinstance(inputs, EdgeTensor):
+        inputs = values_of(inputs)
+    return type(self).aggregate(self, inputs, index, ptr, dim_size)
+
+
+def _can_reduce(layer: Any, inputs: Any, edges: Edges, dim_size: Any) -> bool:
+    if not isinstance(inputs, Tensor) or not isinstance(dim_size, int) or not has_loop(inputs):
+        return False
+    if inputs.ndim < 2 or inputs.shape[0] != edges.count or _module_hooks(layer.aggr_module):
+        return False
+    if layer.node_dim not in (0, -inputs.ndim):
+        return False
+    low, high = ends_range(edges.edge_index)[2 * edges.receiver_row :][:2]
+    if low < 0 or high >= dim_size or edges.sizes.get("i", dim_size) != dim_size:
+        return False
+    # The loops keep a row of features on the stack.
+    return inputs.shape[1:].numel() <= 1024
+
+
+def _module_hooks(module: Any) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
+def _call_impl(self: Any, *arguments: Any, **named: Any) -> Any:
+    """In place of a module's `_call_impl`: its forward, calling fast forms of helpers."""
+    kind: Any = type(self)
+    fast = _fast_form(kind, "forward")
+    reason = stock_reason(self) if isinstance(self, MessagePassing) else _is_traced()
+    if reason or "forward" in self.__dict__ or _has_hooks(self):
+        return _stock_call(self, *arguments, **named)
+    if type(self) in relations.KINDS and not named and relations.takes(self, *arguments):
+        return relations.forward(self, *arguments)
+    if fast is None:
+        return _stock_call(self, *arguments, **named)
+    return fast(self, *arguments, **named)
+
+
+def message(self: Any, *arguments: Any, **named: Any) -> Any:
+    """In place of a layer's `message`, where that calls helpers."""
+    return _helped(self, "message")(self, *arguments, **named)
+
+
+def edge_update(self: Any, *arguments: Any, **named: Any) -> Any:
+    """In place of a layer's `edge_update`, where that calls helpers."""
+    return _helped(self, "edge_update")(self, *arguments, **named)
+
+
+def _helped(layer: Any, name: str) -> Any:
+    kind: Any = type(layer)
+    stock = getattr(kind, name)
+    return stock if running_edges(layer) is None else _fast_form(kind, name) or stock
+
+
+@functools.cache
+def _fast_form(kind: Any, name: str) -> Any:
+    return with_fast_helpers(getattr(kind, name, None))
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    own = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    return any(own) or bool(_any_global_hook())
+
+
+_METHODS = (propagate, edge_updater, _index_select, aggregate, message, edge_update, _call_impl)
+
+
+def redirect(module: nn.Module) -> None:
+    """Let a module run on weft's loops wherever a call allows it."""
+    for method in _METHODS:
+        name = method.__name__
+        if name not in module.__dict__ and _applies(name, module):
+            setattr(module, name, types.MethodType(method, module))
+
+
+def _applies(name: str, module: nn.Module) -> bool:
+    kind: Any = type(module)
+    if name == "_call_impl":
+        return kind in relations.KINDS or _fast_form(kind, "forward") is not None
+    if not isinstance(module, MessagePassing):
+        return False
+    if name in ("message", "edge_update"):
+        return _fast_form(kind, name) is not None
+    if name == "edge_updater":
+        return hasattr(kind, "edge_updater") and hasattr(kind, "edge_update")
+    return name != "aggregate" or kind.aggregate is MessagePassing.aggregate
+
+
+def is_redirected(module: nn.Module) -> bool:
+    """Whether `redirect` was called for this module, or for the one that it is a copy of."""
+    return any(_is_ours(module, method) for method in _METHODS)
+
+
+def _is_ours(module: nn.Module, method: Any) -> bool:
+    return getattr(module.__dict__.get(method.__name__), "__func__", None) is method
+
+
+def undo(module: nn.Module) -> None:
+    """Take back what `redirect` did."""
+    for method in _METHODS:
+        if _is_ours(module, method):
+            delattr(module, method.__name__)

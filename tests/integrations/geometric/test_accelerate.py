@@ -1,0 +1,370 @@
+"""Layers of torch_geometric and own messages, accelerated and as they were: equal, in float64."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+geometric = pytest.importorskip("torch_geometric")
+
+from torch_geometric.nn import (  # noqa: E402
+    EdgeConv,
+    FastRGCNConv,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    GINEConv,
+    GraphConv,
+    MessagePassing,
+    PNAConv,
+    RGCNConv,
+    SAGEConv,
+    TransformerConv,
+    global_add_pool,
+    global_max_pool,
+    global_mean_pool,
+)
+
+from weft.integrations.geometric.accelerate import accelerate, restore  # noqa: E402
+from weft.integrations.geometric.edge_cache import _kept  # noqa: E402
+from weft.integrations.geometric.lazy_edges import EdgeTensor  # noqa: E402
+from weft.integrations.geometric.redirect import is_redirected, redirect  # noqa: E402
+
+NODES, EDGES, WIDTH, OUT, ATTRIBUTES = 11, 37, 4, 6, 3
+
+
+class Own(MessagePassing):
+    """Linear([x_i, x_j, e]) -> ReLU -> sum."""
+
+    def __init__(self):
+        super().__init__(aggr="add")
+        self.linear = nn.Linear(2 * WIDTH + ATTRIBUTES, OUT)
+
+    def forward(self, x, edge_index, attr):
+        return self.propagate(edge_index, x=x, attr=attr)
+
+    def message(self, x_i, x_j, attr):
+        return self.linear(torch.cat([x_i, x_j, attr], dim=-1)).relu()
+
+
+class Perceptron(Own):
+    """A message of two layers, and their mean."""
+
+    def __init__(self):
+        MessagePassing.__init__(self, aggr="mean")
+        self.linear = nn.Sequential(
+            nn.Linear(2 * WIDTH + ATTRIBUTES, OUT), nn.ReLU(), nn.Linear(OUT, OUT)
+        )
+
+    def message(self, x_i, x_j, attr):
+        return self.linear(torch.cat([x_i, x_j, attr], dim=-1))
+
+
+class Gated(Own):
+    """A gate of both ends and the edge."""
+
+    def __init__(self):
+        MessagePassing.__init__(self, aggr="add")
+        self.i, self.j, self.value = (nn.Linear(WIDTH, OUT) for _ in range(3))
+        self.e = nn.Linear(ATTRIBUTES, OUT)
+
+    def message(self, x_i, x_j, attr):
+        gate = torch.sigmoid(self.i(x_i) + self.j(x_j) + self.e(attr))
+        value = self.value(x_j)
+        value *= 0.5
+        return gate * value
+
+
+class Odd(Own):
+    """What weft does not know: sorting, randomness, branches on values, in place, no gradient."""
+
+    def message(self, x_i, x_j, attr):
+        strange = torch.sort(x_j - x_i, dim=-1).values.cumsum(-1)
+        if strange.mean() > 1e9:
+            strange = strange * 0
+        strange = nn.functional.dropout(strange, 0.5, training=True)
+        x_j[:, 0] = 1.0
+        with torch.no_grad():
+            shift = x_i.mean()
+        return torch.cat([strange + x_j.clamp(min=0), attr], dim=-1) - shift
+
+
+def degrees(edge_index):
+    return torch.bincount(torch.bincount(edge_index[1], minlength=NODES))
+
+
+LAYERS = {
+    "gcn": (lambda e: GCNConv(WIDTH, OUT), ()),
+    "gcn, weights": (lambda e: GCNConv(WIDTH, OUT, improved=True), ("weight",)),
+    "sage": (lambda e: SAGEConv(WIDTH, OUT, normalize=True, project=True), ()),
+    "sage, max": (lambda e: SAGEConv(WIDTH, OUT, "max"), ()),
+    "graph": (lambda e: GraphConv(WIDTH, OUT), ("weight",)),
+    "gin": (lambda e: GINConv(nn.Linear(WIDTH, OUT), train_eps=True), ()),
+    "gine": (lambda e: GINEConv(nn.Linear(WIDTH, OUT), edge_dim=ATTRIBUTES), ("attr",)),
+    "gat": (lambda e: GATConv(WIDTH, OUT, heads=3, dropout=0.5), ()),
+    "gat, edges": (lambda e: GATConv(WIDTH, OUT, heads=3, edge_dim=ATTRIBUTES), ("attr",)),
+    "gatv2": (lambda e: GATv2Conv(WIDTH, OUT, heads=3, share_weights=True), ()),
+    "transformer": (lambda e: TransformerConv(WIDTH, OUT, heads=3, beta=True), ()),
+    "pna": (
+        lambda e: PNAConv(
+            WIDTH,
+            OUT,
+            ["mean", "max", "min", "std"],
+            ["identity", "amplification", "attenuation", "linear", "inverse_linear"],
+            degrees(e),
+            towers=2,
+        ),
+        (),
+    ),
+    "edge": (lambda e: EdgeConv(nn.Linear(2 * WIDTH, OUT)), ()),
+    "rgcn": (lambda e: RGCNConv(WIDTH, OUT, 4, num_bases=2), ("type",)),
+    "fast rgcn": (lambda e: FastRGCNConv(WIDTH, OUT, 4, aggr="add"), ("type",)),
+    "own": (lambda e: Own(), ("attr",)),
+    "perceptron": (lambda e: Perceptron(), ("attr",)),
+    "gated": (lambda e: Gated(), ("attr",)),
+    "odd": (lambda e: Odd(), ("attr",)),
+}
+
+
+def example(seed=0):
+    """Nodes without edges, self-loops, duplicates, in no order."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    edge_index = torch.randint(0, NODES - 2, (2, EDGES), generator=generator)
+    edge_index[:, 1] = edge_index[:, 0]
+    edge_index[1, 2] = edge_index[0, 2]
+    return {
+        "x": draw(NODES, WIDTH),
+        "edge_index": edge_index,
+        "attr": draw(EDGES, ATTRIBUTES),
+        "weight": draw(EDGES).abs(),
+        "type": torch.randint(0, 3, (EDGES,), generator=generator),
+    }
+
+
+def results(layer, x, edge_index, *more):
+    """Outputs, and gradients to all inputs and parameters."""
+    given = [t.clone().requires_grad_() if t.is_floating_point() else t for t in (x, *more)]
+    torch.manual_seed(1)
+    out = layer(given[0], edge_index, *given[1:])
+    weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+    wanted = [*layer.parameters(), *(t for t in given if t.requires_grad)]
+    gradients = torch.autograd.grad((out * weight).sum(), wanted, allow_unused=True)
+    return [out, *(torch.zeros(()) if g is None else g for g in gradients)]
+
+
+def both(make, data, names):
+    torch.manual_seed(0)
+    stock = make(data["edge_index"]).double()
+    fast = copy.deepcopy(stock)
+    redirect(fast)
+    more = [data[name] for name in names]
+    for layer in (stock, fast):
+        yield results(layer, data["x"], data["edge_index"], *more)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_outputs_and_gradients_are_torch_geometrics(name):
+    make, names = LAYERS[name]
+    expected, found = both(make, example(), names)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["gcn", "gat", "rgcn", "own", "sage, max"])
+def test_other_graphs(name):
+    make, names = LAYERS[name]
+    data = example(2)
+    # Sorted by receiver, as int32, or none at all.
+    order = torch.argsort(data["edge_index"][1])
+    ordered = {k: v[order] if v.shape[0] == EDGES else v for k, v in data.items()}
+    ordered["edge_index"] = data["edge_index"][:, order].contiguous()
+    empty = {k: v[:0] if v.shape[0] == EDGES else v for k, v in data.items()}
+    empty["edge_index"] = data["edge_index"][:, :0]
+    for graph in (ordered, empty):
+        expected, found = both(make, graph, names)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_two_sets_of_nodes_and_the_other_direction():
+    data = example()
+    torch.manual_seed(0)
+    pair = (data["x"], torch.randn(NODES - 2, WIDTH, dtype=torch.float64))
+    for layer in (
+        SAGEConv((WIDTH, WIDTH), OUT),
+        GATConv((WIDTH, WIDTH), OUT, add_self_loops=False),
+        TransformerConv((WIDTH, WIDTH), OUT),
+    ):
+        stock = layer.double()
+        fast = copy.deepcopy(stock)
+        redirect(fast)
+        edge_index = data["edge_index"]
+        torch.testing.assert_close(fast(pair, edge_index), stock(pair, edge_index))
+    stock = GraphConv(WIDTH, OUT, flow="target_to_source").double()
+    fast = copy.deepcopy(stock)
+    redirect(fast)
+    found, expected = (layer(data["x"], data["edge_index"]) for layer in (fast, stock))
+    torch.testing.assert_close(found, expected)
+
+
+def test_an_edge_index_that_is_changed_in_place_is_noticed():
+    data = example()
+    stock = GCNConv(WIDTH, OUT).double()
+    fast = copy.deepcopy(stock)
+    redirect(fast)
+    edge_index = data["edge_index"].clone()
+    fast(data["x"], edge_index)
+    edge_index[1] = edge_index[1].flip(0)
+    found, expected = (layer(data["x"], edge_index) for layer in (fast, stock))
+    torch.testing.assert_close(found, expected)
+
+
+def test_weights_of_other_calls_are_not_kept():
+    data = example()
+    stock = GCNConv(WIDTH, OUT).double()
+    fast = copy.deepcopy(stock)
+    redirect(fast)
+    for seed in range(3):
+        weight = example(seed)["weight"]
+        found, expected = (layer(data["x"], data["edge_index"], weight) for layer in (fast, stock))
+        torch.testing.assert_close(found, expected)
+        weight *= 2
+        found, expected = (layer(data["x"], data["edge_index"], weight) for layer in (fast, stock))
+        torch.testing.assert_close(found, expected)
+    _, facts = _kept[data["edge_index"]]
+    assert len(facts) <= 2
+
+
+def test_more_features_than_the_loops_hold():
+    data = example()
+    x = torch.randn(NODES, 1100, dtype=torch.float64)
+    stock = SAGEConv(1100, OUT).double()
+    fast = copy.deepcopy(stock)
+    redirect(fast)
+    found, expected = (layer(x, data["edge_index"]) for layer in (fast, stock))
+    torch.testing.assert_close(found, expected)
+
+
+def test_errors_are_torch_geometrics():
+    data = example()
+    stock = SAGEConv(WIDTH, OUT).double()
+    fast = copy.deepcopy(stock)
+    redirect(fast)
+    for change in (NODES, -1):
+        for row in (0, 1):
+            wrong = data["edge_index"].clone()
+            wrong[row, 0] = change
+            said = []
+            for layer in (stock, fast):
+                with pytest.raises(Exception) as error:  # noqa: PT011
+                    layer(data["x"], wrong)
+                said.append((type(error.value), str(error.value)))
+            assert said[0] == said[1]
+
+
+def test_half_precision_and_autocast_run_as_before():
+    data = example()
+    layer = SAGEConv(WIDTH, OUT)
+    redirect(layer)
+    x = data["x"].float()
+    expected = copy.deepcopy(layer).bfloat16()(x.bfloat16(), data["edge_index"])
+    assert expected.dtype == torch.bfloat16
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer(x, data["edge_index"]).dtype == torch.bfloat16
+
+
+def test_copies_pickles_and_hooks():
+    data = example()
+    layer = GATConv(WIDTH, OUT).double()
+    before = layer.state_dict().keys()
+    redirect(layer)
+    assert is_redirected(layer)
+    assert layer.state_dict().keys() == before
+    other = copy.deepcopy(layer)
+    assert is_redirected(other)
+    assert other.propagate.__self__ is other
+    read = pickle.loads(pickle.dumps(layer))
+    expected = layer(data["x"], data["edge_index"])
+    torch.testing.assert_close(read(data["x"], data["edge_index"]), expected)
+    seen = []
+    layer.register_message_forward_hook(lambda *call: seen.append(call))
+    layer.register_forward_hook(lambda *call: seen.append(call))
+    torch.testing.assert_close(layer(data["x"], data["edge_index"]), expected)
+    assert len(seen) == 2
+    assert not isinstance(seen[0][-1], EdgeTensor)
+
+
+class Model(nn.Module):
+    """As users write them."""
+
+    def __init__(self, pool=global_add_pool):
+        super().__init__()
+        self.first = GCNConv(WIDTH, OUT)
+        self.second = Own()
+        self.second.linear = nn.Linear(2 * OUT + ATTRIBUTES, OUT)
+
+    def forward(self, x, edge_index, attr, batch):
+        h = self.second(self.first(x, edge_index).relu(), edge_index, attr)
+        pooled = [global_add_pool(h, batch), global_mean_pool(h, batch), global_max_pool(h, batch)]
+        return torch.cat(pooled, dim=-1)
+
+
+def arguments():
+    data = example()
+    batch = torch.tensor([0] * 4 + [2] * (NODES - 4))
+    return data["x"], data["edge_index"], data["attr"], batch
+
+
+def test_a_model_is_accelerated_and_restored():
+    torch.manual_seed(0)
+    model = Model().double()
+    expected = model(*arguments())
+    names = model.state_dict().keys()
+    said = []
+    assert accelerate(model, report=said.append) is model
+    assert is_redirected(model)
+    assert is_redirected(model.first)
+    torch.testing.assert_close(model(*arguments()), expected)
+    assert model.state_dict().keys() == names
+    assert "first: GCNConv" in said[0]
+    restore(model)
+    assert not any(is_redirected(module) for module in model.modules())
+    torch.testing.assert_close(model(*arguments()), expected)
+
+
+def test_with_an_example_each_layer_is_compared_and_timed():
+    model = Model().double()
+    said = []
+    accelerate(model, arguments(), report=said.append)
+    (table,) = said
+    assert "before ms" in table
+    for line in table.splitlines()[1:]:
+        assert "fused messages" in line or "left alone: not faster" in line
+        assert float(line.split()[4]) < 1e-9
+
+
+def test_a_model_without_layers_of_torch_geometric():
+    said = []
+    accelerate(nn.Linear(2, 2), report=said.append)
+    assert said == [
+        "Linear has no layer of torch_geometric; weft.accelerate leaves it as it is",
+    ]
+
+
+def test_second_derivatives():
+    data = example()
+    layer = Gated().double()
+    redirect(layer)
+    x = data["x"].requires_grad_()
+
+    def energy(x):
+        return layer(x, data["edge_index"], data["attr"]).square().sum()
+
+    assert torch.autograd.gradgradcheck(energy, (x,))
