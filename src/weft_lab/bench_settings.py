@@ -13,6 +13,23 @@ MoleculesCase = Literal["schnet-32", "schnet-128", "mpeu-32", "mpeu-128", "painn
 PlanCase = Literal[
     "molecules-32", "molecules-128", "crystals", "programs", "full-graph", "sparse", "short"
 ]
+StrangersCase = Literal[
+    "gcn",
+    "sage",
+    "gin",
+    "graph",
+    "gat",
+    "gatv2",
+    "transformer",
+    "pna",
+    "rgcn",
+    "gated",
+    "gine",
+    "nn",
+    "own",
+    "perceptron",
+    "gate",
+]
 SparseCase = Literal["step", "accelerate", "memory", "accuracy", "walks", "edges"]
 
 
@@ -269,3 +286,34 @@ class PlanBench(_Bench):
         for name in ("budget", "rounds", "turn"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrangersBench(_Bench):
+    """Models as torch_geometric's users write them, beside the same after `weft.accelerate`.
+
+    Attributes:
+        cases: Which layers; all by default. The last three are own classes of MessagePassing.
+        nodes: Nodes of the large random graph.
+        edges: Its directed edges, in no order.
+        width: Features of a node there, and of the typed graph.
+        molecules: Molecules in the small batch.
+        inference: Time inference instead of training steps.
+        compile: Also time torch_geometric's models under torch.compile.
+        rounds: Turns of each candidate.
+        steps: Steps in a turn.
+    """
+
+    cases: tuple[StrangersCase, ...] = ()
+    nodes: int = 170_000
+    edges: int = 2_300_000
+    width: int = 128
+    molecules: int = 128
+    inference: bool = False
+    compile: bool = False
+    rounds: int = 3
+    steps: int = 2
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "nodes", "edges", "molecules", "rounds", "steps")
+        at_least(self, 4, "width")

@@ -21,6 +21,7 @@ from weft_lab.bench_settings import (
     PlanBench,
     ProgramsBench,
     SparseBench,
+    StrangersBench,
 )
 
 
@@ -106,6 +107,10 @@ _BENCHES: dict[str, tuple[type[Any], str, str]] = {
     "sparse": (
         *(SparseBench, "sparse"),
         "Sparse networks: speed beside torch, sparseprop and rigl-torch; memory, accuracy, walks.",
+    ),
+    "strangers": (
+        *(StrangersBench, "strangers"),
+        "Models of torch_geometric's users, a step: as they are, and after weft.accelerate.",
     ),
     "plan": (
         *(PlanBench, "plan"),

@@ -1,0 +1,119 @@
+"""Benchmark: models of torch_geometric's users, with and without the one line of weft."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from rich.progress import Progress
+
+from weft.graphs import Array
+from weft_lab.bench.result import BenchResult, CaseResult
+from weft_lab.bench.runner import Candidate, run_case
+from weft_lab.bench_settings import StrangersBench
+
+_SCRIPT = "stranger_steps:model"
+# On one large graph, with their layers: two where the memory of a machine allows it.
+_LARGE = {
+    "gcn": 2,
+    "sage": 2,
+    "gin": 2,
+    "graph": 2,
+    "gat": 1,
+    "gatv2": 1,
+    "transformer": 1,
+    "pna": 1,
+}
+_CSR = ("gcn", "sage", "gin", "graph", "gated")
+# On edges of 20 types as programs have them, and on molecules.
+_TYPED = {"rgcn": 2, "gated": 1}
+_SMALL = {"gine": 3, "nn": 1, "own": 3, "perceptron": 3, "gate": 3}
+
+
+def bench_strangers(config: StrangersBench, progress: Progress) -> BenchResult:
+    """Run all cases, and say the mean of their ratios."""
+    generator = np.random.default_rng(0)
+    with TemporaryDirectory(prefix="weft-bench-") as folder:
+        large = _stored(Path(folder) / "large.npz", config.nodes, config.edges, generator)
+        typed = _stored(Path(folder) / "typed.npz", 20_000, 75_000, generator)
+        small = _molecules(Path(folder) / "small.npz", config.molecules, generator)
+        graphs: list[tuple[dict[str, int], str, int, str]] = [
+            (_LARGE, large, config.width, f"{config.nodes:,} nodes, {config.edges:,} edges"),
+            (_TYPED, typed, config.width, "20,000 nodes, 75,000 edges of 20 types"),
+            (_SMALL, small, 64, f"{config.molecules} molecules, all pairs of atoms"),
+        ]
+        cases = [
+            _run(kind, count, arrays, width, words, config, progress)
+            for kinds, arrays, width, words in graphs
+            for kind, count in kinds.items()
+            if not config.cases or kind in config.cases
+        ]
+    ratios = [min(case.ratios("weft").values()) for case in cases if case.ratios("weft")]
+    if ratios:
+        mean = statistics.geometric_mean(ratios)
+        cases[-1].says.append(
+            f"Against the faster way of torch_geometric, the geometric mean of {len(ratios)} cases "
+            f"is {mean:.2f}x, the least {min(ratios):.2f}x."
+        )
+    return BenchResult(name="strangers", cases=cases)
+
+
+def _stored(path: Path, nodes: int, edges: int, generator: Any) -> str:
+    """A random graph, its edges in no order."""
+    np.savez(path, nodes=nodes, edge_index=generator.integers(0, nodes, (2, edges)))
+    return str(path)
+
+
+def _molecules(path: Path, count: int, generator: Any) -> str:
+    """A batch of graphs of 10 to 25 nodes, all pairs joined."""
+    parts: list[Array] = []
+    first = 0
+    for size in generator.integers(10, 26, count).tolist():
+        sender, receiver = np.divmod(np.arange(size * size), size)
+        parts.append(np.stack([sender, receiver])[:, sender != receiver] + first)
+        first += size
+    np.savez(path, nodes=first, edge_index=np.concatenate(parts, axis=1))
+    return str(path)
+
+
+def _run(
+    kind: str,
+    layers: int,
+    arrays: str,
+    width: int,
+    words: str,
+    config: StrangersBench,
+    progress: Progress,
+) -> CaseResult:
+    candidates = {
+        "weft": Candidate(script=_SCRIPT, peer=False, settings={"way": "accelerated"}),
+        "torch_geometric": Candidate(script=_SCRIPT, settings={"way": "eager"}),
+    }
+    if kind in _CSR:
+        csr = Candidate(script=_SCRIPT, settings={"way": "csr"})
+        candidates["torch_geometric CSR"] = csr
+    if config.compile:
+        compiled = Candidate(script=_SCRIPT, settings={"way": "compiled"})
+        candidates["torch_geometric, torch.compile"] = compiled
+    case = {
+        "kind": kind,
+        "layers": layers,
+        "arrays": arrays,
+        "width": width,
+        "attributes": 16,
+        "training": not config.inference,
+    }
+    step = "inference" if config.inference else "training step"
+    return run_case(
+        kind,
+        f"{step}, {layers} layer{'s' * (layers > 1)}, {words}, {width} features",
+        candidates,
+        case,
+        rounds=config.rounds,
+        steps=config.steps,
+        warmup=1,
+        progress=progress,
+    )

@@ -1,0 +1,32 @@
+"""The benchmark of strangers' models on small graphs."""
+
+from __future__ import annotations
+
+import pytest
+from rich.progress import Progress
+
+from weft_lab.bench.strangers import bench_strangers
+from weft_lab.bench_settings import StrangersBench
+
+pytestmark = pytest.mark.usefixtures("in_this_process")
+
+
+def test_small() -> None:
+    pytest.importorskip("torch_geometric")
+    cases = ("sage", "own")
+    config = StrangersBench(
+        cases=cases, nodes=60, edges=300, width=8, molecules=3, rounds=1, steps=1
+    )
+    result = bench_strangers(config, Progress(disable=True))
+    large, small = result.cases
+    assert large.what == "training step, 2 layers, 60 nodes, 300 edges, 8 features"
+    assert list(large.candidates) == ["weft", "torch_geometric", "torch_geometric CSR"]
+    assert small.what.startswith("training step, 3 layers, 3 molecules")
+    for case in result.cases:
+        assert all(each.samples and not each.absent for each in case.candidates.values())
+    assert "the geometric mean of 2 cases is" in small.says[0]
+
+
+def test_what_times_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="rounds is 0; it must be at least 1"):
+        StrangersBench(rounds=0)
