@@ -73,30 +73,40 @@ def test_values_and_gradients_are_plain_torchs(name, edges, seed, whole):
 
 
 def test_every_operation():
+    """All at once: each program is compiled."""
     edges = EdgeWalks(torch.tensor([0, 1, 1, 2]), torch.tensor([1, 0, 1, 1]), 3, 2)
+    # Away from where a function has no derivative or no value.
+    above, below = ("add", ("abs", A), ("const", 1)), ("sub", B, ("const", 1))
+    parts = []
     for name, operation in OPERATIONS.items():
-        arguments = (A, B) if len(operation.gradients) == 2 else (A,)
-        if name == "leaky_relu":
-            arguments = (A, ("const", 0))
-        program = MessageProgram((name, *arguments), (RECEIVER, SENDER)[: 1 + (B in arguments)])
-        leaves = leaves_of(program, edges)
-        with torch.no_grad():
-            # Away from where a function has no derivative or no value.
-            for leaf in leaves:
-                leaf.copy_(leaf.abs() + 0.3 if name == "sqrt" else leaf + 0.1 * leaf.sign())
-        compare(program, edges, leaves, (0.3,))
+        first = above if name == "sqrt" else below
+        second = {"leaky_relu": ("const", 0), "div": above}.get(name, A)
+        parts.append((name, *(first, second)[: len(operation.gradients)]))
+    program = MessageProgram(summed(parts), (RECEIVER, SENDER))
+    compare(program, edges, leaves_of(program, edges), (0.3, 0.7))
+
+
+def summed(parts):
+    total = parts[0]
+    for part in parts[1:]:
+        total = ("add", total, part)
+    return total
 
 
 def test_single_precision_is_close():
     torch.manual_seed(0)
     edges = EdgeWalks(torch.randint(0, 9, (40,)), torch.randint(0, 9, (40,)), 9, 9)
-    for name in ("sigmoid", "tanh", "exp", "silu", "softplus", "elu"):
-        program = MessageProgram((name, ("add", A, B)), (RECEIVER, SENDER))
-        double = [leaf.detach() * 3 for leaf in leaves_of(program, edges, channels=17)]
-        single = [leaf.float() for leaf in double]
-        found = fused_messages(program, edges, single, ())[0].double()
-        expected = fused_messages(program, edges, double, ())[0]
-        torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6)
+    names = ("sigmoid", "tanh", "silu", "softplus", "elu")
+    both = ("add", A, B)
+    program = MessageProgram(
+        ("sub", summed([(name, both) for name in names]), ("exp", ("neg", ("abs", both)))),
+        (RECEIVER, SENDER),
+    )
+    double = [leaf.detach() * 3 for leaf in leaves_of(program, edges, channels=17)]
+    single = [leaf.float() for leaf in double]
+    found = fused_messages(program, edges, single, ())[0].double()
+    expected = fused_messages(program, edges, double, ())[0]
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-5)
 
 
 def test_derivatives_of_derivatives():
