@@ -92,7 +92,7 @@ class _Job:
     def run(self, part: str, asked: tuple[bool, ...], leaves: Sequence[Tensor], *more: Any) -> None:
         """Run a loop of the program on leaves and whatever else it takes."""
         walk = self.edges.out if part == "backward_j" else self.edges.into
-        given = [_matrix(leaf) for leaf in leaves]
+        given = [array_of(leaf) for leaf in leaves]
         numbers = np.array([*KNOWN_NUMBERS, *self.consts], dtype=given[0].dtype)
         loop = compiled_part(self.program, part, asked)
         arguments = (*given, numbers, *walk, self.heads, self.channels, *more)
@@ -110,7 +110,7 @@ class _Job:
         shape = (self.edges.num_edges, self.heads, self.channels)
         value = plain_value(self.program.expression, rows, self.consts).expand(shape)
         if not self.program.reductions:
-            return (value.sum(-1) if self.program.dot else value,)
+            return (value.sum(-1, keepdim=True) if self.program.dot else value,)
         zeros = value.new_zeros(self.rows, *shape[1:])
         index = self.edges.receivers[:, None, None].expand(shape)
         return tuple(_reduced(value, kind, zeros, index) for kind in self.program.reductions)
@@ -120,10 +120,6 @@ def _reduced(value: Tensor, kind: Reduction, zeros: Tensor, index: Tensor) -> Te
     if kind in ("sum", "squares"):
         return zeros.scatter_add(0, index, value if kind == "sum" else value.square())
     return zeros.scatter_reduce(0, index, value, f"a{kind}", include_self=False)
-
-
-def _matrix(tensor: Tensor) -> Any:
-    return array_of(tensor.flatten(1))
 
 
 def fused_messages(
@@ -138,7 +134,7 @@ def fused_messages(
         consts: numbers that the expression names.
 
     Returns:
-        A tensor for each reduction. Without any, one: [E, H, C], or [E, H] where the program
+        A tensor for each reduction. Without any, one: [E, H, C], or [E, H, 1] where the program
         sums over the features of a head.
     """
     heads = leaves[0].shape[1]
@@ -158,17 +154,17 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
         *leaves, job = arguments
-        shape = (job.rows, job.heads) if job.program.dot else (job.rows, job.heads, job.channels)
+        shape = (job.rows, job.heads, 1 if job.program.dot else job.channels)
         outs: list[Tensor] = []
         counts: list[Any] = []
         written: list[Any] = []
         for reduction in job.program.reductions or ("none",):
             outs.append(leaves[0].new_empty(shape))
-            written.append(_matrix(outs[-1]))
+            written.append(array_of(outs[-1]))
             counts.append(None)
             if reduction in ("max", "min"):
                 counts[-1] = leaves[0].new_empty(shape)
-                written.append(_matrix(counts[-1]))
+                written.append(array_of(counts[-1]))
         job.run("forward", (False,) * len(leaves), leaves, *written)
         ctx.job = job
         # A maximum is kept, to know which messages were it, and how many.
@@ -186,11 +182,11 @@ class _Fused(torch.autograd.Function):
         given = []
         for grad, out, shares in zip(grads, rest[: len(grads)], rest[len(grads) :], strict=True):
             if out is None:
-                given.append(_matrix(grad))
+                given.append(array_of(grad))
             else:
                 # Equal messages share; torch counts the 0 that it begins with as one of them.
                 share = grad / (shares + (out == 0))
-                given += [_matrix(share), _matrix(out)]
+                given += [array_of(share), array_of(out)]
         found: list[Any] = [None] * count
         for part, places in (("backward_i", "iev"), ("backward_j", "j")):
             asked = tuple(
@@ -203,7 +199,7 @@ class _Fused(torch.autograd.Function):
                 rows = job.edges.num_receivers if shared else leaves[k].shape[0]
                 found[k] = leaves[k].new_empty(rows, *leaves[k].shape[1:])
             if results:
-                job.run(part, asked, leaves, *given, *(_matrix(found[k]) for k in results))
+                job.run(part, asked, leaves, *given, *(array_of(found[k]) for k in results))
         for k, leaf in enumerate(job.program.leaves):
             if leaf.place == "v" and found[k] is not None:
                 found[k] = found[k].sum(0, keepdim=True)

@@ -153,7 +153,8 @@ class _Lines:
             return self._names[expression]
         if expression[0] == "leaf":
             leaf = self._program.leaves[expression[1]]
-            source = f"l{expression[1]}[{self._row(leaf.place)}, {'h' if leaf.by_head else 'f'}]"
+            column = "0" if leaf.by_head else "c"
+            source = f"l{expression[1]}[{self._row(leaf.place)}, h, {column}]"
         elif expression[0] == "const":
             source = f"consts[{expression[1] + len(KNOWN_NUMBERS)}]"
         else:
@@ -247,6 +248,8 @@ class _Writer:
         self.line(1, "ln2 = consts[2]")
         self.line(1, "width = heads * channels")
         self.line(1, "last = far_of.shape[0] - 1")
+        for name in [*self._far(), *self._at_edges()]:
+            self.line(1, f"{name}_rows = {name}.reshape({name}.shape[0], width)")
         for stack, _ in stacks:
             self.line(1, f"{stack} = stack_numbers(consts, {MOST_FEATURES})")
         self.line(1, "for near in range(first, stop):")
@@ -262,8 +265,10 @@ class _Writer:
         self.line(4, "edge = np.intp(k)")
         self.line(3, "else:")
         self.line(4, "edge = np.intp(edge_of[k])")
+        # Indices that begin at 0 are known not to be negative: vectors are used.
         self.line(3, "for h in range(heads):")
-        self.line(4, "for f in range(h * channels, (h + 1) * channels):")
+        self.line(4, "for c in range(channels):")
+        self.line(5, "f = h * channels + c")
         for text in body:
             self.line(5, text)
         for text in edge_end:
@@ -272,31 +277,54 @@ class _Writer:
             self.line(2, text)
         return "\n".join(self.out) + "\n"
 
-    def _prefetch(self) -> None:
-        """Ask for the rows of an edge some edges ahead: they come from all over memory."""
+    def _far(self) -> list[str]:
+        """What has rows of the far ends, and is wide."""
         far = [
             f"l{k}"
             for k, leaf in enumerate(self.program.leaves)
             if leaf.place in ("i", "j") and leaf.place != self.near and not leaf.by_head
         ]
-        at_edges = [
+        return [*far, "g0"] if self.near == "j" and self.program.reductions else far
+
+    def _at_edges(self) -> list[str]:
+        return [
             f"l{k}"
             for k, leaf in enumerate(self.program.leaves)
             if leaf.place == "e" and not leaf.by_head
         ]
-        if self.near == "j" and self.program.reductions:
-            far.append("g0")
-        if far:
+
+    def _prefetch(self) -> None:
+        """Ask for the rows of an edge some edges ahead: they come from all over memory."""
+        if far := self._far():
             self.line(3, "ahead = np.intp(far_of[min(k + 12, last)])")
             self.line(3, "for f in range(0, width, 16):")
             for name in far:
-                self.line(4, f"prefetch({name}, ahead, np.intp(f))")
-        if at_edges:
+                self.line(4, f"prefetch({name}_rows, ahead, np.intp(f))")
+        if at_edges := self._at_edges():
             self.line(3, "if edge_of is not None:")
             self.line(4, "ahead = np.intp(edge_of[min(k + 12, last)])")
             self.line(4, "for f in range(0, width, 16):")
             for name in at_edges:
-                self.line(5, f"prefetch({name}, ahead, np.intp(f))")
+                self.line(5, f"prefetch({name}_rows, ahead, np.intp(f))")
+
+
+_COPY = ["for h in range(heads):", "    for c in range(channels):"]
+
+
+def _copied(out: str, row: str, stack: str) -> list[str]:
+    """Code that writes a row from the stack."""
+    return [*_COPY, f"        {out}[{row}, h, c] = {stack}[h * channels + c]"]
+
+
+def _summed(out: str, row: str, stack: str) -> list[str]:
+    """Code that writes the sum over each head's features of a row on the stack."""
+    return [
+        "for h in range(heads):",
+        "    total = zero",
+        "    for c in range(channels):",
+        f"        total += {stack}[h * channels + c]",
+        f"    {out}[{row}, h, 0] = total",
+    ]
 
 
 _ROW = {"sum": "zero", "squares": "zero", "max": "-np.inf", "min": "np.inf"}
@@ -312,17 +340,11 @@ def _forward_source(program: MessageProgram) -> str:
             ["out"],
             [("v", "")],
             [*body, f"v[f] = {value}"],
-            [
-                "for h in range(heads):",
-                "    total = zero",
-                "    for f in range(h * channels, (h + 1) * channels):",
-                "        total += v[f]",
-                "    out[edge, h] = total",
-            ],
+            _summed("out", "edge", "v"),
             [],
         )
     if not program.reductions:
-        copy = ["for f in range(width):", "    out[edge, f] = v[f]"]
+        copy = _copied("out", "edge", "v")
         return writer.loop("forward", ["out"], [("v", "")], [*body, f"v[f] = {value}"], copy, [])
     stacks, arguments, row_end = [], [], []
     for number, reduction in enumerate(program.reductions):
@@ -332,7 +354,7 @@ def _forward_source(program: MessageProgram) -> str:
         if reduction in ("sum", "squares"):
             term = value if reduction == "sum" else f"{value} * {value}"
             body.append(f"{a}[f] += {term}")
-            row_end += ["for f in range(width):", f"    {out}[near, f] = {a}[f]"]
+            row_end += _copied(out, "near", a)
             continue
         stacks.append((n, "zero"))
         arguments.append(count)
@@ -345,11 +367,11 @@ def _forward_source(program: MessageProgram) -> str:
             f"    {n}[f] += one",
         ]
         row_end += [
-            "for f in range(width):",
-            "    if offsets[near] == offsets[near + 1]:",
-            f"        {out}[near, f], {count}[near, f] = zero, one",
-            "    else:",
-            f"        {out}[near, f], {count}[near, f] = {a}[f], {n}[f]",
+            "if offsets[near] == offsets[near + 1]:",
+            "    for f in range(width):",
+            f"        {a}[f], {n}[f] = zero, one",
+            *_copied(out, "near", a),
+            *_copied(count, "near", n),
         ]
     return writer.loop("forward", arguments, stacks, body, [], row_end)
 
@@ -365,17 +387,17 @@ def _backward_source(program: MessageProgram, near: Place, needed: Sequence[bool
         for number, reduction in enumerate(program.reductions):
             g = f"g{number}"
             arguments.append(g)
-            g = f"{g}[{receiver}, f]"
+            g = f"{g}[{receiver}, h, c]"
             if reduction == "sum":
                 terms.append(g)
             elif reduction == "squares":
                 terms.append(f"({value} + {value}) * {g}")
             else:
                 arguments.append(f"out{number}")
-                terms.append(f"({g} if {value} == out{number}[{receiver}, f] else zero)")
+                terms.append(f"({g} if {value} == out{number}[{receiver}, h, c] else zero)")
     else:
         arguments.append("g0")
-        terms.append("g0[edge, h]" if program.dot else "g0[edge, f]")
+        terms.append("g0[edge, h, 0]" if program.dot else "g0[edge, h, c]")
     writer.code.lines.append(f"gv = {' + '.join(terms)}")
     names = writer.code.gradients()
     body, stacks = list(writer.code.lines), []
@@ -388,16 +410,7 @@ def _backward_source(program: MessageProgram, near: Place, needed: Sequence[bool
         stacks.append((stack, "" if at_edge else "zero"))
         body.append(f"{stack}[f] {'=' if at_edge else '+='} {name}")
         row = "edge" if at_edge else "near"
-        if leaf.by_head:
-            copy = [
-                "for h in range(heads):",
-                "    total = zero",
-                "    for f in range(h * channels, (h + 1) * channels):",
-                f"        total += {stack}[f]",
-                f"    {out}[{row}, h] = total",
-            ]
-        else:
-            copy = ["for f in range(width):", f"    {out}[{row}, f] = {stack}[f]"]
+        copy = (_summed if leaf.by_head else _copied)(out, row, stack)
         (edge_end if at_edge else row_end).extend(copy)
     return writer.loop(f"backward_{near}", arguments, stacks, body, edge_end, row_end)
 
