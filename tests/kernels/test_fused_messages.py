@@ -109,6 +109,14 @@ def test_single_precision_is_close():
     torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-5)
 
 
+@pytest.mark.parametrize("ends", [([0, 3], [0, 0]), ([0, 1], [-1, 0]), ([0, 1], [0, 2])])
+def test_an_edge_to_a_node_that_is_not_there(ends):
+    edges = EdgeWalks(*map(torch.tensor, ends), 3, 2)
+    program = PROGRAMS["weights by head"]
+    with pytest.raises(ValueError, match=r"the index at position \d is -?\d; there are"):
+        fused_messages(program, edges, leaves_of(program, edges), ())
+
+
 def test_derivatives_of_derivatives():
     torch.manual_seed(0)
     edges = EdgeWalks(torch.tensor([0, 1, 2, 2]), torch.tensor([1, 1, 0, 2]), 3, 4)

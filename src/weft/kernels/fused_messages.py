@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.checked_indices import right_range
 from weft.counting_sort import counting_order, group_starts
 from weft.kernels.custom_op import array_of, differentiable_gradients
 from weft.kernels.message_code import (
@@ -49,12 +50,12 @@ class EdgeWalks:
     @cached_property
     def into(self) -> Walk:
         """Offsets [N + 1], the sender and the number of each edge by receiver; None if sorted."""
-        return _walk(self.receivers, self.senders, self.num_receivers)
+        return _walk(self.receivers, self.senders, self.num_receivers, self.num_senders)
 
     @cached_property
     def out(self) -> Walk:
         """Offsets [M + 1], the receiver and the number of each edge by sender; None if sorted."""
-        return _walk(self.senders, self.receivers, self.num_senders)
+        return _walk(self.senders, self.receivers, self.num_senders, self.num_receivers)
 
     @cached_property
     def in_degrees(self) -> Tensor:
@@ -62,13 +63,15 @@ class EdgeWalks:
         return torch.from_numpy(np.diff(self.into[0]).astype(np.int64))
 
 
-def _walk(near: Tensor, far: Tensor, rows: int) -> Walk:
-    ends, others = array_of(near), array_of(far)
+def _walk(near: Tensor, far: Tensor, rows: int, others: int) -> Walk:
+    right_range(near, rows)
+    right_range(far, others)
+    ends, partners = array_of(near), array_of(far)
     offsets = group_starts(ends, rows)
     if _ascends(ends):
-        return offsets, others.astype(np.int32), None
+        return offsets, partners.astype(np.int32), None
     order = counting_order(ends, rows)
-    return offsets, others[order].astype(np.int32), order.astype(np.int32)
+    return offsets, partners[order].astype(np.int32), order.astype(np.int32)
 
 
 def _ascends(values: Any) -> bool:

@@ -19,11 +19,15 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map
 
-from weft.integrations.geometric.edge_cache import plain, walks_of
+from weft.integrations.geometric.edge_cache import ends_range, plain, walks_of
 from weft.kernels.fused_messages import EdgeWalks, fused_messages
 from weft.kernels.message_code import MOST_FEATURES, Leaf, MessageProgram, Reduction
 
 Side = Literal["i", "j", "e", "v"]
+
+
+class NotLazyError(Exception):
+    """A message cannot be computed without its tensors; it must be run as it is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,9 +62,15 @@ class Edges:
     def walks(self) -> EdgeWalks:
         """How loops walk them."""
         row = self.receiver_row
-        receivers = self.sizes.get("i", self.sizes.get("j", 0))
-        senders = self.sizes.get("j", self.sizes.get("i", 0))
-        return walks_of(self.edge_index, row, senders, receivers)
+        limits = ends_range(self.edge_index)
+        counts = {}
+        for side, (low, high) in (("i", limits[2 * row :][:2]), ("j", limits[2 - 2 * row :][:2])):
+            # Without rows of its own, a side has as many nodes as the other, if that is enough.
+            known = self.sizes.get(side, max(high + 1, *self.sizes.values(), 0))
+            if low < 0 or high >= known:
+                raise NotLazyError("an edge joins a node that is not there")
+            counts[side] = known
+        return walks_of(self.edge_index, row, counts["j"], counts["i"])
 
 
 # What an EdgeTensor stands for: ("leaf", Source), ("const", number), (operation, part, ...) as in
@@ -68,10 +78,6 @@ class Edges:
 # bias), where parts are EdgeTensors or tensors.
 Meaning = tuple[Any, ...]
 _OUTERMOST = ("cat", "stack", "linear")
-
-
-class NotLazyError(Exception):
-    """A message cannot be computed without its tensors; it must be run as it is."""
 
 
 class EdgeTensor(Tensor):
