@@ -96,7 +96,7 @@ def summed(parts):
 def test_single_precision_is_close():
     torch.manual_seed(0)
     edges = EdgeWalks(torch.randint(0, 9, (40,)), torch.randint(0, 9, (40,)), 9, 9)
-    names = ("sigmoid", "tanh", "silu", "softplus", "elu")
+    names = ("sigmoid", "tanh", "silu")
     both = ("add", A, B)
     program = MessageProgram(
         ("sub", summed([(name, both) for name in names]), ("exp", ("neg", ("abs", both)))),

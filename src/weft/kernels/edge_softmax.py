@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.kernels.custom_op import array_of
+from weft.kernels.custom_op import array_of, require
 from weft.kernels.fused_messages import EdgeWalks
 from weft.kernels.vector_math import exp_of
 from weft.runtime import kernel, shared_rows
@@ -86,7 +86,6 @@ class _EdgeSoftmax(torch.autograd.Function):
 
 def edge_softmax(scores: Tensor, edges: EdgeWalks) -> Tensor:
     """Softmax [E, H] of scores [E, H] over the edges into each receiver, edges in any order."""
-    assert scores.ndim == 2
-    assert scores.shape[0] == edges.num_edges
+    require(scores.ndim == 2 and scores.shape[0] == edges.num_edges, "scores [E, H] needed", scores)
     out: Tensor = _EdgeSoftmax.apply(scores, edges)  # type: ignore[no-untyped-call]
     return out

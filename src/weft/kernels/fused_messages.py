@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.checked_indices import right_range
 from weft.counting_sort import counting_order, group_starts
-from weft.kernels.custom_op import array_of, differentiable_gradients
+from weft.kernels.custom_op import array_of, differentiable_gradients, have_one_loop, require
 from weft.kernels.message_code import (
     KNOWN_NUMBERS,
     MOST_FEATURES,
@@ -146,8 +146,9 @@ def fused_messages(
     rows = {"i": edges.num_receivers, "j": edges.num_senders, "e": edges.num_edges, "v": 1}
     for leaf, tensor in zip(program.leaves, leaves, strict=True):
         shape = (rows[leaf.place], heads, 1 if leaf.by_head else channels)
-        assert tensor.shape == shape, f"{leaf} has the shape {list(tensor.shape)}, not {shape}"
-    assert heads * channels <= MOST_FEATURES
+        require(tensor.shape == shape, f"{leaf} needs the shape {list(shape)}", tensor)
+        require(have_one_loop(tensor, leaves[0]), "leaves need one dtype, on the CPU", tensor)
+    require(heads * channels <= MOST_FEATURES, f"at most {MOST_FEATURES} features", *leaves)
     job = _Job(program=program, edges=edges, consts=tuple(consts), heads=heads, channels=channels)
     out = _Fused.apply(*leaves, job)  # type: ignore[no-untyped-call]
     return out if isinstance(out, tuple) else (out,)
@@ -179,7 +180,9 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         job: _Job = ctx.job
         count = len(job.program.leaves)
-        leaves, rest = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        # Read once: what is checkpointed is unpacked at each reading.
+        saved = ctx.saved_tensors
+        leaves, rest = saved[:count], saved[count:]
         if torch.is_grad_enabled():
             return *differentiable_gradients(ctx, job.plain, leaves, grads), None
         given = []

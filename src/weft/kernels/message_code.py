@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
 import os
 import sys
+import threading
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ Expression = tuple[Any, ...]
 Place = Literal["i", "j", "e", "v"]
 Reduction = Literal["sum", "squares", "max", "min"]
 
-KNOWN_NUMBERS = (0.0, 1.0, math.log(2))
+KNOWN_NUMBERS = (0.0, 1.0)
 """What the numbers that are given to the loops begin with."""
 
 MOST_FEATURES = 1024
@@ -106,14 +106,6 @@ OPERATIONS = {
         "{0} * sigmoid_of({0})",
         ("{g} * sigmoid_of({0}) * (one + {0} * (one - sigmoid_of({0})))",),
         torch.nn.functional.silu,
-    ),
-    "softplus": _Operation(
-        "softplus_of({0}) + ln2", ("{g} * sigmoid_of({0})",), torch.nn.functional.softplus
-    ),
-    "elu": _Operation(
-        "{0} if {0} > zero else exp_of({0}) - one",
-        ("{g} if {0} > zero else {g} * exp_of({0})",),
-        torch.nn.functional.elu,
     ),
     "abs": _Operation(
         "abs({0})", ("{g} if {0} > zero else (-{g} if {0} < zero else zero)",), torch.abs
@@ -201,7 +193,7 @@ import math
 
 import numpy as np
 
-from weft.kernels.vector_math import exp_of, sigmoid_of, softplus_of, tanh_of
+from weft.kernels.vector_math import exp_of, sigmoid_of, tanh_of
 from weft.runtime import compiled, prefetch, shared_rows, stack_numbers
 
 # {options}
@@ -245,7 +237,6 @@ class _Writer:
         self.line(0, "@compiled(error_model='numpy', fastmath=OPTIONS)")
         self.line(0, f"def {name}({', '.join([*leaves, *walk, *arguments, 'first', 'stop'])}):")
         self.line(1, "zero, one = consts[0], consts[1]")
-        self.line(1, "ln2 = consts[2]")
         self.line(1, "width = heads * channels")
         self.line(1, "last = far_of.shape[0] - 1")
         for name in [*self._far(), *self._at_edges()]:
@@ -434,11 +425,13 @@ def compiled_part(program: MessageProgram, part: str, needed: tuple[bool, ...]) 
     text = _HEADER.format(options="Written by weft.kernels.message_code.")
     text += f"\nOPTIONS = {options}\n\n\n" + _part_of_source(program, part, needed)
     name = "weft_message_" + hashlib.sha256(text.encode()).hexdigest()[:24]
-    found = sys.modules.get(name)
-    if found is None:
-        found = _module(name, text)
+    with _lock:
+        found = sys.modules.get(name) or _module(name, text)
     loop: SharedLoop = getattr(found, part)
     return loop
+
+
+_lock = threading.Lock()
 
 
 def _folder() -> Path:
@@ -458,6 +451,11 @@ def _module(name: str, text: str) -> types.ModuleType:
             path = Path(f"<{name}>")
     module = types.ModuleType(name)
     module.__file__ = str(path)
+    # Its loops are looked up by the module's name while they are made.
     sys.modules[name] = module
-    exec(compile(text, str(path), "exec"), module.__dict__)  # noqa: S102
+    try:
+        exec(compile(text, str(path), "exec"), module.__dict__)  # noqa: S102
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module

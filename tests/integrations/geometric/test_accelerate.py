@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 geometric = pytest.importorskip("torch_geometric")
 
+from torch_geometric import EdgeIndex  # noqa: E402
 from torch_geometric.nn import (  # noqa: E402
     EdgeConv,
     FastRGCNConv,
@@ -368,3 +372,198 @@ def test_second_derivatives():
         return layer(x, data["edge_index"], data["attr"]).square().sum()
 
     assert torch.autograd.gradgradcheck(energy, (x,))
+
+
+def test_with_and_without_weights_in_either_order():
+    data = example()
+    for order in ((True, False, True), (False, True, False)):
+        edge_index = data["edge_index"].clone()
+        stock = GCNConv(WIDTH, OUT).double()
+        fast = copy.deepcopy(stock)
+        redirect(fast)
+        for weighted in order:
+            more = (data["weight"],) if weighted else ()
+            found, expected = (layer(data["x"], edge_index, *more) for layer in (fast, stock))
+            torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+def test_torch_geometrics_own_class_of_an_edge_index(flow):
+    data = example()
+    edge_index = EdgeIndex(data["edge_index"], sparse_size=(NODES, NODES))
+    stock = GraphConv(WIDTH, OUT, flow=flow).double()
+    fast = copy.deepcopy(stock)
+    redirect(fast)
+    found, expected = (layer(data["x"], edge_index) for layer in (fast, stock))
+    torch.testing.assert_close(found, expected)
+
+
+class Given(MessagePassing):
+    """A message that is given as a function."""
+
+    def __init__(self, function):
+        super().__init__(aggr="add")
+        self.linear, self.function = nn.Linear(WIDTH, WIDTH), function
+
+    def forward(self, x, edge_index, attr):
+        return self.propagate(edge_index, x=x, attr=attr)
+
+    def message(self, x_i, x_j, attr):
+        return self.function(self, x_i, x_j, attr)
+
+
+def half_of_it_is_zero(layer, x_i, x_j, attr):
+    view = x_j[:, :2]
+    view *= 0
+    return x_j
+
+
+def a_view_is_halved(layer, x_i, x_j, attr):
+    x_j.view(-1, 2, 2).mul_(0.5)
+    return x_j
+
+
+def joined_and_then_changed(layer, x_i, x_j, attr):
+    joined = torch.cat([x_i, x_j], dim=-1)
+    x_j *= 0
+    return joined
+
+
+def added_and_then_zero(layer, x_i, x_j, attr):
+    made = torch.ones_like(attr[:, :1])
+    out = x_j + made
+    made.zero_()
+    return out
+
+
+def without_gradients(layer, x_i, x_j, attr):
+    with torch.no_grad():
+        shift = (x_i * x_j).mean()
+    return x_j - shift
+
+
+def kept_elsewhere(layer, x_i, x_j, attr):
+    layer.kept = (x_i - 2 * x_j) * layer.linear.bias
+    return layer.kept
+
+
+def by_name(layer, x_i, x_j, attr):
+    out = nn.functional.linear(input=x_i * x_j, weight=layer.linear.weight)
+    out = torch.cat(tensors=[out, x_j], axis=-1)
+    return torch.sum(input=out, dim=-1, keepdim=True) + x_j[torch.arange(EDGES), :1]
+
+
+def of_autograd(layer, x_i, x_j, attr):
+    apart = x_j - x_i
+    if apart.requires_grad:
+        apart.register_hook(lambda grad: grad * 0)
+    return apart * 2
+
+
+def again_and_again(layer, x_i, x_j, attr):
+    h = x_i + x_j
+    for _ in range(30):
+        h = h * 0.5 + h
+    return h
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+def own_function(layer, x_i, x_j, attr):
+    return Doubled.apply(x_j - x_i)
+
+
+FUNCTIONS = [
+    *(half_of_it_is_zero, a_view_is_halved, joined_and_then_changed, added_and_then_zero),
+    *(without_gradients, kept_elsewhere, by_name, of_autograd, again_and_again, own_function),
+]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_whatever_a_message_does(function):
+    data = example()
+    expected, found = both(lambda e: Given(function), data, ("attr",))
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_what_a_message_keeps_is_a_tensor_of_its_own_time():
+    data = example()
+    stock = Given(kept_elsewhere).double()
+    fast = copy.deepcopy(stock)
+    redirect(fast)
+    for layer in (stock, fast):
+        layer(data["x"], data["edge_index"], data["attr"])
+        with torch.no_grad():
+            layer.linear.bias += 1
+    with torch.no_grad():
+        torch.testing.assert_close(fast.kept + 0, stock.kept + 0)
+
+
+@pytest.mark.parametrize("value", [0.0, 1000.0, float("nan")])
+def test_a_node_that_no_edge_reads_reaches_no_gradient(value):
+    def message(layer, x_i, x_j, attr):
+        return layer.linear(x_j) + x_j.abs().sqrt() + (x_j * 10).exp() + 1 / x_j
+
+    data = example()
+    data["x"][NODES - 1] = value
+    expected, found = both(lambda e: Given(message), data, ("attr",))
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_inference_mode_and_checkpoints():
+    data = example()
+    for layer in (GCNConv(WIDTH, OUT), GATConv(WIDTH, OUT), SAGEConv(WIDTH, OUT)):
+        stock = layer.double()
+        fast = copy.deepcopy(stock)
+        redirect(fast)
+        edge_index = data["edge_index"].clone()
+        with torch.inference_mode():
+            found, expected = (each(data["x"], edge_index) for each in (fast, stock))
+            torch.testing.assert_close(found, expected)
+        x = data["x"].clone().requires_grad_()
+        out = torch.utils.checkpoint.checkpoint(fast, x, edge_index, use_reentrant=False)
+        (found,) = torch.autograd.grad(out.sum(), x)
+        (expected,) = torch.autograd.grad(stock(x, edge_index).sum(), x)
+        torch.testing.assert_close(found, expected)
+
+
+def test_nothing_outlives_its_edges():
+    data = example()
+    layers = [GCNConv(WIDTH, OUT, add_self_loops=False), GATConv(WIDTH, OUT), Own()]
+    for layer in layers:
+        redirect(layer.double())
+        edge_index = data["edge_index"].clone()
+        alive = weakref.ref(edge_index)
+        more = (data["attr"],) if isinstance(layer, Own) else ()
+        layer(data["x"], edge_index, *more).sum().backward()
+        del edge_index
+        gc.collect()
+        assert alive() is None
+
+
+def test_what_was_read_from_a_pickle_is_accelerated_again():
+    layer = SAGEConv(WIDTH, OUT)
+    redirect(layer)
+    read = pickle.loads(pickle.dumps(layer))
+    assert not is_redirected(read)
+    redirect(read)
+    assert is_redirected(read)
+
+
+def test_an_example_changes_nothing_of_the_model():
+    data = example()
+    network = nn.Sequential(nn.Linear(WIDTH, OUT), nn.BatchNorm1d(OUT))
+    model = GINConv(network).double()
+    model(data["x"], data["edge_index"]).sum().backward()
+    before = copy.deepcopy([*model.buffers(), *(p.grad for p in model.parameters())])
+    accelerate(model, (data["x"], data["edge_index"]), report=None)
+    after = [*model.buffers(), *(p.grad for p in model.parameters())]
+    torch.testing.assert_close(after, before, rtol=0, atol=0)

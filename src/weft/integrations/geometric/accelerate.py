@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from weft.integrations.geometric import redirect
 from weft.sparsify.accelerate import fastest
+from weft.training.numerics import keep_freed_memory
 
 # Of the largest value of a result: what rounding may make of sums in another order.
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
@@ -24,7 +25,7 @@ class LayerReport:
     """What became of one layer.
 
     Attributes:
-        name: of the module, and its class.
+        name: of the module.
         kind: its class.
         done: what was done, or why nothing was.
         before_ms: milliseconds of a forward and backward pass of the layer as it was.
@@ -52,7 +53,8 @@ def accelerate(
     rounding; copies of it are accelerated, what is read from a pickle is not. Messages are not
     made into tensors wherever that can be avoided, so that layers need less memory, too. Calls that
     weft does not know (other devices, half precision, hooks that read messages, torch.compile)
-    run as before.
+    run as before. From then on the process keeps freed memory for the next step, see
+    `weft.training.numerics.keep_freed_memory`; `restore` leaves that as it is.
 
     Args:
         model: any module with layers of torch_geometric, or with own classes of MessagePassing.
@@ -61,13 +63,19 @@ def accelerate(
             backward, and left alone where it is not faster. Without it every layer is taken over.
         report: what to do with the table of layers; None for nothing.
     """
+    keep_freed_memory()
     layers = {name: m for name, m in model.named_modules() if isinstance(m, MessagePassing)}
     others = [m for m in model.modules() if not isinstance(m, MessagePassing)]
-    calls = {} if example is None else _calls(model, layers, example)
-    rows = []
-    for name, layer in layers.items():
-        row = _taken_over(name, layer, calls.get(layer), example is not None)
-        rows.append(row)
+    rows = [_taken_over(name, layer) for name, layer in layers.items()]
+    if example is not None:
+        # On a copy: what batches pass through is counted, and gradients are kept, by some layers.
+        trial = restore(copy.deepcopy(model))
+        calls = _calls(trial, {name: trial.get_submodule(name) for name in layers}, example)
+        for number, row in enumerate(rows):
+            if redirect.is_redirected(layers[row.name]):
+                rows[number] = _compared(row, trial.get_submodule(row.name), calls)
+                if rows[number].done != row.done:
+                    redirect.undo(layers[row.name])
     for module in others:
         redirect.redirect(module)
     if report is not None:
@@ -112,48 +120,33 @@ def _detached(value: Any) -> Any:
     return value.detach().requires_grad_(value.requires_grad)
 
 
-def _taken_over(name: str, layer: Any, call: Call | None, timed: bool) -> LayerReport:
+def _taken_over(name: str, layer: Any) -> LayerReport:
     kind = type(layer).__name__
     reason = redirect.stock_reason(layer)
     if reason is not None:
+        redirect.undo(layer)
         return LayerReport(name=name, kind=kind, done=f"left alone: {reason}")
-    if not timed:
-        redirect.redirect(layer)
-        return LayerReport(name=name, kind=kind, done="fused messages")
+    redirect.redirect(layer)
+    return LayerReport(name=name, kind=kind, done="fused messages")
+
+
+def _compared(row: LayerReport, layer: nn.Module, calls: dict[nn.Module, Call]) -> LayerReport:
+    """What a layer, which is not redirected, is worth redirected on its call."""
+    call = calls.get(layer)
     if call is None:
-        return LayerReport(name=name, kind=kind, done="left alone: the example does not reach it")
-    redirect.undo(layer)
-    fast = _copy(layer)
+        return replace(row, done="left alone: the example does not reach it")
+    fast = copy.deepcopy(layer)
     redirect.redirect(fast)
     try:
-        error = _difference(layer, fast, call)
+        error = _difference(copy.deepcopy(layer), copy.deepcopy(fast), call)
     except Exception as problem:
         said = f"left alone: {type(problem).__name__}: {problem}"
-        return LayerReport(name=name, kind=kind, done=said.splitlines()[0])
-    limit = _TOLERANCE.get(_dtype(call), 1e-4)
-    if not error <= limit:
-        said = "left alone: its result would differ"
-        return LayerReport(name=name, kind=kind, done=said, error=error)
+        return replace(row, done=said.splitlines()[0])
+    if not error <= _TOLERANCE.get(_dtype(call), 1e-4):
+        return replace(row, done="left alone: its result would differ", error=error)
     before, after = fastest([_step(layer, call), _step(fast, call)])
-    done = "left alone: not faster"
-    if after < before:
-        done = "fused messages"
-        redirect.redirect(layer)
-    return LayerReport(
-        name=name,
-        kind=kind,
-        done=done,
-        before_ms=before * 1e3,
-        after_ms=after * 1e3,
-        error=error,
-    )
-
-
-def _copy(layer: nn.Module) -> nn.Module:
-    """Another object with the same parameters: what is learned by one is the other's."""
-    other = copy.copy(layer)
-    other.__dict__ = dict(layer.__dict__)
-    return other
+    done = row.done if after < before else "left alone: not faster"
+    return replace(row, done=done, before_ms=before * 1e3, after_ms=after * 1e3, error=error)
 
 
 def _dtype(call: Call) -> torch.dtype:
@@ -182,9 +175,15 @@ def _difference(layer: nn.Module, fast: nn.Module, call: Call) -> float:
     for ours, theirs in zip(_results(fast, call), _results(layer, call), strict=True):
         if ours.shape != theirs.shape:
             return float("inf")
-        if theirs.numel():
-            scale = float(theirs.abs().max()) or 1.0
-            worst = max(worst, float((ours - theirs).abs().max()) / scale)
+        finite = theirs.isfinite()
+        # What is not finite must be the same, and hides nothing of the rest.
+        if not torch.equal(ours[~finite].nan_to_num(), theirs[~finite].nan_to_num()):
+            return float("inf")
+        if not ours[finite].isfinite().all():
+            return float("inf")
+        if finite.any():
+            scale = float(theirs[finite].abs().max()) or 1.0
+            worst = max(worst, float((ours[finite] - theirs[finite]).abs().max()) / scale)
     return worst
 
 

@@ -31,6 +31,7 @@ def remembered(
     if tensor.is_inference() or (beside is not None and beside.is_inference()):
         # Nobody counts the changes of these.
         return make()
+    key = (key, beside is None)
     with _lock:
         version, facts = _kept.get(tensor, (None, {}))
         if version == tensor._version and key in facts:
@@ -80,7 +81,10 @@ def walks_of(edge_index: Tensor, receiver_row: int, senders: int, receivers: int
     def make() -> EdgeWalks:
         rows = plain(edge_index)
         return EdgeWalks(
-            rows[1 - receiver_row].long(), rows[receiver_row].long(), senders, receivers
+            rows[1 - receiver_row].to(torch.int64, copy=True),
+            rows[receiver_row].to(torch.int64, copy=True),
+            senders,
+            receivers,
         )
 
     found: EdgeWalks = remembered(edge_index, ("walks", receiver_row, senders, receivers), make)

@@ -7,8 +7,10 @@ falls back on torch_geometric's own wherever its arguments are not plain tensors
 
 from __future__ import annotations
 
+import dis
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,23 +37,58 @@ def _remembered_result(
 
     Where gradients are wanted of that tensor, only the edge_index is the one of the first call.
     """
-    if not isinstance(attribute, Tensor):
-        return _unchanged(remembered(edge_index, key, lambda: _with_versions(make()))) or make()
-    if not attribute.requires_grad:
-        found = remembered(edge_index, key, lambda: _with_versions(make()), beside=attribute)
-        return _unchanged(found) or make()
-    result = make()
-    same = _unchanged(remembered(edge_index, (*key, "index"), lambda: _with_versions(result[:1])))
-    return result if same is None or same[0].shape != result[0].shape else (*same, *result[1:])
+    if not isinstance(attribute, Tensor | types.NoneType):
+        return make()
+    learning = attribute is not None and attribute.requires_grad
+    result = make() if learning else None
+
+    def keep() -> _Kept:
+        # Made outside of inference mode, or nobody would count its changes.
+        with torch.inference_mode(mode=False):
+            found = make() if result is None else result[:1]
+        return _Kept.of(found, edge_index)
+
+    beside = None if learning else attribute
+    whole = (*key, "index") if learning else key
+    kept: _Kept = remembered(edge_index, whole, keep, beside=beside)
+    same = kept.given(edge_index)
+    if same is None:
+        return make()
+    if result is None:
+        return same
+    return result if same[0].shape != result[0].shape else (*same, *result[1:])
 
 
-def _with_versions(found: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[int]]:
-    return found, [each._version for each in found if isinstance(each, Tensor)]
+@dataclass(frozen=True)
+class _Kept:
+    """A result that is kept with an edge_index, and counts that tell whether it was changed.
+
+    Attributes:
+        found: the result; None in place of the edge_index itself, which would keep itself alive.
+        versions: of its tensors.
+        itself: for each part, whether it is the edge_index.
+    """
+
+    found: tuple[Any, ...]
+    versions: list[int]
+    itself: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, found: tuple[Any, ...], edge_index: Tensor) -> _Kept:
+        itself = tuple(each is edge_index for each in found)
+        parts = tuple(None if own else each for each, own in zip(found, itself, strict=True))
+        return cls(parts, _versions(parts), itself)
+
+    def given(self, edge_index: Tensor) -> tuple[Any, ...] | None:
+        """The result, unless somebody has changed it since."""
+        if _versions(self.found) != self.versions:
+            return None
+        parts = zip(self.found, self.itself, strict=True)
+        return tuple(edge_index if own else each for each, own in parts)
 
 
-def _unchanged(kept: tuple[tuple[Any, ...], list[int]]) -> tuple[Any, ...] | None:
-    """What was kept, unless somebody has changed it since."""
-    return kept[0] if _with_versions(kept[0])[1] == kept[1] else None
+def _versions(found: tuple[Any, ...]) -> list[int]:
+    return [t._version for t in found if isinstance(t, Tensor) and not t.is_inference()]
 
 
 def remove_self_loops(edge_index: Any, edge_attr: Any = None) -> Any:
@@ -125,8 +162,7 @@ def _is_of_receivers(src: Any, index: Any, num_nodes: Any, edges: Edges) -> bool
         return False
     if not isinstance(num_nodes, int) or src.shape[0] != edges.count or index.ndim != 1:
         return False
-    row = edges.edge_index[edges.receiver_row]
-    if index.data_ptr() != row.data_ptr() or index.shape != row.shape:
+    if edges.row_of(index) != edges.receiver_row:
         return False
     low, high = ends_range(edges.edge_index)[2 * edges.receiver_row :][:2]
     return low >= 0 and high < num_nodes and edges.sizes.get("i", num_nodes) == num_nodes
@@ -183,6 +219,10 @@ class _Globals(dict[str, Any]):
 def with_fast_helpers(function: Any) -> Any:
     """The function, calling fast forms; None where it calls nothing that has one."""
     if not isinstance(function, types.FunctionType):
+        return None
+    used = {each.opname for each in dis.get_instructions(function)}
+    if used & {"STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME"}:
+        # These write to, or depend on, the module that it stands in.
         return None
     names = function.__globals__
     others = {}

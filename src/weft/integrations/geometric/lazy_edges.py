@@ -9,19 +9,20 @@ EdgeTensor into the tensor that it stands for, so that every message has its own
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
 
 from weft.integrations.geometric.edge_cache import ends_range, plain, walks_of
 from weft.kernels.fused_messages import EdgeWalks, fused_messages
-from weft.kernels.message_code import MOST_FEATURES, Leaf, MessageProgram, Reduction
+from weft.kernels.message_code import MOST_FEATURES, OPERATIONS, Leaf, MessageProgram, Reduction
 
 Side = Literal["i", "j", "e", "v"]
 
@@ -36,6 +37,18 @@ class Source:
 
     side: Side
     tensor: Tensor
+    version: int
+
+    @classmethod
+    def of(cls, side: Side, tensor: Tensor) -> Source:
+        """The tensor as it is now."""
+        return cls(side, tensor, 0 if tensor.is_inference() else tensor._version)
+
+    def value(self) -> Tensor:
+        """The tensor, which nobody may have changed since."""
+        if not self.tensor.is_inference() and self.tensor._version != self.version:
+            raise NotLazyError("a tensor that a message reads was changed in place")
+        return self.tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +60,44 @@ class Edges:
         receiver_row: the row of edge_index that holds receivers.
         sizes: numbers of senders and receivers, where they are known.
         learning: whether autograd records the call.
+        made: the EdgeTensors of the call that somebody holds.
+        state: what has become of it.
     """
 
     edge_index: Tensor
     receiver_row: int
     sizes: dict[str, int]
     learning: bool
+    made: Any = field(default_factory=WeakIdKeyDictionary)
+    state: dict[str, bool] = field(default_factory=dict)
+
+    @property
+    def refused(self) -> bool:
+        """Whether something was asked that only tensors can answer."""
+        return "refused" in self.state
+
+    @property
+    def closed(self) -> bool:
+        """Whether the call is over: nothing is put off any more."""
+        return "closed" in self.state
+
+    def close(self) -> None:
+        """Make the tensors that somebody still holds."""
+        self.state["closed"] = True
+        for tensor in list(self.made):
+            values_of(tensor)
+
+    def row_of(self, index: Tensor) -> int | None:
+        """The row of edge_index that an index is a view of."""
+        whole = self.edge_index
+        if index.ndim != 1 or index.shape[0] != self.count or index.dtype != whole.dtype:
+            return None
+        if self.count > 1 and index.stride(0) != whole.stride(1):
+            return None
+        first = whole.data_ptr()
+        second = first + whole.stride(0) * whole.element_size()
+        places = {first: 0, second: 1} if first and first != second else {}
+        return places.get(index.data_ptr())
 
     @property
     def count(self) -> int:
@@ -86,6 +131,8 @@ class EdgeTensor(Tensor):
     edges: Edges
     meaning: Meaning
     like: Tensor
+    # Whether it is a view of another, or another of it: both change with one.
+    shared: bool
 
     @staticmethod
     def __new__(cls, edges: Edges, meaning: Meaning, shape: Sequence[int], like: Tensor) -> Any:
@@ -93,7 +140,8 @@ class EdgeTensor(Tensor):
         made: Any = Tensor._make_wrapper_subclass(
             cls, tuple(shape), dtype=like.dtype, device=like.device
         )
-        made.edges, made.meaning, made.like = edges, meaning, like
+        made.edges, made.meaning, made.like, made.shared = edges, meaning, like, False
+        edges.made[made] = True
         return made
 
     def __init__(self, *arguments: Any) -> None:
@@ -108,14 +156,20 @@ class EdgeTensor(Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         lazy = next(each for each in tree_leaves((args, kwargs)) if isinstance(each, EdgeTensor))
-        if lazy.edges.learning and not torch.is_grad_enabled():
+        edges = lazy.edges
+        if edges.closed:
+            return _as_it_is(func, args, kwargs)
+        if func in _OF_AUTOGRAD or (edges.learning and not torch.is_grad_enabled()):
             # As inside of a Function of the user's, which autograd would take for one of nothing.
-            raise NotLazyError("gradients were switched off inside of a message")
-        rule = _RULES.get(func)
+            edges.state["refused"] = True
+            raise NotLazyError(f"{func} needs the tensors of a message themselves")
+        rule = None if torch.is_autocast_enabled("cpu") else _RULES.get(func)
         if rule is not None:
-            found = rule(*args, **kwargs)
-            if found is not None:
-                return found
+            # Arguments that a rule does not name are torch's affair.
+            with suppress(TypeError):
+                found = rule(*args, **kwargs)
+                if found is not None:
+                    return found
         return _as_it_is(func, args, kwargs)
 
     @classmethod
@@ -123,6 +177,9 @@ class EdgeTensor(Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         # Below autograd: the gradient would be lost.
+        for each in tree_leaves((args, kwargs)):
+            if isinstance(each, EdgeTensor):
+                each.edges.state["refused"] = True
         raise NotLazyError(f"{func} was called past torch functions")
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -131,26 +188,33 @@ class EdgeTensor(Tensor):
 
 def lazy_rows(edges: Edges, side: Side, rows: Tensor) -> EdgeTensor:
     """rows[ends of the edges], not made yet."""
-    return _leaf(edges, side, rows)
-
-
-def _leaf(edges: Edges, side: Side, rows: Tensor) -> EdgeTensor:
     shape = (edges.count, *rows.shape[1:])
-    return EdgeTensor(edges, ("leaf", Source(side, rows)), shape, rows)
+    return EdgeTensor(edges, ("leaf", Source.of(side, rows)), shape, rows)
 
 
 def _as_it_is(func: Any, args: Any, kwargs: Any) -> Any:
     """Call the function with the tensors that EdgeTensors stand for."""
     name = getattr(func, "__name__", "")
-    real_args, real_kwargs = tree_map(_real, (args, kwargs))
-    if name.endswith("_") and not name.endswith("__") and args and isinstance(args[0], EdgeTensor):
-        # In place: of a copy, which then is what the EdgeTensor stands for.
-        target = args[0]
-        made = real_args[0].clone()
-        func(made, *real_args[1:], **real_kwargs)
-        target.meaning = ("leaf", Source("e", made))
+    target = args[0] if args else None
+    changes = name == "__setitem__" or name.startswith("__i") or name.endswith("_")
+    if name.endswith("__") and name not in ("__setitem__",) and not name.startswith("__i"):
+        changes = False
+    if isinstance(target, EdgeTensor) and not target.edges.closed and changes:
+        _check_alone(target)
+        # Of a copy, which then is what the EdgeTensor stands for: others read what it was.
+        made = values_of(target).clone()
+        real_args, real_kwargs = tree_map(_real, (args[1:], kwargs))
+        func(made, *real_args, **real_kwargs)
+        target.meaning = ("leaf", Source.of("e", made))
         return target
+    real_args, real_kwargs = tree_map(_real, (args, kwargs))
     return func(*real_args, **real_kwargs)
+
+
+def _check_alone(target: EdgeTensor) -> None:
+    if target.shared:
+        target.edges.state["refused"] = True
+        raise NotLazyError("a view of a message is changed in place")
 
 
 def _real(value: Any) -> Any:
@@ -166,6 +230,9 @@ def values_of(tensor: EdgeTensor) -> Tensor:
     if kind == "leaf" and tensor.meaning[1].side == "e":
         found: Tensor = tensor.meaning[1].tensor
         return found
+    if tensor.edges.learning and not torch.is_grad_enabled():
+        with torch.enable_grad():
+            return values_of(tensor)
     if kind == "cat":
         value = torch.cat([_real(part) for part in tensor.meaning[1]], dim=-1)
     elif kind == "stack":
@@ -176,18 +243,20 @@ def values_of(tensor: EdgeTensor) -> Tensor:
     elif kind == "leaf" and tensor.shape[1:].numel() > MOST_FEATURES:
         row = tensor.edges.receiver_row
         ends = plain(tensor.edges.edge_index)[row if _side(tensor) == "i" else 1 - row]
-        value = tensor.meaning[1].tensor.index_select(0, ends)
+        value = tensor.meaning[1].value().index_select(0, ends)
     else:
         (value,) = _run(tensor, (), dot=False)
         value = value.reshape(tensor.shape)
-    tensor.meaning = ("leaf", Source("e", value))
+    tensor.meaning = ("leaf", Source.of("e", value))
     return value
 
 
 def reduced(tensor: Tensor, edges: Edges, reductions: tuple[Reduction, ...]) -> tuple[Tensor, ...]:
     """Messages reduced over the edges into each receiver, each [N, ...]."""
+    if isinstance(tensor, EdgeTensor) and tensor.edges is not edges:
+        tensor = values_of(tensor)
     if not isinstance(tensor, EdgeTensor):
-        tensor = _leaf(edges, "e", tensor)
+        tensor = lazy_rows(edges, "e", tensor)
     kind = tensor.meaning[0]
     if kind == "stack":
         parts = [reduced(part, edges, reductions) for part in tensor.meaning[1]]
@@ -200,7 +269,7 @@ def reduced(tensor: Tensor, edges: Edges, reductions: tuple[Reduction, ...]) -> 
             out = torch.addcmul(out, edges.walks().in_degrees.to(out)[:, None], bias)
         return (out,)
     if kind in _OUTERMOST:
-        tensor = _leaf(edges, "e", values_of(tensor))
+        tensor = lazy_rows(edges, "e", values_of(tensor))
     shape = (edges.walks().num_receivers, *tensor.shape[1:])
     return tuple(out.reshape(shape) for out in _run(tensor, reductions, dot=False))
 
@@ -222,7 +291,7 @@ def _run(tensor: EdgeTensor, reductions: tuple[Reduction, ...], *, dot: bool) ->
     expression = numbered(tensor.meaning)
     leaves, places = [], []
     for source in sources:
-        given = source.tensor
+        given = source.value()
         rows = given.shape[0]
         by_head = given.ndim > 1 and given.shape[-1] == 1 and channels > 1
         width = 1 if by_head else channels
@@ -245,12 +314,52 @@ def _side(tensor: EdgeTensor) -> Side | None:
     return tensor.meaning[1].side if tensor.meaning[0] == "leaf" else None
 
 
-def _on_nodes(tensor: EdgeTensor, function: Callable[[Tensor], Tensor]) -> EdgeTensor | None:
+def _on_rows(tensor: EdgeTensor, function: Callable[[Tensor], Tensor]) -> EdgeTensor | None:
     """A function of each row of an EdgeTensor that has the rows of one source."""
     if _side(tensor) is None:
         return None
     source: Source = tensor.meaning[1]
-    return _leaf(tensor.edges, source.side, function(source.tensor))
+    return lazy_rows(tensor.edges, source.side, function(source.value()))
+
+
+# Finite, with finite derivatives, wherever their arguments are.
+_ON_NODES = {"add", "sub", "mul", "neg", "relu", "leaky_relu", "sigmoid", "tanh", "silu", "square"}
+
+
+def _node_rows(tensor: EdgeTensor) -> tuple[Side, Tensor] | None:
+    """What a tensor that depends on one end of the edges is for each node there.
+
+    Not where that is more work, and not where a node without edges has values that are not finite:
+    its gradient is 0, and 0 times those would reach the parameters.
+    """
+    sources: list[Source] = []
+
+    def can(meaning: Meaning) -> bool:
+        if meaning[0] == "leaf":
+            sources.append(meaning[1])
+            return True
+        return meaning[0] == "const" or (meaning[0] in _ON_NODES and all(map(can, meaning[1:])))
+
+    if not can(tensor.meaning):
+        return None
+    sides = {source.side for source in sources} - {"v"}
+    if sides not in ({"i"}, {"j"}):
+        return None
+    side: Side = "i" if "i" in sides else "j"
+    rows = max(source.tensor.shape[0] for source in sources)
+    if rows > tensor.edges.count:
+        return None
+
+    def value(meaning: Meaning) -> Any:
+        if meaning[0] == "leaf":
+            return meaning[1].value()
+        if meaning[0] == "const":
+            return meaning[1]
+        return OPERATIONS[meaning[0]].plain(*map(value, meaning[1:]))
+
+    found: Tensor = value(tensor.meaning)
+    # A sum is finite where all its terms are, but for an overflow, which only costs time.
+    return (side, found) if bool(found.detach().sum().isfinite()) else None
 
 
 def _elementwise(name: str) -> Callable[..., Any]:
@@ -281,33 +390,22 @@ def _combined(name: str, operands: Sequence[Any]) -> Any:
         return None
     if shape[0] != lazy.edges.count or shape[1:].numel() > MOST_FEATURES or len(shape) > 3:
         return None
-    # All dimensions of a row, or none: an operand with fewer would be lined up by torch from the
-    # right, over the edges.
-    sources = {_source_of(each) for each in operands if isinstance(each, EdgeTensor)}
-    nodes = {s.side for s in sources if s is not None}
-    extra = [
-        each for each in operands if isinstance(each, Tensor) and not isinstance(each, EdgeTensor)
-    ]
-    if None not in sources and len(nodes) == 1 and "e" not in nodes and not _by_edge(extra, lazy):
-        # Of one node's features alone: once for a node.
-        values = [
-            each.meaning[1].tensor if isinstance(each, EdgeTensor) else each for each in operands
-        ]
-        return _leaf(lazy.edges, next(iter(nodes)), _PLAIN[name](*values))
     parts = [_part(each, lazy, len(shape)) for each in operands]
+    if sum(map(_size, parts)) > _MOST_OPERATIONS:
+        return None
     return EdgeTensor(lazy.edges, (name, *parts), shape, lazy.like)
+
+
+# An expression that uses a part again and again would grow without end.
+_MOST_OPERATIONS = 64
+
+
+def _size(meaning: Meaning) -> int:
+    return 1 if meaning[0] in ("leaf", "const") else 1 + sum(map(_size, meaning[1:]))
 
 
 def _is_outermost(value: Any) -> bool:
     return isinstance(value, EdgeTensor) and value.meaning[0] in _OUTERMOST
-
-
-def _source_of(tensor: EdgeTensor) -> Source | None:
-    return tensor.meaning[1] if tensor.meaning[0] == "leaf" else None
-
-
-def _by_edge(tensors: Sequence[Tensor], lazy: EdgeTensor) -> bool:
-    return any(t.ndim == lazy.ndim and t.shape[0] != 1 for t in tensors)
 
 
 def _is_operand(value: Any, lazy: EdgeTensor) -> bool:
@@ -331,13 +429,14 @@ def _part(value: Any, lazy: EdgeTensor, ndim: int) -> Meaning:
         return "const", float(value)
     whole = value.reshape(*(1,) * (ndim - value.ndim), *value.shape)
     side: Side = "e" if value.ndim == ndim and value.shape[0] == lazy.edges.count else "v"
-    return "leaf", Source(side, whole)
+    return "leaf", Source.of(side, whole)
 
 
 def _replaced(target: Any, found: EdgeTensor) -> Any:
     """An operation in place: the target stands for the result, wherever else it is used."""
     if not isinstance(target, EdgeTensor) or target.shape != found.shape:
         return None
+    _check_alone(target)
     target.meaning = found.meaning
     return target
 
@@ -354,14 +453,6 @@ def _leaky(x: Any, negative_slope: float = 0.01, inplace: bool = False) -> Any:
     return _elementwise("leaky_relu")(x, negative_slope, inplace=inplace)
 
 
-def _elu(x: Any, alpha: float = 1.0, inplace: bool = False) -> Any:
-    return _elementwise("elu")(x, inplace=inplace) if alpha == 1 else None
-
-
-def _softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
-    return _elementwise("softplus")(x) if (beta, threshold) == (1, 20) else None
-
-
 def _power(x: Any, exponent: Any) -> Any:
     return _elementwise("square")(x) if type(exponent) in (int, float) and exponent == 2 else None
 
@@ -374,22 +465,32 @@ def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
     """A product with a matrix: on nodes, split over the parts of a concatenation, or put off."""
     if not isinstance(x, EdgeTensor) or isinstance(weight, EdgeTensor):
         return None
+    if weight.ndim != 2 or x.ndim < 2:
+        return None
     if x.meaning[0] == "cat":
         return _linear_of_parts(x, weight, bias)
     if x.meaning[0] in _OUTERMOST:
         return None
-    if _side(x) is not None:
-        return _on_nodes(x, lambda rows: functional.linear(rows, weight, bias))
-    if x.ndim != 2:
+    if (on_nodes := _node_rows(x)) is not None:
+        side, rows = on_nodes
+        return lazy_rows(x.edges, side, functional.linear(rows, weight, bias))
+    if _side(x) == "e" or x.ndim != 2:
         return None
     shape = (*x.shape[:-1], weight.shape[0])
-    return EdgeTensor(x.edges, ("linear", x, weight, bias), shape, x.like)
+    return EdgeTensor(x.edges, ("linear", _snapshot(x), weight, bias), shape, x.like)
+
+
+def _snapshot(part: Any) -> Any:
+    """The same now, and unchanged when the part is changed in place."""
+    if not isinstance(part, EdgeTensor):
+        return part
+    return EdgeTensor(part.edges, part.meaning, part.shape, part.like)
 
 
 def _linear_of_parts(x: EdgeTensor, weight: Tensor, bias: Tensor | None) -> Any:
     parts = x.meaning[1]
     widths = [part.shape[-1] for part in parts]
-    if weight.ndim != 2 or weight.shape[1] != sum(widths):
+    if weight.shape[1] != sum(widths):
         return None
     pieces = torch.split(weight, widths, dim=1)
     found: Any = None
@@ -414,6 +515,8 @@ def _matmul(x: Any, weight: Any) -> Any:
 
 def _cat(tensors: Any, dim: int = 0) -> Any:
     lazy = [each for each in tensors if isinstance(each, EdgeTensor)]
+    if not lazy:
+        return None
     first = lazy[0]
     if dim not in (-1, first.ndim - 1) or first.ndim < 2:
         return None
@@ -431,12 +534,8 @@ def _cat(tensors: Any, dim: int = 0) -> Any:
             else (each,)
         )
     ]
-    sides = {_side(part) if isinstance(part, EdgeTensor) else "e" for part in parts}
-    if sides in ({"i"}, {"j"}):
-        rows = torch.cat([part.meaning[1].tensor for part in parts], dim=-1)
-        return _leaf(first.edges, "i" if "i" in sides else "j", rows)
     shape = (*first.shape[:-1], sum(part.shape[-1] for part in parts))
-    return EdgeTensor(first.edges, ("cat", tuple(parts)), shape, first.like)
+    return EdgeTensor(first.edges, ("cat", tuple(map(_snapshot, parts))), shape, first.like)
 
 
 def _stack(tensors: Any, dim: int = 0) -> Any:
@@ -447,33 +546,41 @@ def _stack(tensors: Any, dim: int = 0) -> Any:
     if any(each.edges is not first.edges or each.shape != first.shape for each in lazy):
         return None
     shape = (first.shape[0], len(lazy), *first.shape[1:])
-    return EdgeTensor(first.edges, ("stack", tuple(lazy)), shape, first.like)
+    return EdgeTensor(first.edges, ("stack", tuple(map(_snapshot, lazy))), shape, first.like)
 
 
 def _shaped(function: Any) -> Callable[..., Any]:
     """The rule of a function that changes the shape of a row and not the edges."""
 
     def rule(x: Any, *arguments: Any, **options: Any) -> Any:
-        if _side(x) is None or options:
+        if _side(x) is None or options or not all(isinstance(a, int) for a in arguments):
             return None
         source: Source = x.meaning[1]
         with torch._C.DisableTorchFunctionSubclass():
             shape = function(torch.empty(x.shape, device="meta"), *arguments).shape
         if not shape or shape[0] != x.shape[0] or x.shape[0] == 0:
             return None
-        return _on_nodes(x, lambda rows: rows.reshape(source.tensor.shape[0], *shape[1:]))
+        return _view(x, lambda rows: rows.reshape(source.tensor.shape[0], *shape[1:]))
 
     return rule
 
 
+def _view(x: EdgeTensor, function: Callable[[Tensor], Tensor]) -> EdgeTensor | None:
+    """Another shape of the same rows: in torch, both change with one."""
+    found = _on_rows(x, function)
+    if found is not None:
+        found.shared = x.shared = True
+    return found
+
+
 def _item(x: Any, index: Any) -> Any:
     """x[:, k], x[..., a:b] and the like of a leaf or of a concatenation."""
-    if not isinstance(index, tuple) or not index or index[0] != slice(None):
+    if not isinstance(index, tuple) or not all(type(each) in (int, slice) for each in index):
         return None
-    if any(not isinstance(each, int | slice) for each in index[1:]):
+    if not index or index[0] != slice(None):
         return None
     if _side(x) is not None:
-        return _on_nodes(x, lambda rows: rows[index])
+        return _view(x, lambda rows: rows[index])
     if x.meaning[0] == "cat" and x.ndim == 3 and len(index) == 2 and isinstance(index[1], int):
         return _cat([part[index] for part in x.meaning[1]], dim=-1)
     return None
@@ -483,7 +590,7 @@ def _sum(x: Any, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
     if options or dim not in (-1, x.ndim - 1) or x.ndim not in (2, 3) or _is_outermost(x):
         return None
     if _side(x) is not None:
-        return _on_nodes(x, lambda rows: rows.sum(-1, keepdim=keepdim)) if x.ndim == 3 else None
+        return _on_rows(x, lambda rows: rows.sum(-1, keepdim=keepdim)) if x.ndim == 3 else None
     if x.shape[1:].numel() > MOST_FEATURES:
         return None
     (out,) = _run(x, (), dot=True)
@@ -491,32 +598,9 @@ def _sum(x: Any, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
     return out.unsqueeze(-1) if keepdim else out
 
 
-def _same(x: Any, *_: Any, **__: Any) -> Any:
-    return x
-
-
 def _swapped(rule: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x, y: rule(y, x)
 
-
-_PLAIN: dict[str, Callable[..., Tensor]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "div": operator.truediv,
-    "neg": operator.neg,
-    "relu": torch.relu,
-    "leaky_relu": functional.leaky_relu,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "exp": torch.exp,
-    "silu": functional.silu,
-    "softplus": functional.softplus,
-    "elu": functional.elu,
-    "abs": torch.abs,
-    "square": torch.square,
-    "sqrt": torch.sqrt,
-}
 
 _RULES: dict[Any, Callable[..., Any]] = {
     functional.linear: _linear,
@@ -531,10 +615,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     Tensor.__getitem__: _item,
     Tensor.sum: _sum,
     torch.sum: _sum,
-    Tensor.contiguous: _same,
     functional.leaky_relu: _leaky,
-    functional.elu: _elu,
-    functional.softplus: _softplus,
     torch.pow: _power,
     Tensor.pow: _power,
     Tensor.__pow__: _power,
@@ -580,4 +661,13 @@ _ASKS = {
 _ASKS |= {
     getattr(Tensor, name).__get__
     for name in ("shape", "dtype", "device", "ndim", "layout", "is_sparse", "is_cuda")
+}
+# What autograd is asked of a tensor that is not there.
+_OF_AUTOGRAD = {
+    Tensor.register_hook,
+    Tensor.retain_grad,
+    Tensor.requires_grad_,
+    Tensor.backward,
+    torch.autograd.grad,
+    torch.autograd.backward,
 }

@@ -1,6 +1,6 @@
 """How a layer of torch_geometric is brought to run on weft's loops, and back.
 
-The layer keeps its class, parameters, hooks and code. Four of its methods get an instance attribute
+The layer keeps its class, parameters, hooks and code. Some of its methods get an instance attribute
 of the same name, a bound method, so that copies and pickles of the layer work; each falls back on
 the class's own where the call is not one for weft. torch.jit, torch.compile and everything that
 reads messages see the layer as it was.
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
-from torch_geometric import EdgeIndex
+from torch.utils._pytree import tree_map
 from torch_geometric.nn.conv import MessagePassing
 
 from weft.integrations.geometric import relations
@@ -56,20 +56,20 @@ def _is_traced() -> str | None:
         return "it is being compiled"
     if torch.is_autocast_enabled("cpu") or torch._C._functorch.peek_interpreter_stack() is not None:
         return "autocast or torch.func is in use"
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "forward-mode derivatives are in use"
     return None
 
 
 def _edges_of(layer: Any, edge_index: Any, given: dict[str, Any]) -> Edges | None:
     """The edges of a call that weft takes; None for any other."""
-    if not isinstance(edge_index, Tensor) or type(edge_index) not in (Tensor, EdgeIndex):
+    if type(edge_index) is not Tensor or type(layer) in _stock_classes:
         return None
     if edge_index.layout != torch.strided or edge_index.ndim != 2 or edge_index.shape[0] != 2:
         return None
     if edge_index.dtype not in (torch.int64, torch.int32) or not edge_index.shape[1]:
         return None
     if not edge_index.is_cpu or stock_reason(layer) is not None:
-        return None
-    if isinstance(edge_index, EdgeIndex) and layer.fuse and layer.SUPPORTS_FUSED_EDGE_INDEX:
         return None
     for value in given.values():
         for tensor in value if isinstance(value, tuple | list) else (value,):
@@ -79,35 +79,52 @@ def _edges_of(layer: Any, edge_index: Any, given: dict[str, Any]) -> Edges | Non
     return Edges(edge_index, row, {}, torch.is_grad_enabled())
 
 
-def propagate(self: Any, edge_index: Any, size: Any = None, **given: Any) -> Any:
+def propagate(self: Any, edge_index: Any, *arguments: Any, **given: Any) -> Any:
     """In place of a layer's `propagate`."""
-    return _computed(self, type(self).propagate, edge_index, size, given)
+    return _computed(self, type(self).propagate, edge_index, arguments, given)
 
 
-def edge_updater(self: Any, edge_index: Any, size: Any = None, **given: Any) -> Any:
+def edge_updater(self: Any, edge_index: Any, *arguments: Any, **given: Any) -> Any:
     """In place of a layer's `edge_updater`."""
-    return _computed(self, type(self).edge_updater, edge_index, size, given)
+    return _computed(self, type(self).edge_updater, edge_index, arguments, given)
 
 
-def _computed(layer: Any, method: Any, edge_index: Any, size: Any, given: dict[str, Any]) -> Any:
+# Classes whose messages could not be computed from EdgeTensors.
+_stock_classes: set[type] = set()
+
+
+def _computed(layer: Any, method: Any, edge_index: Any, arguments: Any, given: Any) -> Any:
     """What a method of the layer's class gives, on EdgeTensors where the call allows it."""
     edges = _edges_of(layer, edge_index, given)
-    state = None if edges is None else torch.get_rng_state()
+    if edges is None:
+        with running(layer, None):
+            return method(layer, edge_index, *arguments, **given)
+    state = torch.get_rng_state()
     try:
         with running(layer, edges):
-            out = method(layer, edge_index, size=size, **given)
-        return values_of(out) if isinstance(out, EdgeTensor) else out
-    except NotLazyError:
-        assert state is not None
-        torch.set_rng_state(state)
+            out = method(layer, edge_index, *arguments, **given)
+            out = tree_map(_values, out)
+        # What the message has put somewhere else is read after the call, or never.
+        edges.close()
+        return out
+    except Exception as error:
+        # An error may have passed through code that knows no NotLazyError.
+        if not isinstance(error, NotLazyError) and not edges.refused:
+            raise
+    _stock_classes.add(type(layer))
+    torch.set_rng_state(state)
     with running(layer, None):
-        return method(layer, edge_index, size=size, **given)
+        return method(layer, edge_index, *arguments, **given)
+
+
+def _values(value: Any) -> Any:
+    return values_of(value) if isinstance(value, EdgeTensor) else value
 
 
 def _index_select(self: Any, src: Any, index: Any) -> Any:
     """In place of a layer's `_index_select`: the rows of each edge's end, not made yet."""
     edges = running_edges(self)
-    row = None if edges is None else _row_of(edges, index)
+    row = None if edges is None else edges.row_of(index)
     dim = self.node_dim if self.node_dim >= 0 else src.dim() + self.node_dim
     if edges is None or row is None or dim != 0 or not has_loop(src):
         return type(self)._index_select(self, src, index)
@@ -117,18 +134,6 @@ def _index_select(self: Any, src: Any, index: Any) -> Any:
         return type(self)._index_select(self, src, index)
     edges.sizes[side] = src.shape[0]
     return lazy_rows(edges, side, src)  # type: ignore[arg-type]
-
-
-def _row_of(edges: Edges, index: Tensor) -> int | None:
-    """The row of edge_index that an index is a view of."""
-    whole = edges.edge_index
-    if index.shape[0] != edges.count or index.dtype != whole.dtype:
-        return None
-    if edges.count > 1 and index.stride(0) != whole.stride(1):
-        return None
-    step = whole.stride(0) * whole.element_size()
-    places = {whole.data_ptr(): 0, whole.data_ptr() + step: 1}
-    return places.get(index.data_ptr())
 
 
 def aggregate(self: Any, inputs: Any, index: Any, ptr: Any = None, dim_size: Any = None) -> Any:
@@ -147,9 +152,11 @@ def aggregate(self: Any, inputs: Any, index: Any, ptr: Any = None, dim_size: Any
 def _can_reduce(layer: Any, inputs: Any, edges: Edges, dim_size: Any) -> bool:
     if not isinstance(inputs, Tensor) or not isinstance(dim_size, int) or not has_loop(inputs):
         return False
-    if inputs.ndim < 2 or inputs.shape[0] != edges.count or _module_hooks(layer.aggr_module):
+    if inputs.ndim < 2 or inputs.shape[0] != edges.count:
         return False
     if layer.node_dim not in (0, -inputs.ndim):
+        return False
+    if any(map(_module_hooks, layer.aggr_module.modules())):
         return False
     low, high = ends_range(edges.edge_index)[2 * edges.receiver_row :][:2]
     if low < 0 or high >= dim_size or edges.sizes.get("i", dim_size) != dim_size:
@@ -164,13 +171,13 @@ def _module_hooks(module: Any) -> bool:
 
 def _call_impl(self: Any, *arguments: Any, **named: Any) -> Any:
     """In place of a module's `_call_impl`: its forward, calling fast forms of helpers."""
-    kind: Any = type(self)
-    fast = _fast_form(kind, "forward")
     reason = stock_reason(self) if isinstance(self, MessagePassing) else _is_traced()
     if reason or "forward" in self.__dict__ or _has_hooks(self):
         return _stock_call(self, *arguments, **named)
     if type(self) in relations.KINDS and not named and relations.takes(self, *arguments):
         return relations.forward(self, *arguments)
+    kind: Any = type(self)
+    fast = _fast_form(kind, "forward")
     if fast is None:
         return _stock_call(self, *arguments, **named)
     return fast(self, *arguments, **named)
@@ -214,7 +221,10 @@ def redirect(module: nn.Module) -> None:
     """Let a module run on weft's loops wherever a call allows it."""
     for method in _METHODS:
         name = method.__name__
-        if name not in module.__dict__ and _applies(name, module):
+        # What was read from a pickle has its class's own.
+        there = getattr(module.__dict__.get(name), "__func__", None)
+        absent = name not in module.__dict__ or there is getattr(type(module), name, None)
+        if absent and _applies(name, module):
             setattr(module, name, types.MethodType(method, module))
 
 

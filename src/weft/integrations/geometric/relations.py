@@ -53,7 +53,7 @@ def _relations(layer: Any, edge_index: Tensor, edge_type: Tensor, sizes: Any) ->
         nodes = torch.from_numpy(groups % max(receivers, 1))
         counts = np.bincount(groups // max(receivers, 1), minlength=layer.num_relations)
         return _Relations(
-            EdgeWalks(ends[1 - row].long(), torch.from_numpy(group_of), senders, len(groups)),
+            EdgeWalks(ends[1 - row].clone(), torch.from_numpy(group_of), senders, len(groups)),
             EdgeWalks(numbers, nodes, len(groups), receivers),
             counts.tolist(),
             torch.from_numpy(sizes)[:, None],
