@@ -63,13 +63,13 @@ def _is_traced() -> str | None:
 
 def _edges_of(layer: Any, edge_index: Any, given: dict[str, Any]) -> Edges | None:
     """The edges of a call that weft takes; None for any other."""
-    if type(edge_index) is not Tensor or type(layer) in _stock_classes:
+    if stock_reason(layer) is not None or type(layer) in _stock_classes:
+        return None
+    if type(edge_index) is not Tensor or not edge_index.is_cpu:
         return None
     if edge_index.layout != torch.strided or edge_index.ndim != 2 or edge_index.shape[0] != 2:
         return None
     if edge_index.dtype not in (torch.int64, torch.int32) or not edge_index.shape[1]:
-        return None
-    if not edge_index.is_cpu or stock_reason(layer) is not None:
         return None
     for value in given.values():
         for tensor in value if isinstance(value, tuple | list) else (value,):
