@@ -22,7 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from weft.integrations.geometric.edge_cache import ends_range, plain, walks_of
 from weft.kernels.fused_messages import EdgeWalks, fused_messages
-from weft.kernels.message_code import MOST_FEATURES, OPERATIONS, Leaf, MessageProgram, Reduction
+from weft.kernels.message_code import MOST_FEATURES, Leaf, MessageProgram, Reduction
 
 Side = Literal["i", "j", "e", "v"]
 
@@ -122,7 +122,11 @@ class Edges:
 # message_code; and, only outermost, ("cat", parts), ("stack", parts) and ("linear", part, weight,
 # bias), where parts are EdgeTensors or tensors.
 Meaning = tuple[Any, ...]
-_OUTERMOST = ("cat", "stack", "linear")
+OUTERMOST = ("cat", "stack", "linear")
+"""What stands only outermost."""
+
+RULES: dict[Any, Callable[..., Any]] = {}
+"""What becomes of a torch function of EdgeTensors, by function; see edge_rules."""
 
 
 class EdgeTensor(Tensor):
@@ -163,7 +167,7 @@ class EdgeTensor(Tensor):
             # As inside of a Function of the user's, which autograd would take for one of nothing.
             edges.state["refused"] = True
             raise NotLazyError(f"{func} needs the tensors of a message themselves")
-        rule = None if torch.is_autocast_enabled("cpu") else _RULES.get(func)
+        rule = None if torch.is_autocast_enabled("cpu") else RULES.get(func)
         if rule is not None:
             # Arguments that a rule does not name are torch's affair.
             with suppress(TypeError):
@@ -200,7 +204,7 @@ def _as_it_is(func: Any, args: Any, kwargs: Any) -> Any:
     if name.endswith("__") and name not in ("__setitem__",) and not name.startswith("__i"):
         changes = False
     if isinstance(target, EdgeTensor) and not target.edges.closed and changes:
-        _check_alone(target)
+        check_alone(target)
         # Of a copy, which then is what the EdgeTensor stands for: others read what it was.
         made = values_of(target).clone()
         real_args, real_kwargs = tree_map(_real, (args[1:], kwargs))
@@ -211,7 +215,8 @@ def _as_it_is(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*real_args, **real_kwargs)
 
 
-def _check_alone(target: EdgeTensor) -> None:
+def check_alone(target: EdgeTensor) -> None:
+    """Refuse a change in place of what is a view of another, or has views."""
     if target.shared:
         target.edges.state["refused"] = True
         raise NotLazyError("a view of a message is changed in place")
@@ -242,10 +247,10 @@ def values_of(tensor: EdgeTensor) -> Tensor:
         value = functional.linear(values_of(part), weight, bias)
     elif kind == "leaf" and tensor.shape[1:].numel() > MOST_FEATURES:
         row = tensor.edges.receiver_row
-        ends = plain(tensor.edges.edge_index)[row if _side(tensor) == "i" else 1 - row]
+        ends = plain(tensor.edges.edge_index)[row if side_of(tensor) == "i" else 1 - row]
         value = tensor.meaning[1].value().index_select(0, ends)
     else:
-        (value,) = _run(tensor, (), dot=False)
+        (value,) = run(tensor, (), dot=False)
         value = value.reshape(tensor.shape)
     tensor.meaning = ("leaf", Source.of("e", value))
     return value
@@ -268,13 +273,13 @@ def reduced(tensor: Tensor, edges: Edges, reductions: tuple[Reduction, ...]) -> 
         if bias is not None:
             out = torch.addcmul(out, edges.walks().in_degrees.to(out)[:, None], bias)
         return (out,)
-    if kind in _OUTERMOST:
+    if kind in OUTERMOST:
         tensor = lazy_rows(edges, "e", values_of(tensor))
     shape = (edges.walks().num_receivers, *tensor.shape[1:])
-    return tuple(out.reshape(shape) for out in _run(tensor, reductions, dot=False))
+    return tuple(out.reshape(shape) for out in run(tensor, reductions, dot=False))
 
 
-def _run(tensor: EdgeTensor, reductions: tuple[Reduction, ...], *, dot: bool) -> tuple[Tensor, ...]:
+def run(tensor: EdgeTensor, reductions: tuple[Reduction, ...], *, dot: bool) -> tuple[Tensor, ...]:
     """Run a tensor's expression."""
     tail = tensor.shape[1:]
     heads, channels = (1, tail.numel()) if len(tail) < 2 else (tail[:-1].numel(), tail[-1])
@@ -306,348 +311,10 @@ def _run(tensor: EdgeTensor, reductions: tuple[Reduction, ...], *, dot: bool) ->
     return fused_messages(program, tensor.edges.walks(), leaves, tuple(consts))
 
 
-# -- Rules -----------------------------------------------------------------------------------------
-
-
-def _side(tensor: EdgeTensor) -> Side | None:
+def side_of(tensor: EdgeTensor) -> Side | None:
     """Whose rows it has if it is no more than one source's."""
     return tensor.meaning[1].side if tensor.meaning[0] == "leaf" else None
 
-
-def _on_rows(tensor: EdgeTensor, function: Callable[[Tensor], Tensor]) -> EdgeTensor | None:
-    """A function of each row of an EdgeTensor that has the rows of one source."""
-    if _side(tensor) is None:
-        return None
-    source: Source = tensor.meaning[1]
-    return lazy_rows(tensor.edges, source.side, function(source.value()))
-
-
-# Finite, with finite derivatives, wherever their arguments are.
-_ON_NODES = {"add", "sub", "mul", "neg", "relu", "leaky_relu", "sigmoid", "tanh", "silu", "square"}
-
-
-def _node_rows(tensor: EdgeTensor) -> tuple[Side, Tensor] | None:
-    """What a tensor that depends on one end of the edges is for each node there.
-
-    Not where that is more work, and not where a node without edges has values that are not finite:
-    its gradient is 0, and 0 times those would reach the parameters.
-    """
-    sources: list[Source] = []
-
-    def can(meaning: Meaning) -> bool:
-        if meaning[0] == "leaf":
-            sources.append(meaning[1])
-            return True
-        return meaning[0] == "const" or (meaning[0] in _ON_NODES and all(map(can, meaning[1:])))
-
-    if not can(tensor.meaning):
-        return None
-    sides = {source.side for source in sources} - {"v"}
-    if sides not in ({"i"}, {"j"}):
-        return None
-    side: Side = "i" if "i" in sides else "j"
-    rows = max(source.tensor.shape[0] for source in sources)
-    if rows > tensor.edges.count:
-        return None
-
-    def value(meaning: Meaning) -> Any:
-        if meaning[0] == "leaf":
-            return meaning[1].value()
-        if meaning[0] == "const":
-            return meaning[1]
-        return OPERATIONS[meaning[0]].plain(*map(value, meaning[1:]))
-
-    found: Tensor = value(tensor.meaning)
-    # A sum is finite where all its terms are, but for an overflow, which only costs time.
-    return (side, found) if bool(found.detach().sum().isfinite()) else None
-
-
-def _elementwise(name: str) -> Callable[..., Any]:
-    """The rule of an operation of message_code on one or two tensors or numbers."""
-
-    def rule(*operands: Any, **options: Any) -> Any:
-        if set(options) - {"inplace"}:
-            return None
-        found = _combined(name, operands)
-        if found is not None and options.get("inplace"):
-            return _replaced(operands[0], found)
-        return found
-
-    return rule
-
-
-def _combined(name: str, operands: Sequence[Any]) -> Any:
-    lazy = next((each for each in operands if isinstance(each, EdgeTensor)), None)
-    if lazy is None or any(_is_outermost(each) for each in operands):
-        return None
-    if not all(_is_operand(each, lazy) for each in operands):
-        return None
-    try:
-        shapes = [each.shape for each in operands if isinstance(each, Tensor)]
-        shape: torch.Size = torch.functional.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
-    except RuntimeError:
-        # torch says it better, of the tensors themselves.
-        return None
-    if shape[0] != lazy.edges.count or shape[1:].numel() > MOST_FEATURES or len(shape) > 3:
-        return None
-    parts = [_part(each, lazy, len(shape)) for each in operands]
-    if sum(map(_size, parts)) > _MOST_OPERATIONS:
-        return None
-    return EdgeTensor(lazy.edges, (name, *parts), shape, lazy.like)
-
-
-# An expression that uses a part again and again would grow without end.
-_MOST_OPERATIONS = 64
-
-
-def _size(meaning: Meaning) -> int:
-    return 1 if meaning[0] in ("leaf", "const") else 1 + sum(map(_size, meaning[1:]))
-
-
-def _is_outermost(value: Any) -> bool:
-    return isinstance(value, EdgeTensor) and value.meaning[0] in _OUTERMOST
-
-
-def _is_operand(value: Any, lazy: EdgeTensor) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
-        return False
-    if not isinstance(value, Tensor):
-        return True
-    if value.dtype != lazy.dtype or value.device != lazy.device:
-        return False
-    if isinstance(value, EdgeTensor):
-        return value.edges is lazy.edges and value.ndim == lazy.ndim
-    if type(value) not in (Tensor, torch.nn.Parameter):
-        return False
-    return value.ndim <= lazy.ndim
-
-
-def _part(value: Any, lazy: EdgeTensor, ndim: int) -> Meaning:
-    if isinstance(value, EdgeTensor):
-        return value.meaning
-    if not isinstance(value, Tensor):
-        return "const", float(value)
-    whole = value.reshape(*(1,) * (ndim - value.ndim), *value.shape)
-    side: Side = "e" if value.ndim == ndim and value.shape[0] == lazy.edges.count else "v"
-    return "leaf", Source.of(side, whole)
-
-
-def _replaced(target: Any, found: EdgeTensor) -> Any:
-    """An operation in place: the target stands for the result, wherever else it is used."""
-    if not isinstance(target, EdgeTensor) or target.shape != found.shape:
-        return None
-    _check_alone(target)
-    target.meaning = found.meaning
-    return target
-
-
-def _in_place(name: str) -> Callable[..., Any]:
-    def rule(target: Any, *operands: Any, **options: Any) -> Any:
-        found = None if options else _combined(name, (target, *operands))
-        return None if found is None else _replaced(target, found)
-
-    return rule
-
-
-def _leaky(x: Any, negative_slope: float = 0.01, inplace: bool = False) -> Any:
-    return _elementwise("leaky_relu")(x, negative_slope, inplace=inplace)
-
-
-def _power(x: Any, exponent: Any) -> Any:
-    return _elementwise("square")(x) if type(exponent) in (int, float) and exponent == 2 else None
-
-
-def _divide(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
-    return _elementwise("div")(x, y) if rounding_mode is None else None
-
-
-def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
-    """A product with a matrix: on nodes, split over the parts of a concatenation, or put off."""
-    if not isinstance(x, EdgeTensor) or isinstance(weight, EdgeTensor):
-        return None
-    if weight.ndim != 2 or x.ndim < 2:
-        return None
-    if x.meaning[0] == "cat":
-        return _linear_of_parts(x, weight, bias)
-    if x.meaning[0] in _OUTERMOST:
-        return None
-    if (on_nodes := _node_rows(x)) is not None:
-        side, rows = on_nodes
-        return lazy_rows(x.edges, side, functional.linear(rows, weight, bias))
-    if _side(x) == "e" or x.ndim != 2:
-        return None
-    shape = (*x.shape[:-1], weight.shape[0])
-    return EdgeTensor(x.edges, ("linear", _snapshot(x), weight, bias), shape, x.like)
-
-
-def _snapshot(part: Any) -> Any:
-    """The same now, and unchanged when the part is changed in place."""
-    if not isinstance(part, EdgeTensor):
-        return part
-    return EdgeTensor(part.edges, part.meaning, part.shape, part.like)
-
-
-def _linear_of_parts(x: EdgeTensor, weight: Tensor, bias: Tensor | None) -> Any:
-    parts = x.meaning[1]
-    widths = [part.shape[-1] for part in parts]
-    if weight.shape[1] != sum(widths):
-        return None
-    pieces = torch.split(weight, widths, dim=1)
-    found: Any = None
-    # The bias goes to a product on nodes, where it costs least.
-    order = sorted(range(len(parts)), key=lambda k: _cost(parts[k]))
-    for k in order:
-        product = functional.linear(parts[k], pieces[k], bias if k == order[0] else None)
-        found = product if found is None else found + product
-    return found
-
-
-def _cost(part: Tensor) -> int:
-    side = _side(part) if isinstance(part, EdgeTensor) else "e"
-    return {"i": 0, "j": 1, "v": 2, "e": 3, None: 4}[side]
-
-
-def _matmul(x: Any, weight: Any) -> Any:
-    if not isinstance(weight, Tensor) or isinstance(weight, EdgeTensor) or weight.ndim != 2:
-        return None
-    return _linear(x, weight.t())
-
-
-def _cat(tensors: Any, dim: int = 0) -> Any:
-    lazy = [each for each in tensors if isinstance(each, EdgeTensor)]
-    if not lazy:
-        return None
-    first = lazy[0]
-    if dim not in (-1, first.ndim - 1) or first.ndim < 2:
-        return None
-    alike = all(
-        each.shape[:-1] == first.shape[:-1] and each.dtype == first.dtype for each in tensors
-    )
-    if not alike or any(each.edges is not first.edges for each in lazy):
-        return None
-    parts = [
-        inner
-        for each in tensors
-        for inner in (
-            each.meaning[1]
-            if isinstance(each, EdgeTensor) and each.meaning[0] == "cat"
-            else (each,)
-        )
-    ]
-    shape = (*first.shape[:-1], sum(part.shape[-1] for part in parts))
-    return EdgeTensor(first.edges, ("cat", tuple(map(_snapshot, parts))), shape, first.like)
-
-
-def _stack(tensors: Any, dim: int = 0) -> Any:
-    lazy = [each for each in tensors if isinstance(each, EdgeTensor)]
-    first = lazy[0]
-    if dim != 1 or len(lazy) != len(tensors) or any(each.ndim != 2 for each in lazy):
-        return None
-    if any(each.edges is not first.edges or each.shape != first.shape for each in lazy):
-        return None
-    shape = (first.shape[0], len(lazy), *first.shape[1:])
-    return EdgeTensor(first.edges, ("stack", tuple(map(_snapshot, lazy))), shape, first.like)
-
-
-def _shaped(function: Any) -> Callable[..., Any]:
-    """The rule of a function that changes the shape of a row and not the edges."""
-
-    def rule(x: Any, *arguments: Any, **options: Any) -> Any:
-        if _side(x) is None or options or not all(isinstance(a, int) for a in arguments):
-            return None
-        source: Source = x.meaning[1]
-        with torch._C.DisableTorchFunctionSubclass():
-            shape = function(torch.empty(x.shape, device="meta"), *arguments).shape
-        if not shape or shape[0] != x.shape[0] or x.shape[0] == 0:
-            return None
-        return _view(x, lambda rows: rows.reshape(source.tensor.shape[0], *shape[1:]))
-
-    return rule
-
-
-def _view(x: EdgeTensor, function: Callable[[Tensor], Tensor]) -> EdgeTensor | None:
-    """Another shape of the same rows: in torch, both change with one."""
-    found = _on_rows(x, function)
-    if found is not None:
-        found.shared = x.shared = True
-    return found
-
-
-def _item(x: Any, index: Any) -> Any:
-    """x[:, k], x[..., a:b] and the like of a leaf or of a concatenation."""
-    if not isinstance(index, tuple) or not all(type(each) in (int, slice) for each in index):
-        return None
-    if not index or index[0] != slice(None):
-        return None
-    if _side(x) is not None:
-        return _view(x, lambda rows: rows[index])
-    if x.meaning[0] == "cat" and x.ndim == 3 and len(index) == 2 and isinstance(index[1], int):
-        return _cat([part[index] for part in x.meaning[1]], dim=-1)
-    return None
-
-
-def _sum(x: Any, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
-    if options or dim not in (-1, x.ndim - 1) or x.ndim not in (2, 3) or _is_outermost(x):
-        return None
-    if _side(x) is not None:
-        return _on_rows(x, lambda rows: rows.sum(-1, keepdim=keepdim)) if x.ndim == 3 else None
-    if x.shape[1:].numel() > MOST_FEATURES:
-        return None
-    (out,) = _run(x, (), dot=True)
-    out = out.reshape(x.shape[:-1])
-    return out.unsqueeze(-1) if keepdim else out
-
-
-def _swapped(rule: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda x, y: rule(y, x)
-
-
-_RULES: dict[Any, Callable[..., Any]] = {
-    functional.linear: _linear,
-    torch.matmul: _matmul,
-    Tensor.matmul: _matmul,
-    Tensor.__matmul__: _matmul,
-    torch.mm: _matmul,
-    Tensor.mm: _matmul,
-    torch.cat: _cat,
-    torch.concat: _cat,
-    torch.stack: _stack,
-    Tensor.__getitem__: _item,
-    Tensor.sum: _sum,
-    torch.sum: _sum,
-    functional.leaky_relu: _leaky,
-    torch.pow: _power,
-    Tensor.pow: _power,
-    Tensor.__pow__: _power,
-    torch.div: _divide,
-    Tensor.div: _divide,
-    Tensor.__truediv__: _divide,
-    Tensor.__rtruediv__: _swapped(_divide),
-    Tensor.__rsub__: _swapped(_elementwise("sub")),
-}
-for _name in ("view", "reshape", "unsqueeze", "squeeze", "flatten"):
-    _RULES[getattr(Tensor, _name)] = _shaped(getattr(Tensor, _name))
-    if hasattr(torch, _name):
-        _RULES[getattr(torch, _name)] = _shaped(getattr(torch, _name))
-for _name in ("add", "sub", "mul"):
-    _rule = _elementwise(_name)
-    _RULES |= {getattr(owner, _name): _rule for owner in (torch, Tensor)}
-    _RULES[getattr(Tensor, f"__{_name}__")] = _rule
-    _RULES[getattr(Tensor, f"__i{_name}__")] = _in_place(_name)
-    _RULES[getattr(Tensor, f"{_name}_")] = _in_place(_name)
-_RULES[Tensor.__radd__] = _swapped(_elementwise("add"))
-_RULES[Tensor.__rmul__] = _swapped(_elementwise("mul"))
-for _name in ("neg", "relu", "sigmoid", "tanh", "exp", "abs", "square", "sqrt"):
-    _RULES |= {getattr(owner, _name): _elementwise(_name) for owner in (torch, Tensor)}
-for _name in ("relu", "sigmoid", "tanh", "exp"):
-    _RULES[getattr(Tensor, f"{_name}_")] = _in_place(_name)
-_RULES |= {
-    Tensor.__neg__: _elementwise("neg"),
-    functional.relu: _elementwise("relu"),
-    functional.sigmoid: _elementwise("sigmoid"),
-    functional.tanh: _elementwise("tanh"),
-    functional.silu: _elementwise("silu"),
-}
 
 _ASKS = {
     Tensor.size,

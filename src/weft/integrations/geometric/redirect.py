@@ -18,6 +18,7 @@ from torch.nn.modules import module as torch_modules
 from torch.utils._pytree import tree_map
 from torch_geometric.nn.conv import MessagePassing
 
+import weft.integrations.geometric.edge_rules  # noqa: F401 - registers the rules
 from weft.integrations.geometric import relations
 from weft.integrations.geometric.aggregations import aggregated
 from weft.integrations.geometric.edge_cache import ends_range
