@@ -93,8 +93,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     listed = _here / "slow_tests.txt"
     slow = set(listed.read_text(encoding="utf-8").splitlines() if listed.exists() else ())
     for item in items:
-        name = f"{item.path.relative_to(_here).as_posix()}::{item.name.partition('[')[0]}"
-        if name in slow:
+        file = item.path.relative_to(_here).as_posix()
+        if slow & {file, f"{file}::{item.name.partition('[')[0]}"}:
             item.add_marker("slow")
         # Tests of a file share what they have made, so they run in one worker.
         item.add_marker(pytest.mark.xdist_group(item.path.stem))
