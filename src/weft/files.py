@@ -223,6 +223,12 @@ def bounded_lines(
         yield number, line
 
 
+def user_cache() -> Path:
+    """weft's folder in the user's cache: $XDG_CACHE_HOME/weft or ~/.cache/weft."""
+    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return user.expanduser() / "weft"
+
+
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Let `write` fill a file that takes the place of `path` only when it is whole on the disk.
 

@@ -123,13 +123,14 @@ class _InCheckout(caching.InTreeCacheLocator):  # type: ignore[misc]
 
 
 class _InUserFolder(caching.UserWideCacheLocator):  # type: ignore[misc]
-    """In weft's folder of the user's cache ($XDG_CACHE_HOME/weft or ~/.cache/weft)."""
+    """In weft's folder of the user's cache."""
 
     def __init__(self, function: Any, file: str) -> None:
+        # Not at the top, where it would count as a source of the machine code.
+        from weft.files import user_cache
+
         super().__init__(function, file)
-        user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = user.expanduser() / "weft" / "compiled"
-        self._cache_path = str(folder / self.get_suitable_cache_subpath(file))
+        self._cache_path = str(user_cache() / "compiled" / self.get_suitable_cache_subpath(file))
 
 
 class _Implementation(caching.CompileResultCacheImpl):  # type: ignore[misc]

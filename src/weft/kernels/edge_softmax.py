@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,29 +13,26 @@ from weft.kernels.fused_messages import EdgeWalks
 from weft.kernels.vector_math import exp_of
 from weft.runtime import kernel, shared_rows
 
-# Added to every sum, as torch_geometric does.
 _SMALL = 1e-16
 
 
 @shared_rows
 @kernel
-def _softmax_rows(
-    scores: Any, offsets: Any, edge_of: Any, out: Any, small: Any, first: int, stop: int
-) -> None:
-    """out[e, h] = exp(scores[e, h] - max) / (Σ + small) over each row's edges e."""
+def _softmax_rows(scores: Any, offsets: Any, edge_of: Any, out: Any, first: int, stop: int) -> None:
+    """out[e, h] = exp(scores[e, h] - max) / (Σ + 1e-16) over each row's edges e."""
     for row in range(first, stop):
         for h in range(scores.shape[1]):
-            most = -out.dtype.type(1) / small[1]
+            most = out.dtype.type(-np.inf)
             for k in range(offsets[row], offsets[row + 1]):
                 edge = k if edge_of is None else edge_of[k]
                 most = max(most, scores[edge, h])
-            total = small[1]
+            # As torch_geometric does.
+            total = out.dtype.type(_SMALL)
             for k in range(offsets[row], offsets[row + 1]):
                 edge = k if edge_of is None else edge_of[k]
                 value = exp_of(scores[edge, h] - most)
                 out[edge, h] = value
                 total += value
-            total += small[0]
             for k in range(offsets[row], offsets[row + 1]):
                 edge = k if edge_of is None else edge_of[k]
                 out[edge, h] /= total
@@ -62,8 +60,7 @@ class _EdgeSoftmax(torch.autograd.Function):
     def forward(ctx: Any, scores: Tensor, edges: EdgeWalks) -> Tensor:
         offsets, _, edge_of = edges.into
         out = torch.empty_like(scores, memory_format=torch.contiguous_format)
-        small = array_of(torch.tensor([_SMALL, 0.0], dtype=scores.dtype))
-        arguments = (array_of(scores), offsets, edge_of, out.numpy(), small)
+        arguments = (array_of(scores), offsets, edge_of, out.numpy())
         _softmax_rows.share(arguments, len(offsets) - 1, 10 * scores.numel(), offsets)
         ctx.edges = edges
         ctx.save_for_backward(out)

@@ -80,7 +80,7 @@ def _ascends(values: Any) -> bool:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Job:
-    """What one call computes, beside its leaves."""
+    """One call, without its leaves."""
 
     program: MessageProgram
     edges: EdgeWalks

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import sys
 import threading
 import types
@@ -23,7 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from weft.files import write_atomically
+from weft.files import user_cache, write_atomically
 from weft.runtime import SharedLoop
 
 # An expression: ("leaf", k), ("const", k), or (operation, expression, ...).
@@ -32,7 +31,7 @@ Place = Literal["i", "j", "e", "v"]
 Reduction = Literal["sum", "squares", "max", "min"]
 
 KNOWN_NUMBERS = (0.0, 1.0)
-"""What the numbers that are given to the loops begin with."""
+"""The first constants of every loop."""
 
 MOST_FEATURES = 1024
 """Features of a message that fit into the loops' space on the stack."""
@@ -54,7 +53,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class MessageProgram:
-    """What a fused message computes.
+    """An expression over edges and how it is reduced.
 
     Attributes:
         expression: of the message's features.
@@ -72,7 +71,7 @@ class MessageProgram:
 
 @dataclass(frozen=True)
 class _Operation:
-    """How an elementwise operation is computed and differentiated.
+    """The source code of an elementwise operation and of its gradients.
 
     Attributes:
         value: source, from the arguments {0}, {1}.
@@ -269,7 +268,7 @@ class _Writer:
         return "\n".join(self.out) + "\n"
 
     def _far(self) -> list[str]:
-        """What has rows of the far ends, and is wide."""
+        """Arrays with a wide row for each far end."""
         far = [
             f"l{k}"
             for k, leaf in enumerate(self.program.leaves)
@@ -434,20 +433,15 @@ def compiled_part(program: MessageProgram, part: str, needed: tuple[bool, ...]) 
 _lock = threading.Lock()
 
 
-def _folder() -> Path:
-    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return user.expanduser() / "weft" / "messages"
-
-
 def _module(name: str, text: str) -> types.ModuleType:
     """A module made of source text; numba looks for its machine code beside its file."""
-    path = _folder() / f"{name}.py"
+    path = user_cache() / "messages" / f"{name}.py"
     if not (path.exists() and path.read_text(encoding="utf-8") == text):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, lambda file: file.write(text.encode()))
         except OSError:
-            # Then every process compiles anew.
+            # A folder that cannot be written: every process compiles anew.
             path = Path(f"<{name}>")
     module = types.ModuleType(name)
     module.__file__ = str(path)

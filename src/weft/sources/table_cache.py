@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from weft.errors import DataError
+from weft.files import user_cache
 
 if TYPE_CHECKING:
     from weft.graphs import GraphTable
@@ -42,7 +43,7 @@ def data_folder(given: Path | None = None) -> Path:
     elif named := os.environ.get("WEFT_DATA_DIR"):
         folder = Path(named)
     else:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft"
+        folder = user_cache()
     folder = folder.expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True)
