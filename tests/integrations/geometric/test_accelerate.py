@@ -34,10 +34,10 @@ from torch_geometric.nn import (  # noqa: E402
     global_mean_pool,
 )
 
-from weft.integrations.geometric.accelerate import accelerate, restore  # noqa: E402
+from weft.integrations.geometric.accelerate import _difference, accelerate, restore  # noqa: E402
 from weft.integrations.geometric.edge_cache import _kept  # noqa: E402
 from weft.integrations.geometric.lazy_edges import EdgeTensor  # noqa: E402
-from weft.integrations.geometric.redirect import is_redirected, redirect  # noqa: E402
+from weft.integrations.geometric.redirect import _stock_classes, is_redirected, redirect  # noqa: E402
 
 NODES, EDGES, WIDTH, OUT, ATTRIBUTES = 11, 37, 4, 6, 3
 
@@ -165,11 +165,17 @@ def results(layer, x, edge_index, *more):
     return [out, *(torch.zeros(()) if g is None else g for g in gradients)]
 
 
-def both(make, data, names):
-    torch.manual_seed(0)
-    stock = make(data["edge_index"]).double()
+def pair(layer):
+    """The layer in float64, and an accelerated copy."""
+    stock = layer.double()
     fast = copy.deepcopy(stock)
     redirect(fast)
+    return stock, fast
+
+
+def both(make, data, names):
+    torch.manual_seed(0)
+    stock, fast = pair(make(data["edge_index"]))
     more = [data[name] for name in names]
     for layer in (stock, fast):
         yield results(layer, data["x"], data["edge_index"], *more)
@@ -200,29 +206,23 @@ def test_other_graphs(name):
 def test_two_sets_of_nodes_and_the_other_direction():
     data = example()
     torch.manual_seed(0)
-    pair = (data["x"], torch.randn(NODES - 2, WIDTH, dtype=torch.float64))
+    nodes = (data["x"], torch.randn(NODES - 2, WIDTH, dtype=torch.float64))
     for layer in (
         SAGEConv((WIDTH, WIDTH), OUT),
         GATConv((WIDTH, WIDTH), OUT, add_self_loops=False),
         TransformerConv((WIDTH, WIDTH), OUT),
     ):
-        stock = layer.double()
-        fast = copy.deepcopy(stock)
-        redirect(fast)
+        stock, fast = pair(layer)
         edge_index = data["edge_index"]
-        torch.testing.assert_close(fast(pair, edge_index), stock(pair, edge_index))
-    stock = GraphConv(WIDTH, OUT, flow="target_to_source").double()
-    fast = copy.deepcopy(stock)
-    redirect(fast)
+        torch.testing.assert_close(fast(nodes, edge_index), stock(nodes, edge_index))
+    stock, fast = pair(GraphConv(WIDTH, OUT, flow="target_to_source"))
     found, expected = (layer(data["x"], data["edge_index"]) for layer in (fast, stock))
     torch.testing.assert_close(found, expected)
 
 
 def test_an_edge_index_that_is_changed_in_place_is_noticed():
     data = example()
-    stock = GCNConv(WIDTH, OUT).double()
-    fast = copy.deepcopy(stock)
-    redirect(fast)
+    stock, fast = pair(GCNConv(WIDTH, OUT))
     edge_index = data["edge_index"].clone()
     fast(data["x"], edge_index)
     edge_index[1] = edge_index[1].flip(0)
@@ -232,9 +232,7 @@ def test_an_edge_index_that_is_changed_in_place_is_noticed():
 
 def test_weights_of_other_calls_are_not_kept():
     data = example()
-    stock = GCNConv(WIDTH, OUT).double()
-    fast = copy.deepcopy(stock)
-    redirect(fast)
+    stock, fast = pair(GCNConv(WIDTH, OUT))
     for seed in range(3):
         weight = example(seed)["weight"]
         found, expected = (layer(data["x"], data["edge_index"], weight) for layer in (fast, stock))
@@ -249,18 +247,14 @@ def test_weights_of_other_calls_are_not_kept():
 def test_more_features_than_the_loops_hold():
     data = example()
     x = torch.randn(NODES, 1100, dtype=torch.float64)
-    stock = SAGEConv(1100, OUT).double()
-    fast = copy.deepcopy(stock)
-    redirect(fast)
+    stock, fast = pair(SAGEConv(1100, OUT))
     found, expected = (layer(x, data["edge_index"]) for layer in (fast, stock))
     torch.testing.assert_close(found, expected)
 
 
 def test_errors_are_torch_geometrics():
     data = example()
-    stock = SAGEConv(WIDTH, OUT).double()
-    fast = copy.deepcopy(stock)
-    redirect(fast)
+    stock, fast = pair(SAGEConv(WIDTH, OUT))
     for change in (NODES, -1):
         for row in (0, 1):
             wrong = data["edge_index"].clone()
@@ -271,6 +265,36 @@ def test_errors_are_torch_geometrics():
                     layer(data["x"], wrong)
                 said.append((type(error.value), str(error.value)))
             assert said[0] == said[1]
+
+
+def test_one_batch_with_a_wrong_edge_changes_nothing_for_the_next():
+    data = example()
+    stock, fast = pair(Own())
+    wrong = data["edge_index"].clone()
+    wrong[1, 0] = NODES
+    with pytest.raises((IndexError, RuntimeError, ValueError)):
+        fast(data["x"], wrong, data["attr"])
+    assert Own not in _stock_classes
+    arguments = data["x"], data["edge_index"], data["attr"]
+    torch.testing.assert_close(fast(*arguments), stock(*arguments))
+
+
+def test_the_comparison_sees_what_is_not_finite():
+    class Wrong(nn.Module):
+        def forward(self, x):
+            return x.nan_to_num()
+
+    call = ((torch.tensor([1.0, float("nan")]),), {})
+    assert _difference(nn.Identity(), nn.Identity(), call) == 0
+    assert _difference(nn.Identity(), Wrong(), call) == float("inf")
+    assert _difference(Wrong(), nn.Identity(), call) == float("inf")
+
+
+def test_a_wrong_example_leaves_the_model_as_it_was():
+    model = Model().double()
+    with pytest.raises(TypeError):
+        accelerate(model, ("nonsense",), report=None)
+    assert not any(is_redirected(module) for module in model.modules())
 
 
 def test_half_precision_and_autocast_run_as_before():
@@ -378,9 +402,7 @@ def test_with_and_without_weights_in_either_order():
     data = example()
     for order in ((True, False, True), (False, True, False)):
         edge_index = data["edge_index"].clone()
-        stock = GCNConv(WIDTH, OUT).double()
-        fast = copy.deepcopy(stock)
-        redirect(fast)
+        stock, fast = pair(GCNConv(WIDTH, OUT))
         for weighted in order:
             more = (data["weight"],) if weighted else ()
             found, expected = (layer(data["x"], edge_index, *more) for layer in (fast, stock))
@@ -391,9 +413,7 @@ def test_with_and_without_weights_in_either_order():
 def test_torch_geometrics_own_class_of_an_edge_index(flow):
     data = example()
     edge_index = EdgeIndex(data["edge_index"], sparse_size=(NODES, NODES))
-    stock = GraphConv(WIDTH, OUT, flow=flow).double()
-    fast = copy.deepcopy(stock)
-    redirect(fast)
+    stock, fast = pair(GraphConv(WIDTH, OUT, flow=flow))
     found, expected = (layer(data["x"], edge_index) for layer in (fast, stock))
     torch.testing.assert_close(found, expected)
 
@@ -481,9 +501,15 @@ def own_function(layer, x_i, x_j, attr):
     return Doubled.apply(x_j - x_i)
 
 
+def rows_and_numbers(layer, x_i, x_j, attr):
+    first, *_ = x_j
+    return x_j * float(x_i.detach()[0, 0]) + first + int(x_i.sum() > 0)
+
+
 FUNCTIONS = [
     *(half_of_it_is_zero, a_view_is_halved, joined_and_then_changed, added_and_then_zero),
     *(without_gradients, kept_elsewhere, by_name, of_autograd, again_and_again, own_function),
+    rows_and_numbers,
 ]
 
 
@@ -496,9 +522,7 @@ def test_whatever_a_message_does(function):
 
 def test_what_a_message_keeps_is_a_tensor_of_its_own_time():
     data = example()
-    stock = Given(kept_elsewhere).double()
-    fast = copy.deepcopy(stock)
-    redirect(fast)
+    stock, fast = pair(Given(kept_elsewhere))
     for layer in (stock, fast):
         layer(data["x"], data["edge_index"], data["attr"])
         with torch.no_grad():
@@ -521,9 +545,7 @@ def test_a_node_that_no_edge_reads_reaches_no_gradient(value):
 def test_inference_mode_and_checkpoints():
     data = example()
     for layer in (GCNConv(WIDTH, OUT), GATConv(WIDTH, OUT), SAGEConv(WIDTH, OUT)):
-        stock = layer.double()
-        fast = copy.deepcopy(stock)
-        redirect(fast)
+        stock, fast = pair(layer)
         edge_index = data["edge_index"].clone()
         with torch.inference_mode():
             found, expected = (each(data["x"], edge_index) for each in (fast, stock))

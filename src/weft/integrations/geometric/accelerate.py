@@ -16,21 +16,22 @@ from weft.integrations.geometric import redirect
 from weft.sparsify.accelerate import fastest
 from weft.training.numerics import keep_freed_memory
 
-# Of the largest value of a result: what rounding may make of sums in another order.
+# Largest rounding error allowed, relative to the largest value of a result.
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
+_FUSED = "fused messages"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerReport:
-    """What became of one layer.
+    """One row of the table that `accelerate` prints.
 
     Attributes:
-        name: of the module.
-        kind: its class.
+        name: name of the module.
+        kind: name of its class.
         done: what was done, or why nothing was.
-        before_ms: milliseconds of a forward and backward pass of the layer as it was.
-        after_ms: of the accelerated one.
-        error: largest difference of its outputs and gradients, over their largest value.
+        before_ms: milliseconds of a forward and backward pass before acceleration.
+        after_ms: milliseconds of a forward and backward pass after it.
+        error: largest difference of outputs and gradients, relative to their largest value.
     """
 
     name: str
@@ -50,32 +51,31 @@ def accelerate(
     """Run torch_geometric's layers in `model` on weft's loops, in place; `restore` undoes it.
 
     The model keeps its parameters, state_dict, hooks and code, and gives the same results to
-    rounding; copies of it are accelerated, what is read from a pickle is not. Messages are not
-    made into tensors wherever that can be avoided, so that layers need less memory, too. Calls that
-    weft does not know (other devices, half precision, hooks that read messages, torch.compile)
-    run as before. From then on the process keeps freed memory for the next step, see
-    `weft.training.numerics.keep_freed_memory`; `restore` leaves that as it is.
+    rounding. A deep copy is accelerated as well; a model loaded from a pickle is not. Layers also
+    need less memory, because messages are rarely stored. Calls that weft has no loops for (other
+    devices, half precision, hooks that read messages, torch.compile) run as before. An edge_index
+    that is changed through `.data` or numpy is not noticed. The process keeps freed memory for the
+    next step from now on (`weft.training.numerics.keep_freed_memory`), even after `restore`.
 
     Args:
         model: any module with layers of torch_geometric, or with own classes of MessagePassing.
-        example: what the model is called with: a batch, a tuple of arguments, or a dict of named
-            ones. Each layer is then compared and timed on what it has in the model, forward and
-            backward, and left alone where it is not faster. Without it every layer is taken over.
-        report: what to do with the table of layers; None for nothing.
+        example: arguments of the model: a batch, a tuple, or a dict of named arguments. Each layer
+            is then compared and timed on its own inputs, forward and backward, and left alone
+            unless it is faster. Without an example every layer is accelerated.
+        report: called with the table of layers; None prints nothing.
     """
     keep_freed_memory()
     layers = {name: m for name, m in model.named_modules() if isinstance(m, MessagePassing)}
     others = [m for m in model.modules() if not isinstance(m, MessagePassing)]
-    rows = [_taken_over(name, layer) for name, layer in layers.items()]
+    rows = [_planned(name, layer) for name, layer in layers.items()]
     if example is not None:
-        # On a copy: what batches pass through is counted, and gradients are kept, by some layers.
+        # On a copy, because a pass may change buffers and clears gradients.
         trial = restore(copy.deepcopy(model))
         calls = _calls(trial, {name: trial.get_submodule(name) for name in layers}, example)
-        for number, row in enumerate(rows):
-            if redirect.is_redirected(layers[row.name]):
-                rows[number] = _compared(row, trial.get_submodule(row.name), calls)
-                if rows[number].done != row.done:
-                    redirect.undo(layers[row.name])
+        rows = [_compared(row, trial.get_submodule(row.name), calls) for row in rows]
+    for row in rows:
+        change = redirect.redirect if row.done == _FUSED else redirect.undo
+        change(layers[row.name])
     for module in others:
         redirect.redirect(module)
     if report is not None:
@@ -84,7 +84,7 @@ def accelerate(
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Take back what `accelerate` did to a model, in place."""
+    """Undo `accelerate`, in place."""
     for module in model.modules():
         redirect.undo(module)
     return model
@@ -94,7 +94,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def _calls(model: nn.Module, layers: dict[str, Any], example: Any) -> dict[nn.Module, Call]:
-    """What each layer is called with when the model is called with the example."""
+    """The arguments of each layer when the model runs on the example."""
     found: dict[nn.Module, Call] = {}
 
     def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -120,19 +120,17 @@ def _detached(value: Any) -> Any:
     return value.detach().requires_grad_(value.requires_grad)
 
 
-def _taken_over(name: str, layer: Any) -> LayerReport:
-    kind = type(layer).__name__
+def _planned(name: str, layer: Any) -> LayerReport:
     reason = redirect.stock_reason(layer)
-    if reason is not None:
-        redirect.undo(layer)
-        return LayerReport(name=name, kind=kind, done=f"left alone: {reason}")
-    redirect.redirect(layer)
-    return LayerReport(name=name, kind=kind, done="fused messages")
+    done = _FUSED if reason is None else f"left alone: {reason}"
+    return LayerReport(name=name, kind=type(layer).__name__, done=done)
 
 
 def _compared(row: LayerReport, layer: nn.Module, calls: dict[nn.Module, Call]) -> LayerReport:
-    """What a layer, which is not redirected, is worth redirected on its call."""
+    """The report after comparing and timing a stock layer and its redirected copy."""
     call = calls.get(layer)
+    if row.done != _FUSED:
+        return row
     if call is None:
         return replace(row, done="left alone: the example does not reach it")
     fast = copy.deepcopy(layer)
@@ -176,8 +174,7 @@ def _difference(layer: nn.Module, fast: nn.Module, call: Call) -> float:
         if ours.shape != theirs.shape:
             return float("inf")
         finite = theirs.isfinite()
-        # What is not finite must be the same, and hides nothing of the rest.
-        if not torch.equal(ours[~finite].nan_to_num(), theirs[~finite].nan_to_num()):
+        if not torch.isclose(ours[~finite], theirs[~finite], equal_nan=True).all():
             return float("inf")
         if not ours[finite].isfinite().all():
             return float("inf")

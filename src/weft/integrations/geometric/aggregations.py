@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -44,7 +43,7 @@ def needs_of(module: Any) -> tuple[Reduction, ...] | None:
 
 
 def aggregated(module: Any, messages: Tensor, edges: Edges) -> Tensor | None:
-    """What module(messages, receivers, dim=0) gives; None where it must be asked itself."""
+    """The result of module(messages, receivers, dim=0); None if the module is not known here."""
     needs = needs_of(module)
     if needs is None:
         return None
@@ -58,7 +57,10 @@ def _result(module: Any, results: dict[str, Tensor], degrees: Tensor) -> Tensor:
     if kind is aggr.DegreeScalerAggregation:
         return _scaled(module, _result(module.aggr, results, degrees), degrees)
     if kind is aggr.MultiAggregation:
-        return _joined(module, [_result(each, results, degrees) for each in module.aggrs])
+        combined: Tensor = module.combine(
+            [_result(each, results, degrees) for each in module.aggrs]
+        )
+        return combined
     if kind in (aggr.SumAggregation, aggr.MaxAggregation, aggr.MinAggregation):
         return results[_NEEDS[kind][0]]
     first = results["sum"]
@@ -69,19 +71,14 @@ def _result(module: Any, results: dict[str, Tensor], degrees: Tensor) -> Tensor:
     variance = results["squares"] / counts - mean * mean
     if kind is aggr.VarAggregation:
         return variance
-    # As torch_geometric takes the root: of less than this, it is 0 without a gradient.
+    # torch_geometric's rule: a standard deviation this small is 0 and has no gradient.
     least = 1e-5
     root = variance.clamp(min=least).sqrt()
     return root.masked_fill(root <= least**0.5, 0.0)
 
 
-def _joined(module: Any, parts: Sequence[Tensor]) -> Tensor:
-    combined: Tensor = module.combine(list(parts))
-    return combined
-
-
 def _scaled(module: Any, out: Tensor, degrees: Tensor) -> Tensor:
-    """What torch_geometric's DegreeScalerAggregation does with the result of its aggregation."""
+    """The scalers of torch_geometric's DegreeScalerAggregation applied to `out`."""
     degree = degrees.to(out.dtype).view(-1, *(1,) * (out.ndim - 1))
     parts = []
     for scaler in module.scaler:

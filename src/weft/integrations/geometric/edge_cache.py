@@ -1,7 +1,7 @@
-"""What weft knows of an edge_index: its range and its edges by receiver and by sender.
+"""A cache of facts about an edge_index: its range, and its edges sorted by receiver and by sender.
 
-It is found once and kept with the tensor, for as long as the tensor lives and is not changed in
-place (torch counts the changes; one through `.data` or a numpy array goes unseen).
+Each fact is computed once and kept until the tensor is freed or changed in place. torch counts
+in-place changes; a change through `.data` or a numpy array is not noticed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _lock = threading.Lock()
 def remembered(
     tensor: Tensor, key: Any, make: Callable[[], Any], *, beside: Tensor | None = None
 ) -> Any:
-    """What `make` gives, found once for a tensor as it is, and for another one beside it.
+    """The result of `make`, cached with a tensor, or with a pair of tensors.
 
-    What was found with another tensor beside is forgotten.
+    Of all pairs with the same first tensor and key, only the latest is kept.
     """
     if tensor.is_inference() or (beside is not None and beside.is_inference()):
-        # Nobody counts the changes of these.
+        # torch does not count changes of inference tensors.
         return make()
     key = (key, beside is None)
     with _lock:
@@ -50,13 +50,13 @@ def remembered(
 
 
 def plain(edge_index: Tensor) -> Tensor:
-    """The tensor itself, without what a subclass such as EdgeIndex makes of it."""
-    # Detached, so that what is kept does not keep the tensor that it is kept with.
+    """A detached alias as a plain Tensor."""
+    # A cached view of the tensor itself would keep it alive for ever.
     return edge_index.detach().as_subclass(Tensor)
 
 
 def ends_range(edge_index: Tensor) -> tuple[int, int, int, int]:
-    """Least and largest number of edge_index[0], then of edge_index[1]."""
+    """Smallest and largest node of edge_index[0], then of edge_index[1]."""
 
     def make() -> tuple[int, int, int, int]:
         if not edge_index.shape[1]:
@@ -69,7 +69,7 @@ def ends_range(edge_index: Tensor) -> tuple[int, int, int, int]:
 
 
 def walks_of(edge_index: Tensor, receiver_row: int, senders: int, receivers: int) -> EdgeWalks:
-    """How loops walk the edges; their numbers must be in range.
+    """The edges sorted both ways, cached; every node must be in range.
 
     Args:
         edge_index: int [2, E].

@@ -1,6 +1,6 @@
-"""What torch functions make of EdgeTensors: expressions, products on nodes, or nothing.
+"""Rules that apply torch functions to EdgeTensors without computing a row for every edge.
 
-A rule gives None for whatever it does not know; the function is then called with the tensors.
+A rule returns None for arguments that it does not handle; the function then runs on real tensors.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from weft.kernels.message_code import MOST_FEATURES, OPERATIONS
 
 
 def _on_rows(tensor: EdgeTensor, function: Callable[[Tensor], Tensor]) -> EdgeTensor | None:
-    """A function of each row of an EdgeTensor that has the rows of one source."""
+    """Apply a function of single rows to the source of a leaf; None for anything else."""
     if side_of(tensor) is None:
         return None
     source: Source = tensor.meaning[1]
     return lazy_rows(tensor.edges, source.side, function(source.value()))
 
 
-# Finite, with finite derivatives, wherever their arguments are.
+# Operations whose value and derivative are finite for every finite argument.
 _ON_NODES = {"add", "sub", "mul", "neg", "relu", "leaky_relu", "sigmoid", "tanh", "silu", "square"}
 
 
 def _node_rows(tensor: EdgeTensor) -> tuple[Side, Tensor] | None:
-    """What a tensor that depends on one end of the edges is for each node there.
+    """The rows of a tensor that depends on one end of the edges only, computed once per node.
 
-    Not where that is more work, and not where a node without edges has values that are not finite:
-    its gradient is 0, and 0 times those would reach the parameters.
+    None if there are more nodes than edges, or if the values of some node are not finite: a node
+    without edges has gradient 0, and 0 times infinity would reach the parameters.
     """
     sources: list[Source] = []
 
@@ -71,7 +71,7 @@ def _node_rows(tensor: EdgeTensor) -> tuple[Side, Tensor] | None:
         return OPERATIONS[meaning[0]].plain(*map(value, meaning[1:]))
 
     found: Tensor = value(tensor.meaning)
-    # A sum is finite where all its terms are, but for an overflow, which only costs time.
+    # If the sum overflows although all values are finite, only time is lost.
     return (side, found) if bool(found.detach().sum().isfinite()) else None
 
 
@@ -99,7 +99,7 @@ def _combined(name: str, operands: Sequence[Any]) -> Any:
         shapes = [each.shape for each in operands if isinstance(each, Tensor)]
         shape: torch.Size = torch.functional.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
     except RuntimeError:
-        # torch says it better, of the tensors themselves.
+        # Let torch report the mismatch.
         return None
     if shape[0] != lazy.edges.count or shape[1:].numel() > MOST_FEATURES or len(shape) > 3:
         return None
@@ -109,7 +109,7 @@ def _combined(name: str, operands: Sequence[Any]) -> Any:
     return EdgeTensor(lazy.edges, (name, *parts), shape, lazy.like)
 
 
-# An expression that uses a part again and again would grow without end.
+# Longer expressions are evaluated: repeated parts would otherwise grow exponentially.
 _MOST_OPERATIONS = 64
 
 
@@ -194,7 +194,7 @@ def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def _snapshot(part: Any) -> Any:
-    """The same now, and unchanged when the part is changed in place."""
+    """A copy that does not follow later in-place changes of the part."""
     if not isinstance(part, EdgeTensor):
         return part
     return EdgeTensor(part.edges, part.meaning, part.shape, part.like)
@@ -279,7 +279,7 @@ def _shaped(function: Any) -> Callable[..., Any]:
 
 
 def _view(x: EdgeTensor, function: Callable[[Tensor], Tensor]) -> EdgeTensor | None:
-    """Another shape of the same rows: in torch, both change with one."""
+    """A view of the same rows; in torch, an in-place change of one changes both."""
     found = _on_rows(x, function)
     if found is not None:
         found.shared = x.shared = True

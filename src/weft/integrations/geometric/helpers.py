@@ -1,8 +1,8 @@
 """Fast forms of torch_geometric's functions on edges, which accelerated layers call in their place.
 
-Changes of an edge_index (self-loops, normalisation) are made once and kept with it, so that the
-tensor they give is the same at every call, and with it what is known of that one. Every function
-falls back on torch_geometric's own wherever its arguments are not plain tensors on the CPU.
+Self-loops and normalisations are computed once and cached with the edge_index, so that every call
+returns the same tensor and its sorted edges are found in the cache as well. Each function falls
+back on torch_geometric's own unless its arguments are plain tensors on the CPU.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def _is_plain_index(edge_index: Any) -> bool:
 def _remembered_result(
     key: tuple[Any, ...], edge_index: Tensor, attribute: Any, make: Callable[[], tuple[Any, ...]]
 ) -> tuple[Any, ...]:
-    """What a function of an edge_index and maybe a tensor of its edges gives, found once.
+    """The cached result of a function of an edge_index and, optionally, an edge attribute.
 
-    Where gradients are wanted of that tensor, only the edge_index is the one of the first call.
+    If the attribute requires gradients, only the resulting edge_index is cached.
     """
     if not isinstance(attribute, Tensor | types.NoneType):
         return make()
@@ -43,7 +43,7 @@ def _remembered_result(
     result = make() if learning else None
 
     def keep() -> _Kept:
-        # Made outside of inference mode, or nobody would count its changes.
+        # Changes of inference tensors are not counted, so make ordinary ones.
         with torch.inference_mode(mode=False):
             found = make() if result is None else result[:1]
         return _Kept.of(found, edge_index)
@@ -157,7 +157,7 @@ def softmax(
 
 
 def _is_of_receivers(src: Any, index: Any, num_nodes: Any, edges: Edges) -> bool:
-    """Whether a function over groups of edges is asked of those into each receiver."""
+    """Whether `index` groups the edges of the running call by receiver."""
     if not isinstance(src, Tensor) or not has_loop(src) or not isinstance(index, Tensor):
         return False
     if not isinstance(num_nodes, int) or src.shape[0] != edges.count or index.ndim != 1:
@@ -222,7 +222,7 @@ def with_fast_helpers(function: Any) -> Any:
         return None
     used = {each.opname for each in dis.get_instructions(function)}
     if used & {"STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME"}:
-        # These write to, or depend on, the module that it stands in.
+        # These need the function's real module.
         return None
     names = function.__globals__
     others = {}

@@ -1,10 +1,10 @@
 """Tensors with a row for every edge that are not made until something needs them.
 
 A layer's own `message` runs as it is written, each time, but `x_i` and `x_j` are `EdgeTensor`s:
-they record what is done to them. Products with a matrix and functions of one node's features are
-computed on nodes, elementwise arithmetic becomes an expression, and the sum over a receiver's edges
-runs all of it in one loop (weft.kernels.fused_messages). Whatever is not known here turns an
-EdgeTensor into the tensor that it stands for, so that every message has its own result.
+they record what is done to them. Products of one node's features with a matrix are computed on
+nodes, elementwise arithmetic becomes an expression, and the reduction over a receiver's edges
+evaluates it in one loop (weft.kernels.fused_messages). Any other function evaluates the EdgeTensor
+first, so that a message may do anything.
 """
 
 from __future__ import annotations
@@ -28,12 +28,16 @@ Side = Literal["i", "j", "e", "v"]
 
 
 class NotLazyError(Exception):
-    """A message cannot be computed without its tensors; it must be run as it is."""
+    """The message needs the tensors of its edges; the layer must run unaccelerated."""
+
+
+class EdgeRangeError(NotLazyError):
+    """An edge names a node that does not exist; torch_geometric says so in its own words."""
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A tensor that edges read: a row a receiver (`i`), a sender (`j`), an edge (`e`), or one."""
+    """A tensor with one row per receiver (`i`), sender (`j`) or edge (`e`), or one row (`v`)."""
 
     side: Side
     tensor: Tensor
@@ -45,7 +49,7 @@ class Source:
         return cls(side, tensor, 0 if tensor.is_inference() else tensor._version)
 
     def value(self) -> Tensor:
-        """The tensor, which nobody may have changed since."""
+        """The tensor; raises NotLazyError if it was changed in place since."""
         if not self.tensor.is_inference() and self.tensor._version != self.version:
             raise NotLazyError("a tensor that a message reads was changed in place")
         return self.tensor
@@ -60,8 +64,8 @@ class Edges:
         receiver_row: the row of edge_index that holds receivers.
         sizes: numbers of senders and receivers, where they are known.
         learning: whether autograd records the call.
-        made: the EdgeTensors of the call that somebody holds.
-        state: what has become of it.
+        made: all EdgeTensors of the call that are still referenced.
+        state: flags, see `refused` and `closed`.
     """
 
     edge_index: Tensor
@@ -73,16 +77,16 @@ class Edges:
 
     @property
     def refused(self) -> bool:
-        """Whether something was asked that only tensors can answer."""
+        """Whether the message did something that needs real tensors."""
         return "refused" in self.state
 
     @property
     def closed(self) -> bool:
-        """Whether the call is over: nothing is put off any more."""
+        """Whether the call is over, so that everything is evaluated at once."""
         return "closed" in self.state
 
     def close(self) -> None:
-        """Make the tensors that somebody still holds."""
+        """End the call: evaluate the EdgeTensors that are still referenced."""
         self.state["closed"] = True
         for tensor in list(self.made):
             values_of(tensor)
@@ -105,42 +109,42 @@ class Edges:
         return self.edge_index.shape[1]
 
     def walks(self) -> EdgeWalks:
-        """How loops walk them."""
+        """The edges sorted by receiver and by sender."""
         row = self.receiver_row
         limits = ends_range(self.edge_index)
         counts = {}
         for side, (low, high) in (("i", limits[2 * row :][:2]), ("j", limits[2 - 2 * row :][:2])):
-            # Without rows of its own, a side has as many nodes as the other, if that is enough.
+            # A side without features has as many nodes as the other, or as its edges need.
             known = self.sizes.get(side, max(high + 1, *self.sizes.values(), 0))
             if low < 0 or high >= known:
-                raise NotLazyError("an edge joins a node that is not there")
+                raise EdgeRangeError(f"edges name nodes {low} to {high}; there are {known}")
             counts[side] = known
         return walks_of(self.edge_index, row, counts["j"], counts["i"])
 
 
-# What an EdgeTensor stands for: ("leaf", Source), ("const", number), (operation, part, ...) as in
+# The expression of an EdgeTensor: ("leaf", Source), ("const", number), (operation, part, ...) as in
 # message_code; and, only outermost, ("cat", parts), ("stack", parts) and ("linear", part, weight,
 # bias), where parts are EdgeTensors or tensors.
 Meaning = tuple[Any, ...]
 OUTERMOST = ("cat", "stack", "linear")
-"""What stands only outermost."""
+"""Operations that are never part of another expression."""
 
 RULES: dict[Any, Callable[..., Any]] = {}
-"""What becomes of a torch function of EdgeTensors, by function; see edge_rules."""
+"""The rule of each torch function, registered by edge_rules."""
 
 
 class EdgeTensor(Tensor):
-    """See the module; `edges` are those that it has a row for, `meaning` what it stands for."""
+    """A tensor with a row for each of `edges`, not computed yet; `meaning` is its expression."""
 
     edges: Edges
     meaning: Meaning
     like: Tensor
-    # Whether it is a view of another, or another of it: both change with one.
+    # Whether it is a view of another EdgeTensor, or has one.
     shared: bool
 
     @staticmethod
     def __new__(cls, edges: Edges, meaning: Meaning, shape: Sequence[int], like: Tensor) -> Any:
-        """Of this shape, with dtype and device `like` another."""
+        """Make one of this shape, with the dtype and device of `like`."""
         made: Any = Tensor._make_wrapper_subclass(
             cls, tuple(shape), dtype=like.dtype, device=like.device
         )
@@ -164,12 +168,12 @@ class EdgeTensor(Tensor):
         if edges.closed:
             return _as_it_is(func, args, kwargs)
         if func in _OF_AUTOGRAD or (edges.learning and not torch.is_grad_enabled()):
-            # As inside of a Function of the user's, which autograd would take for one of nothing.
+            # A user's autograd.Function looks like this; its gradient would be lost.
             edges.state["refused"] = True
             raise NotLazyError(f"{func} needs the tensors of a message themselves")
         rule = None if torch.is_autocast_enabled("cpu") else RULES.get(func)
         if rule is not None:
-            # Arguments that a rule does not name are torch's affair.
+            # A rule does not take all of torch's keywords.
             with suppress(TypeError):
                 found = rule(*args, **kwargs)
                 if found is not None:
@@ -197,15 +201,13 @@ def lazy_rows(edges: Edges, side: Side, rows: Tensor) -> EdgeTensor:
 
 
 def _as_it_is(func: Any, args: Any, kwargs: Any) -> Any:
-    """Call the function with the tensors that EdgeTensors stand for."""
+    """Call the function on evaluated EdgeTensors."""
     name = getattr(func, "__name__", "")
     target = args[0] if args else None
-    changes = name == "__setitem__" or name.startswith("__i") or name.endswith("_")
-    if name.endswith("__") and name not in ("__setitem__",) and not name.startswith("__i"):
-        changes = False
-    if isinstance(target, EdgeTensor) and not target.edges.closed and changes:
+    in_place = func in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+    if isinstance(target, EdgeTensor) and not target.edges.closed and in_place:
         check_alone(target)
-        # Of a copy, which then is what the EdgeTensor stands for: others read what it was.
+        # On a copy: expressions that were made before keep the old values.
         made = values_of(target).clone()
         real_args, real_kwargs = tree_map(_real, (args[1:], kwargs))
         func(made, *real_args, **real_kwargs)
@@ -216,7 +218,7 @@ def _as_it_is(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def check_alone(target: EdgeTensor) -> None:
-    """Refuse a change in place of what is a view of another, or has views."""
+    """Raise NotLazyError for an in-place change of a view, or of a tensor that has one."""
     if target.shared:
         target.edges.state["refused"] = True
         raise NotLazyError("a view of a message is changed in place")
@@ -230,7 +232,7 @@ def _real(value: Any) -> Any:
 
 
 def values_of(tensor: EdgeTensor) -> Tensor:
-    """The tensor that it stands for, [E, ...]; made once."""
+    """The evaluated tensor, [E, ...]; evaluated once."""
     kind = tensor.meaning[0]
     if kind == "leaf" and tensor.meaning[1].side == "e":
         found: Tensor = tensor.meaning[1].tensor
@@ -312,10 +314,16 @@ def run(tensor: EdgeTensor, reductions: tuple[Reduction, ...], *, dot: bool) -> 
 
 
 def side_of(tensor: EdgeTensor) -> Side | None:
-    """Whose rows it has if it is no more than one source's."""
+    """The side of a tensor that is a single source; None for an expression."""
     return tensor.meaning[1].side if tensor.meaning[0] == "leaf" else None
 
 
+_IN_PLACE = {
+    Tensor.__setitem__,
+    *(getattr(Tensor, f"__i{name}__") for name in ("add", "sub", "mul", "truediv", "floordiv")),
+    *(getattr(Tensor, f"__i{name}__") for name in ("mod", "pow", "and", "or", "xor")),
+}
+# Functions of a tensor's shape and kind, which an EdgeTensor has.
 _ASKS = {
     Tensor.size,
     Tensor.dim,
@@ -329,7 +337,7 @@ _ASKS |= {
     getattr(Tensor, name).__get__
     for name in ("shape", "dtype", "device", "ndim", "layout", "is_sparse", "is_cuda")
 }
-# What autograd is asked of a tensor that is not there.
+# Requests to autograd that need a real tensor.
 _OF_AUTOGRAD = {
     Tensor.register_hook,
     Tensor.retain_grad,

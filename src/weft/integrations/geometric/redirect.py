@@ -1,4 +1,4 @@
-"""How a layer of torch_geometric is brought to run on weft's loops, and back.
+"""Redirects the methods of a torch_geometric layer to weft's loops, and back.
 
 The layer keeps its class, parameters, hooks and code. Some of its methods get an instance attribute
 of the same name, a bound method, so that copies and pickles of the layer work; each falls back on
@@ -24,6 +24,7 @@ from weft.integrations.geometric.aggregations import aggregated
 from weft.integrations.geometric.edge_cache import ends_range
 from weft.integrations.geometric.helpers import with_fast_helpers
 from weft.integrations.geometric.lazy_edges import (
+    EdgeRangeError,
     Edges,
     EdgeTensor,
     NotLazyError,
@@ -90,12 +91,12 @@ def edge_updater(self: Any, edge_index: Any, *arguments: Any, **given: Any) -> A
     return _computed(self, type(self).edge_updater, edge_index, arguments, given)
 
 
-# Classes whose messages could not be computed from EdgeTensors.
+# Classes whose messages need real tensors.
 _stock_classes: set[type] = set()
 
 
 def _computed(layer: Any, method: Any, edge_index: Any, arguments: Any, given: Any) -> Any:
-    """What a method of the layer's class gives, on EdgeTensors where the call allows it."""
+    """Call a method of the layer's class, with EdgeTensors if this call allows it."""
     edges = _edges_of(layer, edge_index, given)
     if edges is None:
         with running(layer, None):
@@ -105,14 +106,16 @@ def _computed(layer: Any, method: Any, edge_index: Any, arguments: Any, given: A
         with running(layer, edges):
             out = method(layer, edge_index, *arguments, **given)
             out = tree_map(_values, out)
-        # What the message has put somewhere else is read after the call, or never.
+        # The message may have stored EdgeTensors somewhere.
         edges.close()
         return out
+    except EdgeRangeError:
+        pass
     except Exception as error:
-        # An error may have passed through code that knows no NotLazyError.
+        # TorchScript turns a NotLazyError into an error of its own.
         if not isinstance(error, NotLazyError) and not edges.refused:
             raise
-    _stock_classes.add(type(layer))
+        _stock_classes.add(type(layer))
     torch.set_rng_state(state)
     with running(layer, None):
         return method(layer, edge_index, *arguments, **given)
@@ -222,7 +225,7 @@ def redirect(module: nn.Module) -> None:
     """Let a module run on weft's loops wherever a call allows it."""
     for method in _METHODS:
         name = method.__name__
-        # What was read from a pickle has its class's own.
+        # A pickled layer comes back with its class's own methods as attributes.
         there = getattr(module.__dict__.get(name), "__func__", None)
         absent = name not in module.__dict__ or there is getattr(type(module), name, None)
         if absent and _applies(name, module):

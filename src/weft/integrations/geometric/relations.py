@@ -65,7 +65,7 @@ def _relations(layer: Any, edge_index: Tensor, edge_type: Tensor, sizes: Any) ->
 
 
 def takes(layer: Any, x: Any, edge_index: Any, edge_type: Any = None) -> bool:
-    """Whether `forward` computes this call."""
+    """Whether `forward` supports this call."""
     if layer.num_blocks is not None or layer.aggr not in ("add", "sum", "mean"):
         return False
     left = x[0] if isinstance(x, tuple) else x
@@ -90,7 +90,7 @@ def takes(layer: Any, x: Any, edge_index: Any, edge_type: Any = None) -> bool:
 
 
 def forward(layer: Any, x: Any, edge_index: Tensor, edge_type: Tensor) -> Tensor:
-    """What the layer gives."""
+    """The output of the layer."""
     left, right = x if isinstance(x, tuple) else (x, x)
     weight = layer.weight
     if layer.num_bases is not None:

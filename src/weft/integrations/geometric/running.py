@@ -22,7 +22,7 @@ _running = _Running()
 
 @contextmanager
 def running(layer: Any, edges: Edges | None) -> Iterator[None]:
-    """While a layer's messages are computed."""
+    """Context in which a layer's messages are computed."""
     _running.calls.append((layer, edges))
     try:
         yield
