@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.kernels.edge_softmax import edge_softmax
-from weft.kernels.fused_messages import EdgeWalks, _Job, fused_messages
+from weft.kernels.fused_messages import EdgeWalks, SortedRows, _Job, fused_messages
 from weft.kernels.message_code import OPERATIONS, Leaf, MessageProgram
 
 A, B, C = (("leaf", k) for k in range(3))
@@ -91,6 +91,20 @@ def summed(parts):
     for part in parts[1:]:
         total = ("add", total, part)
     return total
+
+
+def test_constant_rows_of_edges_in_the_order_of_the_walks():
+    torch.manual_seed(0)
+    edges = EdgeWalks(torch.randint(0, 9, (40,)), torch.randint(0, 9, (40,)), 9, 9)
+    plain = PROGRAMS["weights by head"]
+    weights, x = leaves_of(plain, edges)
+    weights = weights.detach()
+    ordered = MessageProgram(plain.expression, (Leaf("e", True, sorted=True), SENDER))
+    rows = {0: SortedRows(weights.numpy(), edges)}
+    found = fused_messages(ordered, edges, [weights, x], (), rows)
+    expected = fused_messages(plain, edges, [weights, x], ())
+    gradients = [torch.autograd.grad(out[0].square().sum(), [x]) for out in (found, expected)]
+    torch.testing.assert_close((found, gradients[0]), (expected, gradients[1]), rtol=0, atol=1e-13)
 
 
 def test_single_precision_is_close():

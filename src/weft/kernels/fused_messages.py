@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -41,6 +41,7 @@ class EdgeWalks:
     receivers: Tensor
     num_senders: int
     num_receivers: int
+    _inverses: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
     @property
     def num_edges(self) -> int:
@@ -60,7 +61,16 @@ class EdgeWalks:
     @cached_property
     def in_degrees(self) -> Tensor:
         """int64 [N]."""
-        return torch.from_numpy(np.diff(self.into[0]).astype(np.int64))
+        # What is kept must not be an inference tensor: a later training step may need it.
+        with torch.inference_mode(mode=False):
+            return torch.from_numpy(np.diff(self.into[0]).astype(np.int64))
+
+    def inverse_in_degrees(self, dtype: torch.dtype) -> Tensor:
+        """1 / in_degrees, [N]; 1 for a receiver without edges. The same tensor at every call."""
+        if dtype not in self._inverses:
+            with torch.inference_mode(mode=False):
+                self._inverses[dtype] = 1 / self.in_degrees.clamp(min=1).to(dtype)
+        return self._inverses[dtype]
 
 
 def _walk(near: Tensor, far: Tensor, rows: int, others: int) -> Walk:
@@ -78,6 +88,31 @@ def _ascends(values: Any) -> bool:
     return bool((values[1:] >= values[:-1]).all())
 
 
+@dataclass(frozen=True, eq=False)
+class SortedRows:
+    """Rows of edges in the orders of both walks.
+
+    Attributes:
+        rows: array [E, H, C], in the order of the edges.
+        edges: whose rows they are.
+    """
+
+    rows: Any
+    edges: EdgeWalks
+
+    @cached_property
+    def into(self) -> Any:
+        """The rows in the order of the walk by receiver."""
+        order = self.edges.into[2]
+        return self.rows if order is None else self.rows[order]
+
+    @cached_property
+    def out(self) -> Any:
+        """The rows in the order of the walk by sender."""
+        order = self.edges.out[2]
+        return self.rows if order is None else self.rows[order]
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Job:
     """One call, without its leaves."""
@@ -87,6 +122,7 @@ class _Job:
     consts: tuple[float, ...]
     heads: int
     channels: int
+    sorted_rows: Mapping[int, SortedRows] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -96,6 +132,8 @@ class _Job:
         """Run a loop of the program on leaves and whatever else it takes."""
         walk = self.edges.out if part == "backward_j" else self.edges.into
         given = [array_of(leaf) for leaf in leaves]
+        for k, rows in self.sorted_rows.items():
+            given[k] = rows.out if part == "backward_j" else rows.into
         numbers = np.array([*KNOWN_NUMBERS, *self.consts], dtype=given[0].dtype)
         loop = compiled_part(self.program, part, asked)
         arguments = (*given, numbers, *walk, self.heads, self.channels, *more)
@@ -126,7 +164,11 @@ def _reduced(value: Tensor, kind: Reduction, zeros: Tensor, index: Tensor) -> Te
 
 
 def fused_messages(
-    program: MessageProgram, edges: EdgeWalks, leaves: Sequence[Tensor], consts: Sequence[float]
+    program: MessageProgram,
+    edges: EdgeWalks,
+    leaves: Sequence[Tensor],
+    consts: Sequence[float],
+    sorted_rows: Mapping[int, SortedRows] | None = None,
 ) -> tuple[Tensor, ...]:
     """The reductions of the program's messages, each [N, H, C]; or the messages themselves.
 
@@ -135,6 +177,7 @@ def fused_messages(
         edges: between which nodes.
         leaves: [rows, H, C], or [rows, H, 1] for leaves by head; float32 or float64, all alike.
         consts: numbers that the expression names.
+        sorted_rows: the rows of each leaf that the program calls sorted, by its number.
 
     Returns:
         A tensor for each reduction. Without any, one: [E, H, C], or [E, H, 1] where the program
@@ -149,7 +192,18 @@ def fused_messages(
         require(tensor.shape == shape, f"{leaf} needs the shape {list(shape)}", tensor)
         require(have_one_loop(tensor, leaves[0]), "leaves need one dtype, on the CPU", tensor)
     require(heads * channels <= MOST_FEATURES, f"at most {MOST_FEATURES} features", *leaves)
-    job = _Job(program=program, edges=edges, consts=tuple(consts), heads=heads, channels=channels)
+    sorted_rows = sorted_rows or {}
+    for k, leaf in enumerate(program.leaves):
+        assert leaf.sorted == (k in sorted_rows)
+        assert not leaf.sorted or sorted_rows[k].rows.shape == leaves[k].shape
+    job = _Job(
+        program=program,
+        edges=edges,
+        consts=tuple(consts),
+        heads=heads,
+        channels=channels,
+        sorted_rows=sorted_rows,
+    )
     out = _Fused.apply(*leaves, job)  # type: ignore[no-untyped-call]
     return out if isinstance(out, tuple) else (out,)
 

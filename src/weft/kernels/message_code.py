@@ -45,10 +45,12 @@ class Leaf:
         place: whose rows it has: those of receivers (`i`), senders (`j`) or edges (`e`); `v` is one
             row for all.
         by_head: it has one column for each head, not one for each feature.
+        sorted: its rows, those of edges, are in the order of the walk; it has no gradient.
     """
 
     place: Place
     by_head: bool
+    sorted: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,8 @@ class _Lines:
         if expression[0] == "leaf":
             leaf = self._program.leaves[expression[1]]
             column = "0" if leaf.by_head else "c"
-            source = f"l{expression[1]}[{self._row(leaf.place)}, h, {column}]"
+            row = "k" if leaf.sorted else self._row(leaf.place)
+            source = f"l{expression[1]}[{row}, h, {column}]"
         elif expression[0] == "const":
             source = f"consts[{expression[1] + len(KNOWN_NUMBERS)}]"
         else:
@@ -238,8 +241,10 @@ class _Writer:
         self.line(1, "zero, one = consts[0], consts[1]")
         self.line(1, "width = heads * channels")
         self.line(1, "last = far_of.shape[0] - 1")
-        for name in [*self._far(), *self._at_edges()]:
+        for name in self._far():
             self.line(1, f"{name}_rows = {name}.reshape({name}.shape[0], width)")
+        for name, width in self._at_edges().items():
+            self.line(1, f"{name}_rows = {name}.reshape({name}.shape[0], {width})")
         for stack, _ in stacks:
             self.line(1, f"{stack} = stack_numbers(consts, {MOST_FEATURES})")
         self.line(1, "for near in range(first, stop):")
@@ -276,12 +281,13 @@ class _Writer:
         ]
         return [*far, "g0"] if self.near == "j" and self.program.reductions else far
 
-    def _at_edges(self) -> list[str]:
-        return [
-            f"l{k}"
+    def _at_edges(self) -> dict[str, str]:
+        """Arrays with a row for each edge that are not read in their order, and their widths."""
+        return {
+            f"l{k}": "heads" if leaf.by_head else "width"
             for k, leaf in enumerate(self.program.leaves)
-            if leaf.place == "e" and not leaf.by_head
-        ]
+            if leaf.place == "e" and not leaf.sorted
+        }
 
     def _prefetch(self) -> None:
         """Ask for the rows of an edge some edges ahead: they come from all over memory."""
@@ -293,8 +299,8 @@ class _Writer:
         if at_edges := self._at_edges():
             self.line(3, "if edge_of is not None:")
             self.line(4, "ahead = np.intp(edge_of[min(k + 12, last)])")
-            self.line(4, "for f in range(0, width, 16):")
-            for name in at_edges:
+            for name, width in at_edges.items():
+                self.line(4, f"for f in range(0, {width}, 16):")
                 self.line(5, f"prefetch({name}_rows, ahead, np.intp(f))")
 
 

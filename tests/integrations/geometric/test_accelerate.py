@@ -34,6 +34,7 @@ from torch_geometric.nn import (  # noqa: E402
     global_mean_pool,
 )
 
+from weft.integrations.geometric import lazy_edges  # noqa: E402
 from weft.integrations.geometric.accelerate import _difference, accelerate, restore  # noqa: E402
 from weft.integrations.geometric.edge_cache import _kept  # noqa: E402
 from weft.integrations.geometric.lazy_edges import EdgeTensor  # noqa: E402
@@ -569,6 +570,67 @@ def test_nothing_outlives_its_edges():
         del edge_index
         gc.collect()
         assert alive() is None
+
+
+@pytest.mark.parametrize("name", ["gcn, weights", "gat", "sage", "own", "pna"])
+def test_a_step_leaves_no_tensors_to_the_garbage_collector(name):
+    """A reference cycle would keep some of them, hundreds of megabytes, over many steps."""
+    make, names = LAYERS[name]
+    data = example()
+    layer = accelerate(make(data["edge_index"]).double(), report=None)
+    given = [data[name].detach() for name in names]
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for _ in range(3):
+            layer(data["x"].detach().requires_grad_(), data["edge_index"], *given).sum().backward()
+        gc.collect()
+        left = [each for each in gc.garbage if issubclass(type(each), torch.Tensor)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not left
+
+
+@pytest.mark.parametrize("name", ["gcn", "gcn, weights", "graph", "sage, max", "gin"])
+def test_what_never_changes_is_summed_once(name, monkeypatch):
+    """The same features and edges at every step: results and gradients of each are right."""
+    sums = []
+    stock_sum = lazy_edges.fused_messages
+    monkeypatch.setattr(
+        lazy_edges, "fused_messages", lambda *given: sums.append(0) or stock_sum(*given)
+    )
+    make, names = LAYERS[name]
+    data = example()
+    stock, fast = pair(make(data["edge_index"]).double())
+    x = data["x"].detach()
+    given = [data[name].detach() for name in names]
+    for step in range(8):
+        if step == 5:
+            assert len(sums) == (3 if name.startswith("gcn") else 2)
+            # A change in place is noticed.
+            x[0] += 1.0
+        outs = [layer(x, data["edge_index"], *given) for layer in (stock, fast)]
+        torch.testing.assert_close(*outs, rtol=1e-10, atol=1e-10)
+        wanted = [
+            torch.autograd.grad(out.square().sum(), list(layer.parameters()))
+            for out, layer in zip(outs, (stock, fast), strict=True)
+        ]
+        torch.testing.assert_close(*wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_a_sum_that_its_receiver_changes_is_not_kept():
+    class Changed(SAGEConv):
+        def forward(self, x, edge_index):
+            return self.propagate(edge_index, x=(x, x), size=None).add_(1.0)
+
+    data = example()
+    stock, fast = pair(Changed(WIDTH, OUT).double())
+    x = data["x"].detach()
+    for _ in range(5):
+        torch.testing.assert_close(stock(x, data["edge_index"]), fast(x, data["edge_index"]))
 
 
 def test_what_was_read_from_a_pickle_is_accelerated_again():

@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import aggr
 
-from weft.integrations.geometric.lazy_edges import Edges, reduced
+from weft.integrations.geometric.lazy_edges import (
+    OUTERMOST,
+    Edges,
+    EdgeTensor,
+    lazy_rows,
+    reduced,
+)
 from weft.kernels.message_code import Reduction
 
 _NEEDS: dict[type, tuple[Reduction, ...]] = {
@@ -47,9 +53,18 @@ def aggregated(module: Any, messages: Tensor, edges: Edges) -> Tensor | None:
     needs = needs_of(module)
     if needs is None:
         return None
+    if type(module) is aggr.MeanAggregation and _is_expression(messages):
+        # Scaled in the loop, which saves a pass over the sums and one over their gradients.
+        inverse = edges.walks().inverse_in_degrees(messages.dtype)
+        inverse = inverse.view(-1, *(1,) * (messages.ndim - 1))
+        return reduced(messages * lazy_rows(edges, "i", inverse), edges, ("sum",))[0]
     results: dict[str, Tensor] = {}
     results.update(zip(needs, reduced(messages, edges, needs), strict=True))
     return _result(module, results, edges.walks().in_degrees)
+
+
+def _is_expression(messages: Tensor) -> bool:
+    return isinstance(messages, EdgeTensor) and messages.meaning[0] not in OUTERMOST
 
 
 def _result(module: Any, results: dict[str, Tensor], degrees: Tensor) -> Tensor:

@@ -45,15 +45,8 @@ def _node_rows(tensor: EdgeTensor) -> tuple[Side, Tensor] | None:
     None if there are more nodes than edges, or if the values of some node are not finite: a node
     without edges has gradient 0, and 0 times infinity would reach the parameters.
     """
-    sources: list[Source] = []
-
-    def can(meaning: Meaning) -> bool:
-        if meaning[0] == "leaf":
-            sources.append(meaning[1])
-            return True
-        return meaning[0] == "const" or (meaning[0] in _ON_NODES and all(map(can, meaning[1:])))
-
-    if not can(tensor.meaning):
+    sources = _sources(tensor.meaning)
+    if sources is None:
         return None
     sides = {source.side for source in sources} - {"v"}
     if sides not in ({"i"}, {"j"}):
@@ -62,17 +55,35 @@ def _node_rows(tensor: EdgeTensor) -> tuple[Side, Tensor] | None:
     rows = max(source.tensor.shape[0] for source in sources)
     if rows > tensor.edges.count:
         return None
-
-    def value(meaning: Meaning) -> Any:
-        if meaning[0] == "leaf":
-            return meaning[1].value()
-        if meaning[0] == "const":
-            return meaning[1]
-        return OPERATIONS[meaning[0]].plain(*map(value, meaning[1:]))
-
-    found: Tensor = value(tensor.meaning)
+    found = _row_values(tensor.meaning)
     # If the sum overflows although all values are finite, only time is lost.
     return (side, found) if bool(found.detach().sum().isfinite()) else None
+
+
+def _sources(meaning: Meaning) -> list[Source] | None:
+    """The sources of an expression; None if an operation in it is not one of _ON_NODES."""
+    if meaning[0] == "leaf":
+        return [meaning[1]]
+    if meaning[0] == "const":
+        return []
+    if meaning[0] not in _ON_NODES:
+        return None
+    found: list[Source] = []
+    for part in meaning[1:]:
+        inner = _sources(part)
+        if inner is None:
+            return None
+        found += inner
+    return found
+
+
+def _row_values(meaning: Meaning) -> Any:
+    """The value of an expression over rows of its sources."""
+    if meaning[0] == "leaf":
+        return meaning[1].value()
+    if meaning[0] == "const":
+        return meaning[1]
+    return OPERATIONS[meaning[0]].plain(*map(_row_values, meaning[1:]))
 
 
 def _elementwise(name: str) -> Callable[..., Any]:

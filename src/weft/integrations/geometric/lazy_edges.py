@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from weft.integrations.geometric.edge_cache import ends_range, plain, walks_of
+from weft.integrations.geometric.kept_results import kept, sorted_rows
 from weft.kernels.fused_messages import EdgeWalks, fused_messages
 from weft.kernels.message_code import MOST_FEATURES, Leaf, MessageProgram, Reduction
 
@@ -287,17 +288,10 @@ def run(tensor: EdgeTensor, reductions: tuple[Reduction, ...], *, dot: bool) -> 
     heads, channels = (1, tail.numel()) if len(tail) < 2 else (tail[:-1].numel(), tail[-1])
     sources: dict[Source, int] = {}
     consts: dict[float, int] = {}
-
-    def numbered(meaning: Meaning) -> Meaning:
-        if meaning[0] == "leaf":
-            return "leaf", sources.setdefault(meaning[1], len(sources))
-        if meaning[0] == "const":
-            return "const", consts.setdefault(meaning[1], len(consts))
-        return meaning[0], *map(numbered, meaning[1:])
-
-    expression = numbered(tensor.meaning)
-    leaves, places = [], []
-    for source in sources:
+    expression = _numbered(tensor.meaning, sources, consts)
+    walks = tensor.edges.walks()
+    leaves, places, in_order = [], [], {}
+    for number, source in enumerate(sources):
         given = source.value()
         rows = given.shape[0]
         by_head = given.ndim > 1 and given.shape[-1] == 1 and channels > 1
@@ -308,9 +302,32 @@ def run(tensor: EdgeTensor, reductions: tuple[Reduction, ...], *, dot: bool) -> 
         elif not by_head and own.shape[-1] != channels:
             own = own.expand(*own.shape[:-1], channels)
         leaves.append(own.reshape(rows, heads, width))
-        places.append(Leaf(source.side, by_head))
+        if source.side == "e" and width == 1:
+            found = sorted_rows(leaves[-1], walks, tensor.edges.edge_index)
+            if found is not None:
+                in_order[number] = found
+        places.append(Leaf(source.side, by_head, number in in_order))
     program = MessageProgram(expression, tuple(places), reductions, dot)
-    return fused_messages(program, tensor.edges.walks(), leaves, tuple(consts))
+
+    def make() -> tuple[Tensor, ...]:
+        return fused_messages(program, walks, leaves, tuple(consts), in_order)
+
+    if not reductions:
+        return make()
+    key = (expression, reductions, tuple(consts), heads, channels)
+    # The result is freed with the largest tensor, which is that of features.
+    tensors = sorted((source.tensor for source in sources), key=Tensor.numel, reverse=True)
+    return kept(tensors, tensor.edges.edge_index, key, make)
+
+
+def _numbered(meaning: Meaning, sources: dict[Source, int], consts: dict[float, int]) -> Meaning:
+    """The expression with numbers in place of its sources and constants, which are collected."""
+    # A recursive closure would be a reference cycle and keep the sources until the next collection.
+    if meaning[0] == "leaf":
+        return "leaf", sources.setdefault(meaning[1], len(sources))
+    if meaning[0] == "const":
+        return "const", consts.setdefault(meaning[1], len(consts))
+    return meaning[0], *(_numbered(part, sources, consts) for part in meaning[1:])
 
 
 def side_of(tensor: EdgeTensor) -> Side | None:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 from torch.utils._pytree import tree_map
-from torch_geometric.nn.conv import MessagePassing
+from torch_geometric.nn.conv import GCNConv, MessagePassing
 
 import weft.integrations.geometric.edge_rules  # noqa: F401 - registers the rules
-from weft.integrations.geometric import relations
+from weft.integrations.geometric import constant_features, relations
 from weft.integrations.geometric.aggregations import aggregated
 from weft.integrations.geometric.edge_cache import ends_range
 from weft.integrations.geometric.helpers import with_fast_helpers
@@ -173,14 +173,19 @@ def _module_hooks(module: Any) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
+# Layers that are computed as a whole where the module `takes` the call.
+_WHOLE: dict[type, Any] = {GCNConv: constant_features, **dict.fromkeys(relations.KINDS, relations)}
+
+
 def _call_impl(self: Any, *arguments: Any, **named: Any) -> Any:
     """In place of a module's `_call_impl`: its forward, calling fast forms of helpers."""
     reason = stock_reason(self) if isinstance(self, MessagePassing) else _is_traced()
     if reason or "forward" in self.__dict__ or _has_hooks(self):
         return _stock_call(self, *arguments, **named)
-    if type(self) in relations.KINDS and not named and relations.takes(self, *arguments):
-        return relations.forward(self, *arguments)
     kind: Any = type(self)
+    whole = _WHOLE.get(kind)
+    if whole is not None and not named and whole.takes(self, *arguments):
+        return whole.forward(self, *arguments)
     fast = _fast_form(kind, "forward")
     if fast is None:
         return _stock_call(self, *arguments, **named)
@@ -235,7 +240,7 @@ def redirect(module: nn.Module) -> None:
 def _applies(name: str, module: nn.Module) -> bool:
     kind: Any = type(module)
     if name == "_call_impl":
-        return kind in relations.KINDS or _fast_form(kind, "forward") is not None
+        return kind in _WHOLE or _fast_form(kind, "forward") is not None
     if not isinstance(module, MessagePassing):
         return False
     if name in ("message", "edge_update"):
