@@ -295,7 +295,8 @@ class StrangersBench(_Bench):
     Attributes:
         cases: Which layers; all by default. The last three are own classes of MessagePassing.
         nodes: Nodes of the large random graph.
-        edges: Its directed edges, in no order.
+        edges: Its directed edges.
+        sorted: They are sorted by receiver; by default they are in no order.
         width: Features of a node there, and of the typed graph.
         molecules: Molecules in the small batch.
         inference: Time inference instead of training steps.
@@ -307,6 +308,7 @@ class StrangersBench(_Bench):
     cases: tuple[StrangersCase, ...] = ()
     nodes: int = 170_000
     edges: int = 2_300_000
+    sorted: bool = False
     width: int = 128
     molecules: int = 128
     inference: bool = False

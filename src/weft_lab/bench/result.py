@@ -41,6 +41,7 @@ class CandidateResult:
             trained on, the seconds of work on `batching` and, where a thread did some of that
             during the update, those of `waiting` for a batch.
         figures: named values, shown instead of the median where a case has them.
+        peak_bytes: the most memory that its process held; 0 where it is not known.
     """
 
     samples: list[float] = field(default_factory=list)
@@ -50,6 +51,7 @@ class CandidateResult:
     against: list[str] = field(default_factory=list)
     details: list[dict[str, float]] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=dict)
+    peak_bytes: int = 0
 
     @property
     def median(self) -> float | None:
@@ -76,9 +78,9 @@ class CandidateResult:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, with median and mean; details, throughput and figures where there are any."""
+        """All of it, with median and mean; what is empty or 0 is left out but for the samples."""
         fields = {**asdict(self), "median": self.median, "mean": self.mean}
-        for name in ("details", "figures"):
+        for name in ("details", "figures", "peak_bytes"):
             if not fields[name]:
                 del fields[name]
         return {**fields, **self.throughput}
@@ -175,7 +177,7 @@ class BenchResult(Provenance):
                 # What a file leaves out is empty.
                 case |= {"says": [], "missed": [], **case}
                 case["candidates"] = {
-                    name: {"details": [], "figures": {}, **each}
+                    name: {"details": [], "figures": {}, "peak_bytes": 0, **each}
                     for name, each in case["contenders"].items()
                 }
             result: BenchResult = from_plain(cls, values)

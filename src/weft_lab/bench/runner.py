@@ -111,6 +111,7 @@ def _with_answer(before: CandidateResult, answer: Mapping[str, Any]) -> Candidat
         samples=before.samples + answer.get("samples", []),
         details=before.details + answer.get("details", []),
         versions=answer.get("versions", before.versions),
+        peak_bytes=answer.get("peak_bytes", before.peak_bytes),
     )
 
 

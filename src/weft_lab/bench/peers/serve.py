@@ -44,7 +44,19 @@ def answers(file: str, function: str, lines: Iterable[str]) -> Iterator[dict[str
                 samples.append(seconds / value["graphs"])
             else:
                 samples.append(seconds if value is None else value)
-        yield {"samples": samples, **({"details": details} if details else {})}
+        answer = {"samples": samples, "peak_bytes": _peak_bytes()}
+        yield {**answer, **({"details": details} if details else {})}
+
+
+def _peak_bytes() -> int:
+    """The most memory that this process has held; 0 where the system does not tell."""
+    # getrusage would count the process that started this one as well.
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
 
 
 def _module(file: str) -> Any:
