@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from weft.graphs import GraphTable as GraphTable
     from weft.graphs import assemble as assemble
     from weft.graphs import table_from_graphs as table_from_graphs
-    from weft.integrations.geometric.accelerate import accelerate as accelerate
-    from weft.integrations.geometric.accelerate import restore as restore
+    from weft.integrations.accelerate import accelerate as accelerate
+    from weft.integrations.accelerate import restore as restore
     from weft.models import FNN as FNN
     from weft.models import GCN as GCN
     from weft.models import GGNN as GGNN

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 from weft.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from weft.sparsify.accelerate import Acceleration as Acceleration
-    from weft.sparsify.accelerate import accelerate as accelerate
     from weft.sparsify.compaction import CompactedLayer as CompactedLayer
     from weft.sparsify.compaction import compact as compact
     from weft.sparsify.densities import erk as erk

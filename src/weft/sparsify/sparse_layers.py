@@ -41,11 +41,14 @@ class SparseLinear(nn.Module):
         want_dense_gradient: while True, each backward pass adds the gradient of all
             out_features x in_features weights to what `dense_gradient` gives; it costs as much as a
             dense layer's.
+        replaced: the layer whose place it has in a model, if `weft.restore` is to put it back.
     """
 
     values: nn.Parameter
     bias: nn.Parameter | None
     pattern: Tensor
+    # In a tuple: a module attribute would become a part of this one.
+    replaced: tuple[Any, ...] = ()
 
     def __init__(
         self,
@@ -89,7 +92,6 @@ class SparseLinear(nn.Module):
         kind: dict[str, Any] = {"dtype": dtype, "device": device}
         self.values = nn.Parameter(torch.empty(index.shape[0], **kind))
         self.bias = nn.Parameter(torch.empty(out_features, **kind)) if bias else None
-        # In a tuple: a module attribute would become a part of this one.
         self._dense: tuple[nn.Module, ...] = ()
         self.reset_parameters()
 
@@ -304,6 +306,8 @@ def _with_parameters(layer: nn.Module, dtype: torch.dtype, device: torch.device)
 
 class FusedReLU(nn.Identity):
     """Takes the place of a ReLU that the `SparseLinear` before it computes now."""
+
+    replaced: tuple[Any, ...] = ()
 
 
 def to_dense(model: nn.Module) -> nn.Module:

@@ -25,7 +25,6 @@ from weft.sparsify import (
     snip_masks,
     synflow_masks,
 )
-from weft.sparsify.accelerate import fastest
 from weft.sparsify.densities import EmptyLayer, choose_weights
 from weft.sparsify.flop_counter import count_flops
 from weft.sparsify.magnitude_pruning import lottery_ticket
@@ -38,6 +37,7 @@ from weft.training.numerics import denormals_flushed
 from weft.training.run import Run
 from weft.training.sparse_form import sparse_layers, to_sparse_form, to_sparse_form_of
 from weft.training.step import LossStep, rank0_metrics
+from weft.training.timing import fastest
 
 if TYPE_CHECKING:
     from weft.parallel.world import World

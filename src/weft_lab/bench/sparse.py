@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from weft.graphs import GraphTable
+from weft.integrations.accelerate import accelerate
 from weft.sources import load
 from weft.sparsify import nnz_of
-from weft.sparsify.accelerate import accelerate
 from weft.sparsify.sparse_layers import SparseLinear
 from weft.training import prepare_process
 from weft_lab.bench.result import BenchResult, CandidateResult, CaseResult, data_or_error
@@ -271,9 +271,9 @@ def _measure(
     model = nn.Sequential(*modules[:-1])
     x, y = torch.randn(batch, widths[0]), torch.randint(widths[-1], (batch,))
     names = {f"{2 * number}.weight": mask for number, mask in enumerate(masks)}
-    chosen, _ = accelerate(model, x, training=True, masks=names)
+    chosen = accelerate(copy.deepcopy(model), x, masks=names, report=None)
     layers = sum(isinstance(module, SparseLinear) for module in chosen.modules())
-    models = {"dense": copy.deepcopy(model), "chosen": chosen, "sparse": nn.Sequential(*sparse)}
+    models = {"dense": model, "chosen": chosen, "sparse": nn.Sequential(*sparse)}
     runs = {name: _step(each, x, y) for name, each in models.items()}
     return layers, time_by_turns(runs, steps, warm_up=3)
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from weft.errors import DataError
 from weft.graphs import Graph
+from weft.integrations.accelerate import accelerate
 from weft.recipes.links.data import temporal_edges
 from weft.sources import CATALOGUE, EdgeList, load, planted_partition, temporal
 from weft.sparsify import Masks, erk, random_masks
-from weft.sparsify.accelerate import accelerate
 from weft.sparsify.compaction import compact
 from weft.sparsify.sparse_layers import SparseLinear
 from weft_lab.studies.sparsification_training import (
@@ -255,8 +255,9 @@ def time_forms(cell: TimeCell, study: SparsificationStudy) -> None:
     random_masks(plain, masks, shares, seed=study.seed)
     masks.apply_()
     cell.flops = masks.size() / masks.nnz()
-    chosen, table = accelerate(plain, x, training=training, masks=masks)
-    cell.chosen = sum(layer.form == "sparse" for layer in table.layers)
+    chosen = copy.deepcopy(plain).train(training)
+    accelerate(chosen, x, masks=masks, report=None)
+    cell.chosen = sum(isinstance(layer, SparseLinear) for layer in chosen)
     cell.layers = len(network.widths) - 1
     steps = {
         "dense": _step(dense, x, training),

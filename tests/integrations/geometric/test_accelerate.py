@@ -34,8 +34,8 @@ from torch_geometric.nn import (  # noqa: E402
     global_mean_pool,
 )
 
+from weft.integrations.accelerate import _difference, accelerate, restore  # noqa: E402
 from weft.integrations.geometric import lazy_edges  # noqa: E402
-from weft.integrations.geometric.accelerate import _difference, accelerate, restore  # noqa: E402
 from weft.integrations.geometric.edge_cache import _kept  # noqa: E402
 from weft.integrations.geometric.lazy_edges import EdgeTensor  # noqa: E402
 from weft.integrations.geometric.redirect import _stock_classes, is_redirected, redirect  # noqa: E402
@@ -383,7 +383,8 @@ def test_a_model_without_layers_of_torch_geometric():
     said = []
     accelerate(nn.Linear(2, 2), report=said.append)
     assert said == [
-        "Linear has no layer of torch_geometric; weft.accelerate leaves it as it is",
+        "Linear has no layer of torch_geometric, and there are no masks; "
+        "weft.accelerate leaves it as it is",
     ]
 
 

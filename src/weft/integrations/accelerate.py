@@ -1,0 +1,384 @@
+"""`weft.accelerate`: layers of any model in the form that is fastest here, and back.
+
+Layers of torch_geometric run on weft's loops, masked linear layers hold only their weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from weft.sparsify import Masks
+from weft.sparsify.products import tensors_in
+from weft.sparsify.replacement import dense_reason, put_dense, put_sparse
+from weft.sparsify.sparse_layers import SparseLinear
+from weft.training.numerics import keep_freed_memory
+from weft.training.timing import fastest
+
+# Largest rounding error allowed, relative to the largest value of a result.
+_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
+_FUSED, _SLOWER = "fused messages", "left alone: not faster"
+# A model with sparse layers must win by this much: noise never makes a model slower than it was.
+_MARGIN = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerReport:
+    """One row of the table that `accelerate` prints.
+
+    Attributes:
+        name: name of the module.
+        kind: name of its class.
+        done: what was done, or why nothing was.
+        before_ms: milliseconds of a pass before acceleration: forward, in training also backward.
+        after_ms: milliseconds of a pass after it.
+        error: largest difference of outputs and gradients, relative to their largest value.
+    """
+
+    name: str
+    kind: str
+    done: str
+    before_ms: float | None = None
+    after_ms: float | None = None
+    error: float | None = None
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether it was timed, and takes less time after than before."""
+        if self.before_ms is None or self.after_ms is None:
+            return False
+        return self.after_ms < self.before_ms
+
+
+def accelerate(
+    model: nn.Module,
+    example: Any = None,
+    *,
+    masks: Masks | Mapping[str, Tensor] | None = None,
+    report: Callable[[str], object] | None = print,
+) -> nn.Module:
+    """Run the layers of `model` in the form that is fastest here, in place; `restore` undoes it.
+
+    Layers of torch_geometric run on weft's loops. The model keeps its parameters, state_dict, hooks
+    and code, and gives the same results to rounding. A deep copy is accelerated as well; a model
+    loaded from a pickle is not. Layers also need less memory, because messages are rarely stored.
+    Calls that weft has no loops for (other devices, half precision, hooks that read messages,
+    torch.compile) run as before. An edge_index that is changed through `.data` or numpy is not
+    noticed. The process keeps freed memory for the next step from now on
+    (`weft.training.numerics.keep_freed_memory`), even after `restore`.
+
+    Linear layers that are masked (torch's, and those in torch_geometric's layers) become
+    `weft.sparsify.SparseLinear`, where the whole model is faster with them. Such a layer has
+    `values` in place of `weight`: make the optimizer afterwards. `restore` gives the layer its
+    `weight` again, the same parameter, with the values of then and zeros.
+
+    Args:
+        model: any module on the device that it will run on.
+        example: arguments of the model: a batch, a tuple, or a dict of named arguments. Each layer
+            is then compared and timed on its own inputs, forward and (if the model is in training
+            mode) backward, and left alone unless it is faster. Without an example every layer of
+            torch_geometric is accelerated.
+        masks: of the model's parameters by name, bool, True where a weight is active; the others
+            must be 0. None: no layer becomes sparse.
+        report: called with the table of layers; None prints nothing.
+
+    Raises:
+        ValueError: masks without an example, or for other parameters than the model's, or masks
+            that an optimizer still applies to weights that are to be trained.
+    """
+    if masks is not None:
+        _check_masks(model, example, masks)
+    keep_freed_memory()
+    rows = [_planned(name, layer) for name, layer in message_layers(model).items()]
+    if example is not None:
+        with torch.random.fork_rng(devices=[]):
+            rows, sparse = _tried(model, rows, _call(example), masks)
+        if masks is not None:
+            put_dense(model)
+            put_sparse(model, sparse)
+    _redirect(model, rows)
+    if report is not None:
+        report(_table(model, rows))
+    return model
+
+
+def restore(model: nn.Module) -> nn.Module:
+    """Undo `accelerate`, in place."""
+    _redirect(model, None)
+    put_dense(model)
+    return model
+
+
+def message_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers of torch_geometric in a model, and own classes of its MessagePassing, by name."""
+    geometric = _geometric()
+    if geometric is None:
+        return {}
+    kind = geometric.MessagePassing
+    return {name: module for name, module in model.named_modules() if isinstance(module, kind)}
+
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def _check_masks(model: nn.Module, example: Any, masks: Masks | Mapping[str, Tensor]) -> None:
+    if example is None:
+        raise ValueError(
+            "masks need an example: whether a sparse layer is faster depends on its batch"
+        )
+    if model.training and isinstance(masks, Masks) and masks.optimizer is not None:
+        raise ValueError(
+            "the masks are attached to an optimizer of the dense weights, which sparse layers do "
+            "not have: masks.detach(), and make a new optimizer after weft.accelerate"
+        )
+
+
+def _geometric() -> Any:
+    """The module that redirects layers of torch_geometric; None if no model can have any."""
+    # A model with such layers has imported them; for any other they need not be installed.
+    if "torch_geometric.nn" not in sys.modules:
+        return None
+    from weft.integrations.geometric import redirect
+
+    return redirect
+
+
+def _redirect(model: nn.Module, rows: Iterable[LayerReport] | None) -> None:
+    """Run modules on weft's loops, except layers whose row says no; None: no module at all."""
+    geometric = _geometric()
+    if geometric is not None:
+        left = set(message_layers(model)) - {row.name for row in rows or () if row.done == _FUSED}
+        for name, module in model.named_modules():
+            stays = rows is None or name in left
+            (geometric.undo if stays else geometric.redirect)(module)
+
+
+def _masked(
+    model: nn.Module, masks: Masks | Mapping[str, Tensor]
+) -> list[tuple[LayerReport, Tensor]]:
+    """The layers with inactive weights and their masks."""
+    found = []
+    for name in masks:
+        reason = dense_reason(model, name)
+        mask = masks[name].to(model.get_parameter(name).device)
+        if not bool(mask.all()):
+            layer, shape = name.rpartition(".")[0], " x ".join(map(str, mask.shape))
+            done = f"sparse: {float(mask.sum()) / mask.numel():.1%} of {shape} weights"
+            done = done if reason is None else f"left alone: {reason}"
+            kind = type(model.get_submodule(layer)).__name__
+            found.append((LayerReport(name=layer, kind=kind, done=done), mask))
+    return found
+
+
+def _tried(
+    model: nn.Module,
+    rows: list[LayerReport],
+    call: Call,
+    masks: Masks | Mapping[str, Tensor] | None,
+) -> tuple[list[LayerReport], dict[str, Tensor]]:
+    """All reports after an example, and the masks of the layers that become sparse, by layer."""
+    # On a copy, because a pass may change buffers and clears gradients.
+    trial = copy.deepcopy(model)
+    _redirect(trial, None)
+    if masks is not None:
+        put_dense(trial)
+    masked = _masked(trial, masks or {})
+    inputs = _inputs(trial, {row.name for row in (*rows, *(row for row, _ in masked))}, call)
+    rows = [_fused(row, trial.get_submodule(row.name), inputs) for row in rows]
+    if masks is None:
+        return rows, {}
+    _redirect(trial, rows)
+    more, sparse = _sparse(trial, masked, inputs, call)
+    return rows + more, sparse
+
+
+def _inputs(model: nn.Module, names: Iterable[str], call: Call) -> dict[str, Call]:
+    """The arguments of each layer in a call of the model."""
+    found: dict[str, Call] = {}
+
+    def keep(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        found.setdefault(name, tree_map(_detached, (args, kwargs)))
+
+    handles = [
+        model.get_submodule(name).register_forward_pre_hook(partial(keep, name), with_kwargs=True)
+        for name in names
+    ]
+    try:
+        model(*call[0], **call[1])
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _call(example: Any) -> Call:
+    if isinstance(example, dict):
+        return (), example
+    return tuple(example) if isinstance(example, tuple | list) else (example,), {}
+
+
+def _detached(value: Any) -> Any:
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    return value.detach().requires_grad_(value.requires_grad)
+
+
+def _planned(name: str, layer: nn.Module) -> LayerReport:
+    reason = _geometric().stock_reason(layer)
+    done = _FUSED if reason is None else f"left alone: {reason}"
+    return LayerReport(name=name, kind=type(layer).__name__, done=done)
+
+
+def _fused(row: LayerReport, layer: nn.Module, inputs: Mapping[str, Call]) -> LayerReport:
+    """The report on a layer of torch_geometric and its redirected copy."""
+    if row.done != _FUSED:
+        return row
+    fast = copy.deepcopy(layer)
+    _geometric().redirect(fast)
+    row = _compared(row, layer, fast, inputs.get(row.name))
+    return row if row.before_ms is None or row.is_faster else replace(row, done=_SLOWER)
+
+
+def _sparse(
+    model: nn.Module,
+    masked: Sequence[tuple[LayerReport, Tensor]],
+    inputs: Mapping[str, Call],
+    call: Call,
+) -> tuple[list[LayerReport], dict[str, Tensor]]:
+    """Reports on masked layers and on the whole model; masks of the layers that become sparse."""
+    rows, masks = [], {}
+    for row, mask in masked:
+        if row.done.startswith("sparse"):
+            layer: Any = model.get_submodule(row.name)
+            fast = SparseLinear.from_dense(layer, mask)
+            row = _compared(row, layer, fast, inputs.get(row.name), mask)
+            if row.before_ms is not None:
+                masks[row.name] = mask
+        rows.append(row)
+    faster = [row.name for row in rows if row.is_faster]
+    # All of them too: neighbouring sparse layers pass on data in the form that suits them.
+    choices = list(dict.fromkeys(map(tuple, ((), faster, masks))))
+    models = [copy.deepcopy(model) for _ in choices]
+    for each, choice in zip(models, choices, strict=True):
+        put_sparse(each, {name: masks[name] for name in choice})
+    with torch.no_grad():
+        errors = [_difference(*copy.deepcopy((models[0], each)), call) for each in models]
+    seconds = fastest([_step(each, call) for each in models])
+    best = min(range(len(choices)), key=seconds.__getitem__)
+    exact = errors[best] <= _TOLERANCE.get(_dtype(call), 1e-4)
+    if not exact or seconds[best] > (1 - _MARGIN) * seconds[0]:
+        best = 0
+    rows = [
+        row if row.before_ms is None or row.name in choices[best] else replace(row, done=_SLOWER)
+        for row in rows
+    ]
+    whole = LayerReport(
+        name="",
+        kind=type(model).__name__,
+        done=f"whole model: {len(choices[best])} of {len(rows)} masked layers are sparse",
+        before_ms=seconds[0] * 1e3,
+        after_ms=seconds[best] * 1e3,
+        error=errors[best],
+    )
+    return [*rows, whole], {name: masks[name] for name in choices[best]}
+
+
+def _compared(
+    row: LayerReport,
+    layer: nn.Module,
+    fast: nn.Module,
+    call: Call | None,
+    mask: Tensor | None = None,
+) -> LayerReport:
+    """The report after comparing a layer with its fast form; with times if the results agree."""
+    if call is None:
+        return replace(row, done="left alone: the example does not reach it")
+    try:
+        error = _difference(*copy.deepcopy((layer, fast)), call, mask)
+    except Exception as problem:
+        said = f"left alone: {type(problem).__name__}: {problem}"
+        return replace(row, done=said.splitlines()[0])
+    if not error <= _TOLERANCE.get(_dtype(call), 1e-4):
+        return replace(row, done="left alone: its result would differ", error=error)
+    before, after = fastest([_step(layer, call), _step(fast, call)])
+    return replace(row, before_ms=before * 1e3, after_ms=after * 1e3, error=error)
+
+
+def _dtype(call: Call) -> torch.dtype:
+    floats = [t for t in tensors_in(call) if t.is_floating_point()]
+    return floats[0].dtype if floats else torch.float32
+
+
+def _results(layer: nn.Module, call: Call, mask: Tensor | None = None) -> list[Tensor]:
+    """Outputs and gradients of a call; of `layer.weight` those where the mask is True."""
+    args, kwargs = tree_map(_detached, call)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        outputs = tensors_in(layer(*args, **kwargs))
+    learning = [t for t in outputs if t.requires_grad]
+    wanted = [t for t in (*tensors_in((args, kwargs)), *layer.parameters()) if t.requires_grad]
+    gradients: list[Any] = []
+    if learning and wanted:
+        ones = [torch.linspace(0.5, 1.5, t.numel()).to(t).view_as(t) for t in learning]
+        gradients = list(torch.autograd.grad(learning, wanted, ones, allow_unused=True))
+    if mask is not None:
+        of_weight = (t is layer.weight for t in wanted)
+        gradients = [g[mask] if w else g for g, w in zip(gradients, of_weight, strict=True)]
+    return [torch.zeros(0) if t is None else t.detach() for t in (*outputs, *gradients)]
+
+
+def _difference(layer: nn.Module, fast: nn.Module, call: Call, mask: Tensor | None = None) -> float:
+    worst = 0.0
+    for ours, theirs in zip(_results(fast, call), _results(layer, call, mask), strict=True):
+        if ours.shape != theirs.shape:
+            return float("inf")
+        finite = theirs.isfinite()
+        if not torch.isclose(ours[~finite], theirs[~finite], equal_nan=True).all():
+            return float("inf")
+        if not ours[finite].isfinite().all():
+            return float("inf")
+        if finite.any():
+            scale = float(theirs[finite].abs().max()) or 1.0
+            worst = max(worst, float((ours[finite] - theirs[finite]).abs().max()) / scale)
+    return worst
+
+
+def _step(layer: nn.Module, call: Call) -> Callable[[], None]:
+    """One pass, without an optimizer: forward, and backward in training mode."""
+
+    def step() -> None:
+        args, kwargs = tree_map(_detached, call)
+        with torch.set_grad_enabled(layer.training):
+            outputs = tensors_in(layer(*args, **kwargs))
+        learning = [t for t in outputs if t.requires_grad]
+        if learning and layer.training:
+            torch.autograd.backward(learning, [torch.ones_like(t) for t in learning])
+        for parameter in layer.parameters():
+            parameter.grad = None
+
+    return step
+
+
+def _table(model: nn.Module, rows: list[LayerReport]) -> str:
+    if not rows:
+        return (
+            f"{type(model).__name__} has no layer of torch_geometric, and there are no masks; "
+            "weft.accelerate leaves it as it is"
+        )
+    names = [f"{row.name or '(model)'}: {row.kind}" for row in rows]
+    width = max(len("layer"), *map(len, names))
+    lines = [f"{'layer':<{width}}  {'before ms':>9}  {'after ms':>9}  {'error':>8}  what was done"]
+    for name, row in zip(names, rows, strict=True):
+        before = "" if row.before_ms is None else f"{row.before_ms:.2f}"
+        after = "" if row.after_ms is None else f"{row.after_ms:.2f}"
+        error = "" if row.error is None else f"{row.error:.0e}"
+        lines.append(f"{name:<{width}}  {before:>9}  {after:>9}  {error:>8}  {row.done}")
+    return "\n".join(lines)
