@@ -132,7 +132,10 @@ def test_torch_geometric_batches() -> None:
     from torch_geometric.data import Data
 
     one = Data(x=torch.ones(2, 3), edge_index=torch.tensor([[0], [1]]))
-    assert graphs_in(GeometricBatch.from_data_list([one, one, one])) == 3
+    three = GeometricBatch.from_data_list([one, one, one])
+    assert graphs_in(three) == 3
+    three.graph_mask = torch.tensor([True, True, False])
+    assert graphs_in(three) == 2
     assert graphs_in(one) == 1
     model = nn.Linear(3, 1)
     result = fit(model, adam(model), [one], lambda m, b: (m(b.x) ** 2).mean(), config=quiet())

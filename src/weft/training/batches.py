@@ -29,8 +29,11 @@ class Stateful(Protocol):
 
 def graphs_in(batch: Any) -> int:
     """Real graphs in a batch: padding is not counted; rows of a tensor; 1 for anything unknown."""
-    for name in ("num_real_graphs", "num_graphs"):
+    for name in ("num_real_graphs", "graph_mask", "num_graphs"):
         count = getattr(batch, name, None)
+        if isinstance(count, Tensor):
+            # Of torch_geometric's batches, whose num_graphs includes the padding.
+            count = int(count.sum())
         if isinstance(count, int):
             return count
     if isinstance(batch, (tuple, list)) and batch:
