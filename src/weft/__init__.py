@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from weft.graphs import table_from_graphs as table_from_graphs
     from weft.integrations.accelerate import accelerate as accelerate
     from weft.integrations.accelerate import restore as restore
+    from weft.integrations.custom_model import plan as plan
     from weft.models import FNN as FNN
     from weft.models import GCN as GCN
     from weft.models import GGNN as GGNN
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from weft.models import SchNetConfig as SchNetConfig
     from weft.models import energy_and_forces as energy_and_forces
     from weft.planning import Plan as Plan
-    from weft.planning.custom_model import plan as plan
     from weft.report import write_page as write_page
     from weft.sources import load as load
     from weft.sparsify import SLR as SLR

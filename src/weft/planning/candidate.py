@@ -31,7 +31,7 @@ class Candidate:
     def label(self) -> str:
         """In words, such as `packed, eager, 2 threads`."""
         words = [_words(name, value) for name, value in self.settings.items() if value is not None]
-        return ", ".join(words) or "as it is"
+        return ", ".join(filter(None, words)) or "as it is"
 
     @property
     def compiles(self) -> bool:
@@ -95,6 +95,8 @@ def _words(name: str, value: Any) -> str:
         return f"{value} thread{'s' * (value != 1)}"
     if name == "compile":
         return "eager" if value == "eager" else f"compiled ({value})"
+    if name == "accelerate":
+        return "accelerated" if value else ""
     if isinstance(value, str) and last != "partition":
         return value
     if last == "ranks":

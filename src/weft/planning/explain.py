@@ -47,6 +47,7 @@ def reasons(plan: Plan) -> list[str]:
     return [
         *_times(plan, best, others),
         *_compiling(plan, best, others),
+        *_accelerating(best, others),
         *_memory(plan, best, others),
         *_left_out(plan.measured),
     ]
@@ -81,6 +82,16 @@ def _ratio(best: Measured, other: Measured) -> str:
     if ratio < 1.05 and alike:
         return f"as fast as {other.label} as far as this measurement can tell ({ratio:.2f} times)"
     return f"{ratio:.2f} times as fast as {other.label}"
+
+
+def _accelerating(best: Measured, others: Sequence[Measured]) -> list[str]:
+    """What `weft.accelerate` gives: the chosen one beside its nearest relative without, or with."""
+    on = bool(best.settings.get("accelerate"))
+    relatives = [each for each in others if bool(each.settings.get("accelerate")) != on]
+    if not relatives:
+        return []
+    words = _ratio(best, max(relatives, key=lambda each: _alike(best, each)))
+    return [f"weft.accelerate {'on' if on else 'off'}: {words}"]
 
 
 def _compiling(plan: Plan, best: Measured, others: Sequence[Measured]) -> list[str]:

@@ -1,23 +1,27 @@
-"""`weft.plan`: how to train a model of one's own on a table of graphs, found by measuring."""
+"""`weft.plan`: how to train a model of one's own on many graphs, found by measuring."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import inspect
 import multiprocessing
 import pickle
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
+import numpy as np
 import torch
 from rich.console import Console
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.utils.data import Subset
 
 from weft.batching import (
     POLICIES,
@@ -27,7 +31,8 @@ from weft.batching import (
     PolicyName,
     graph_sizes,
 )
-from weft.graphs import GraphTable, open_table, write_table
+from weft.graphs import Array, GraphTable, open_table, write_table
+from weft.integrations.accelerate import accelerate, message_layers
 from weft.planning.candidate import Candidate
 from weft.planning.explain import show_plan
 from weft.planning.plan import Measured, Plan, Target
@@ -37,6 +42,7 @@ from weft.planning.task import (
     best_of,
     cached_plan,
     content_of,
+    content_of_arrays,
     keep_plan,
     plan_key,
     thread_counts,
@@ -46,7 +52,9 @@ from weft.training import Compilation, CompileMode, FitConfig, fit, seed_everyth
 from weft.training.step import Loss
 
 _RECIPE = "own model"
-_POLICY = "batching.policy"
+# What all processes need for data of torch_geometric, loaded once for them.
+_GEOMETRIC = ("weft.integrations.torch_geometric", "weft.integrations.geometric.redirect")
+_POLICY, _ACCELERATE = "batching.policy", "accelerate"
 # Of one shape or few, or of none; static-constant pads to the largest graph and never pays.
 _SENSIBLE: tuple[PolicyName, ...] = ("packed", "dynamic", "static-64", "static-2^n", "unpadded")
 # Policies that go on to the waves in which threads and compilers are tried.
@@ -55,7 +63,7 @@ _KEPT = 2
 
 def plan(
     model_fn: Callable[[], nn.Module],
-    table: GraphTable,
+    data: Any,
     *,
     loss: Loss,
     optimizer: Callable[[Any], Optimizer] = torch.optim.Adam,
@@ -69,20 +77,26 @@ def plan(
     data_dir: Path | None = None,
     quiet: bool = False,
 ) -> Plan:
-    """Measure ways to train a model on a table of graphs, and choose the best for so many steps.
+    """Measure ways to train a model on many graphs, and choose the best for so many steps.
 
     Each way is trained for a moment in a process of its own; the model is made there anew. A script
     that calls this does so under `if __name__ == "__main__":`. Use what was found so:
 
-        sampler = GraphSampler(*graph_sizes(table), found.batching(32))
-        model = Compilation(found.compile).wrap(make_model())
+        batches = weft.loader(data, policy=found.batching(32).policy, batch_size=32)
+        model = make_model()
+        if found.settings["accelerate"]:
+            weft.accelerate(model)
+        model = Compilation(found.compile).wrap(model)
 
     Args:
-        model_fn: makes the model, which takes a GraphBatch; like `loss` and `optimizer` it is a
-            function or class at the top level of a module, or a functools.partial of one.
-        table: the graphs to train on.
-        loss: of a model and a GraphBatch, as `weft.training.fit` takes it; padding is for it to
-            leave out (`batch.graph_mask`).
+        model_fn: makes the model; like `loss` and `optimizer` it is a function or class at the top
+            level of a module, or a functools.partial of one. A model with layers of torch_geometric
+            is tried with and without `weft.accelerate`, but never with that and compiled.
+        data: the graphs to train on: a GraphTable, or a data set of torch_geometric (one in memory
+            or on disk, a list of `Data`, a Subset).
+        loss: of a model and a batch, as `weft.training.fit` takes it. Batches are those of
+            `weft.loader`: GraphBatch of a table, else torch_geometric's `Batch`; padding is for
+            the loss to leave out (`batch.graph_mask`).
         optimizer: makes one, from the model's parameters.
         batch_size: graphs in a batch.
         policies: ways of batching to choose from, see `weft.batching.BatchingConfig`.
@@ -97,19 +111,18 @@ def plan(
         quiet: nothing is shown.
 
     Returns:
-        The plan: `found.batching(batch_size)`, `found.compile`, `found.settings["threads"]`.
+        The plan: `found.batching(batch_size)`, `found.compile`, `found.settings["threads"]` and
+        `found.settings["accelerate"]`.
 
     Raises:
-        ValueError: `table` is no GraphTable, `model_fn`, `loss` or `optimizer` cannot be sent to
-            another process, an option is not among the legal ones, or no way of training works;
-            the message says why.
+        ValueError: `data`, `model_fn`, `loss` or `optimizer` cannot be sent to another process, an
+            option is not among the legal ones, or no way of training works; the message says why.
     """
     _check_main()
-    if not isinstance(table, GraphTable):
+    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         raise ValueError(
-            f"table is a {type(table).__name__}; weft.plan takes a GraphTable: "
-            "table_from_graphs([graph_from_pyg(each) for each in data]) of weft.graphs makes one "
-            "from the Data of torch_geometric"
+            f"data is a {type(data).__name__}; give a GraphTable, or a data set of torch_geometric "
+            "such as a list of Data"
         )
     for name, value in (("model_fn", model_fn), ("loss", loss), ("optimizer", optimizer)):
         _check_sendable(name, value)
@@ -123,21 +136,27 @@ def plan(
             raise ValueError(f"{name} is {number}; it must be at least 1")
     if target not in get_args(Target):
         raise ValueError(f"target is {target!r}; it must be {' or '.join(get_args(Target))}")
+    modules = (__name__, *(() if isinstance(data, GraphTable) else _GEOMETRIC))
     if data_dir is None:
-        prepare_workers(__name__)
-    shapes = _shapes(table, policies, batch_size)
+        prepare_workers(*modules)
+    shapes = _shapes(graph_sizes(data), policies, batch_size)
     model = model_fn()
     if not isinstance(model, nn.Module):
         raise ValueError(f"model_fn gave {type(model).__name__}; it must make a torch.nn.Module")
+    if any(map(is_lazy, model.parameters())):
+        raise ValueError(
+            "model_fn gave a model whose parameters have no shape yet: give its layers their sizes "
+            "(not -1), or let model_fn run it on a batch once"
+        )
+    layers = message_layers(model)
     console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
     with TemporaryDirectory(prefix="weft-plan-") as folder:
-        path = table.path
-        if path is None:
-            path = Path(folder) / "graphs.weft"
-            write_table(path, [table], metadata=table.metadata)
+        path = _stored(data, Path(folder))
         key = plan_key(
             recipe=_RECIPE,
-            data=content_of(table),
+            data=content_of(data)
+            if isinstance(data, GraphTable)
+            else content_of_arrays({"graphs": np.memmap(path, np.uint8, "r")}),
             config={
                 "model": _description(model),
                 "functions": [_source(each) for each in (model_fn, loss, optimizer)],
@@ -150,16 +169,17 @@ def plan(
         )
         found = None if data_dir is None else cached_plan(key, data_dir)
         if found is None:
+            prepare_workers(*modules)
             work = OwnWork(
                 model_fn=model_fn,
-                table=path,
+                data=path,
                 loss=loss,
                 optimizer=optimizer,
                 batch_size=batch_size,
             )
             found = best_plan(
                 work,
-                _waves(shapes, compile, counts),
+                _waves(shapes, compile, counts, (True, False) if layers else (False,)),
                 total_units=steps * batch_size,
                 target=target,
                 tell=console.print,
@@ -177,10 +197,10 @@ def plan(
 
 @dataclass(frozen=True, kw_only=True)
 class OwnWork:
-    """Training of a user's model, for the planner: what `plan` was given, the table as a folder."""
+    """Training of a user's model, for the planner: what `plan` was given, the data as a path."""
 
     model_fn: Callable[[], nn.Module]
-    table: Path
+    data: Path
     loss: Loss
     optimizer: Callable[[Any], Optimizer]
     batch_size: int
@@ -189,22 +209,71 @@ class OwnWork:
     def train(self, settings: Mapping[str, Any]) -> None:
         """Train without end."""
         seed_everything(0)
-        # The process that plans has checked the table.
-        table = open_table(self.table, check=False)
         batching = BatchingConfig(policy=settings[_POLICY], batch_size=self.batch_size)
-        loader = GraphLoader(table, GraphSampler(*graph_sizes(table), batching))
         model = self.model_fn()
+        if settings[_ACCELERATE]:
+            accelerate(model, report=None)
         fit(
             Compilation(settings["compile"]).wrap(model),
             self.optimizer(model.parameters()),
-            loader,
+            _batches(self.data, batching),
             self.loss,
             config=FitConfig(epochs=ENDLESS, quiet=True),
         )
 
 
+def _stored(data: Any, folder: Path) -> Path:
+    """Where other processes find the data: a table's own folder, or a new file or folder."""
+    if isinstance(data, GraphTable):
+        if data.path is None:
+            write_table(folder / "graphs.weft", [data], metadata=data.metadata)
+        return data.path or folder / "graphs.weft"
+    try:
+        torch.save(_in_few_tensors(data), folder / "graphs.pt")
+    except Exception as error:
+        raise ValueError(
+            f"data cannot be sent to the processes that are timed ({type(error).__name__}: "
+            f"{error}); its classes and transforms must be at the top level of a module"
+        ) from error
+    return folder / "graphs.pt"
+
+
+def _in_few_tensors(data: Any) -> Any:
+    """The same data set, its graphs joined if they are in memory: written and mapped at once."""
+    from torch_geometric.data import InMemoryDataset
+
+    if isinstance(data, Subset):
+        return Subset(_in_few_tensors(data.dataset), data.indices)
+    if isinstance(data, list | tuple):
+        joined = InMemoryDataset()
+        joined._data, joined.slices = InMemoryDataset.collate(list(data))
+        return joined
+    data = copy.copy(data)
+    if isinstance(data, InMemoryDataset):
+        # Graphs that were taken out before.
+        data._data_list = None
+    return data
+
+
+def _batches(path: Path, batching: BatchingConfig) -> Iterable[Any]:
+    """The batches of stored data."""
+    if path.is_dir():
+        # The process that plans has checked the table.
+        table = open_table(path, check=False)
+        return GraphLoader(table, GraphSampler(*graph_sizes(table), batching))
+    from weft.integrations.torch_geometric import PackedDataLoader
+
+    # Not from elsewhere: the process that plans has written it, where only this user can.
+    data = torch.load(path, mmap=True, weights_only=False)
+    loader: Iterable[Any] = PackedDataLoader(data, batching.batch_size, policy=batching.policy)
+    return loader
+
+
 def _waves(
-    shapes: Mapping[PolicyName, int], modes: Sequence[CompileMode], threads: Sequence[int]
+    shapes: Mapping[PolicyName, int],
+    modes: Sequence[CompileMode],
+    threads: Sequence[int],
+    accelerated: Sequence[bool] = (False,),
 ) -> Generator[list[Candidate], Sequence[Measured], None]:
     """Policies first; then, for the best of them, other threads; then what compiling gives.
 
@@ -212,25 +281,34 @@ def _waves(
         shapes: that the batches of each policy have.
         modes: of compilation, to choose from.
         threads: to choose from.
+        accelerated: whether by `weft.accelerate`, to choose from; never together with compiling.
     """
     most, *others = sorted(set(threads), reverse=True)
     fitting = {policy: [m for m in modes if _fits(shapes[policy], m)] for policy in shapes}
-    firsts = [(policy, found[0]) for policy, found in fitting.items() if found]
+    firsts = [
+        Candidate({_POLICY: policy, "compile": found[0], _ACCELERATE: fast, "threads": most})
+        for policy, found in fitting.items()
+        for fast in accelerated
+        if found and not (fast and found[0] != "eager")
+    ]
     if not firsts:
         raise ValueError(
             f"none of the policies {', '.join(shapes)} goes with compile {', '.join(modes)}: "
             "static is for batches of one shape, dynamic for those of many"
         )
-    results = yield [_candidate(policy, mode, most) for policy, mode in firsts]
-    best = best_of(results, _POLICY, _KEPT)
+    results = yield firsts
+    best = {
+        policy: next(each.candidate for each in results if each.settings[_POLICY] == policy)
+        for policy in best_of(results, _POLICY, _KEPT)
+    }
     if others:
-        results = yield [_candidate(p, fitting[p][0], count) for p in best for count in others]
+        results = yield [each.but(threads=count) for each in best.values() for count in others]
     for count in best_of(results, "threads"):
-        yield [_candidate(p, mode, count) for p in best for mode in fitting[p][1:]]
-
-
-def _candidate(policy: str, mode: str, threads: int) -> Candidate:
-    return Candidate({_POLICY: policy, "compile": mode, "threads": threads})
+        yield [
+            each.but(compile=mode, accelerate=False, threads=count)
+            for policy, each in best.items()
+            for mode in fitting[policy][1:]
+        ]
 
 
 def _fits(shapes: int, mode: CompileMode) -> bool:
@@ -239,13 +317,13 @@ def _fits(shapes: int, mode: CompileMode) -> bool:
 
 
 def _shapes(
-    table: GraphTable, policies: Sequence[PolicyName], batch_size: int
+    sizes: tuple[Array, Array], policies: Sequence[PolicyName], batch_size: int
 ) -> dict[PolicyName, int]:
     """How many different shapes the batches of an epoch have, by policy."""
     found = {}
     for policy in policies:
         batching = BatchingConfig(policy=policy, batch_size=batch_size)
-        sampler = GraphSampler(*graph_sizes(table), batching)
+        sampler = GraphSampler(*sizes, batching)
         found[policy] = sampler.statistics().distinct_shapes
     return found
 

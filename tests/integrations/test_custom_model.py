@@ -14,13 +14,13 @@ import torch
 from own_model import Net, loss
 
 import weft
-from weft.batching import GraphLoader, GraphSampler, graph_sizes
-from weft.graphs import GraphTable, graph_from_pyg, table_from_graphs, write_table
-from weft.planning import Plan
-from weft.planning.custom_model import _waves
+from weft.batching import BatchingConfig, GraphLoader, GraphSampler, graph_sizes
+from weft.graphs import GraphTable, table_from_graphs, write_table
+from weft.integrations.custom_model import _batches, _stored, _waves
+from weft.planning import Candidate, Plan
 from weft.planning.plan import Measured
 from weft.sources.synthetic import small_graphs
-from weft.training import Compilation, FitConfig, fit
+from weft.training import Compilation, CompileMode, FitConfig, fit
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,8 @@ def test_a_table_in_memory_is_fine_and_progress_is_shown(
     found = weft.plan(
         Net, table, loss=loss, policies=["dynamic"], compile=["eager"], threads=[1], steps=100
     )
-    assert found.settings == {"batching.policy": "dynamic", "compile": "eager", "threads": 1}
+    settings = {"batching.policy": "dynamic", "compile": "eager", "accelerate": False, "threads": 1}
+    assert found.settings == settings
     written = capfd.readouterr()
     assert written.out == ""
     assert "dynamic" in written.err
@@ -101,6 +102,7 @@ def test_a_loss_that_fails_is_named(table: GraphTable) -> None:
         ({"loss": lambda model, batch: 0}, "loss cannot be sent"),
         ({"optimizer": "adam"}, "optimizer is 'adam'; it must be a function"),
         ({"model_fn": dict}, "model_fn gave dict; it must make a torch.nn.Module"),
+        ({"model_fn": partial(torch.nn.LazyLinear, 3)}, "parameters have no shape yet"),
         ({"policies": ("full",)}, r"policies is \('full',\); give some of dynamic, static-64"),
         ({"compile": "eager"}, "compile is 'eager'; give some of eager, static, dynamic"),
         ({"threads": (0,)}, r"threads is \(0,\); give whole numbers of at least 1"),
@@ -121,18 +123,75 @@ def test_mistakes(table: GraphTable, changes: dict[str, Any], message: str) -> N
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_other_data_is_told_how_to_become_a_table() -> None:
-    data_of = pytest.importorskip("torch_geometric.data")
-    ends = torch.tensor([[0, 1], [1, 0]])
-    data = [data_of.Data(x=torch.ones(2, 1), edge_index=ends) for _ in range(9)]
-    remedy = (
-        r"table is a list; weft.plan takes a GraphTable: "
-        r"table_from_graphs\(\[graph_from_pyg\(each\) for each in data\]\) .*weft.graphs"
+def test_data_and_models_of_torch_geometric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch_geometric")
+    from own_geometric_model import GeometricNet, geometric_loss, molecules
+
+    monkeypatch.setattr("weft.planning.search.TURN_SECONDS", 0.1)
+    # All are timed, however busy the machine.
+    monkeypatch.setattr("weft.planning.search._LEAST_PATIENCE_SECONDS", 600.0)
+    monkeypatch.setattr("weft.planning.search._LEAST_BUDGET_SECONDS", 6000.0)
+    data = molecules(100)
+    options: dict[str, Any] = {
+        "loss": geometric_loss,
+        "batch_size": 16,
+        "policies": ("packed", "unpadded"),
+        "compile": ("eager",),
+        "threads": (1,),
+        "steps": 500,
+        "data_dir": tmp_path,
+        "quiet": True,
+    }
+    found = weft.plan(partial(GeometricNet, width=4), data, **options)
+    timed = {
+        (each.settings["batching.policy"], each.settings["accelerate"])
+        for each in found.measured
+        if each.median is not None
+    }
+    assert timed == {(policy, on) for policy in ("packed", "unpadded") for on in (True, False)}
+    assert all(10 < each.step_units < 16.1 for each in found.measured)
+    on = found.settings["accelerate"]
+    assert any(
+        reason.startswith(f"weft.accelerate {'on' if on else 'off'}") for reason in found.reasons
     )
-    with pytest.raises(ValueError, match=remedy):
-        weft.plan(Net, data, loss=loss, steps=9, quiet=True)  # type: ignore[arg-type]
-    table = table_from_graphs([graph_from_pyg(each) for each in data])
-    assert len(table) == 9
+    assert ("accelerated" in found.chosen.label) == on
+    # The same data again, though in another form, is not measured again.
+    assert weft.plan(partial(GeometricNet, width=4), tuple(data), **options) == found
+
+    with pytest.raises(
+        ValueError, match="data is a int; give a GraphTable, or a data set of torch"
+    ):
+        weft.plan(GeometricNet, 3, **options)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_stored_data_of_torch_geometric_is_the_same(tmp_path: Path) -> None:
+    data_of = pytest.importorskip("torch_geometric.data")
+    from own_geometric_model import molecules
+
+    data = molecules(20)
+    whole = data_of.InMemoryDataset()
+    whole._data, whole.slices = whole.collate(data)
+    whole[3]
+    chosen = [5, 2, 11, 7]
+    batching = BatchingConfig(policy="unpadded", batch_size=4, shuffle=False)
+    for dataset in (
+        [data[i] for i in chosen],
+        torch.utils.data.Subset(data, chosen),
+        torch.utils.data.Subset(whole, chosen),
+        whole[chosen],
+    ):
+        (batch,) = _batches(_stored(dataset, tmp_path), batching)
+        found = {each.name: each for each in batch.to_data_list()}
+        assert len(found) == len({data[i].name for i in chosen})
+        for i in chosen:
+            for name in ("x", "edge_index", "y"):
+                torch.testing.assert_close(found[data[i].name][name], data[i][name])
+    whole.transform = lambda graph: graph
+    with pytest.raises(ValueError, match=r"data cannot be sent .* top level of a module"):
+        _stored(whole, tmp_path)
 
 
 def test_a_prompt_is_told_to_use_a_file() -> None:
@@ -151,9 +210,17 @@ def test_a_prompt_is_told_to_use_a_file() -> None:
     assert "put it into a file" in done.stderr
 
 
-def measured(policy: str, threads: int, seconds: float) -> Measured:
-    settings = {"batching.policy": policy, "compile": "eager", "threads": threads}
-    return Measured(label="", settings=settings, outcome="slower", median=seconds)
+def measured(policy: str, threads: int, seconds: float, accelerate: bool = False) -> Measured:
+    candidate = Candidate(
+        {
+            "batching.policy": policy,
+            "compile": "eager",
+            "accelerate": accelerate,
+            "threads": threads,
+        }
+    )
+    label, settings = candidate.label, candidate.settings
+    return Measured(label=label, settings=settings, outcome="slower", median=seconds)
 
 
 def test_compilers_are_tried_with_the_best_policies_only() -> None:
@@ -176,4 +243,29 @@ def test_compilers_are_tried_with_the_best_policies_only() -> None:
     assert [each.label for each in third] == [
         "unpadded, compiled (dynamic), 1 thread",
         "packed, compiled (static), 1 thread",
+    ]
+
+
+def test_accelerated_layers_are_not_compiled() -> None:
+    modes: tuple[CompileMode, ...] = ("eager", "static", "dynamic")
+    waves = _waves({"packed": 1, "unpadded": 99}, modes, (1, 2), (True, False))
+    assert [each.label for each in next(waves)] == [
+        "packed, eager, accelerated, 2 threads",
+        "packed, eager, 2 threads",
+        "unpadded, eager, accelerated, 2 threads",
+        "unpadded, eager, 2 threads",
+    ]
+    results = [
+        measured("unpadded", 2, 1, accelerate=True),
+        measured("unpadded", 2, 2),
+        measured("packed", 2, 3),
+        measured("packed", 2, 4, accelerate=True),
+    ]
+    assert [each.label for each in waves.send(results)] == [
+        "unpadded, eager, accelerated, 1 thread",
+        "packed, eager, 1 thread",
+    ]
+    assert [each.label for each in waves.send(results)] == [
+        "unpadded, compiled (dynamic), 2 threads",
+        "packed, compiled (static), 2 threads",
     ]
