@@ -1,13 +1,15 @@
 """Redirects the methods of a torch_geometric layer to weft's loops, and back.
 
 The layer keeps its class, parameters, hooks and code. Some of its methods get an instance attribute
-of the same name, a bound method, so that copies and pickles of the layer work; each falls back on
-the class's own where the call is not one for weft. torch.jit, torch.compile and everything that
-reads messages see the layer as it was.
+of the same name, a bound method, which a deep copy binds anew; each falls back on the class's own
+where the call is not one for weft. torch.jit, torch.compile and everything that reads messages see
+the layer as it was. Pickles and shallow copies of it, and replicas of DataParallel, are as they
+would be without weft.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import types
 from typing import Any
@@ -223,22 +225,56 @@ def _has_hooks(module: nn.Module) -> bool:
     return any(own) or bool(_any_global_hook())
 
 
-_METHODS = (propagate, edge_updater, _index_select, aggregate, message, edge_update, _call_impl)
+def __getstate__(self: Any) -> Any:  # noqa: N807 - the name of the method that it replaces
+    """In place of a module's `__getstate__`: its state without the methods that are bound to it."""
+    own = getattr(type(self), "__getstate__", None)
+    state = self.__dict__ if own is None else own(self)
+    if type(state) is not dict:
+        return state
+    methods = {m.__name__: state[m.__name__] for m in _METHODS if _is_ours(self, m)}
+    return _State({name: each for name, each in state.items() if name not in methods}, methods)
+
+
+class _State(dict[str, Any]):
+    """The state of a redirected module; only a deep copy of it has the redirected methods."""
+
+    def __init__(self, state: dict[str, Any], methods: dict[str, Any]) -> None:
+        super().__init__(state)
+        self.methods = methods
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return copy.deepcopy({**self, **self.methods}, memo)
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+
+def _replicate_for_data_parallel(self: Any) -> Any:
+    """In place of a module's method: a replica has parameters of its own."""
+    replica = type(self)._replicate_for_data_parallel(self)
+    for method in _METHODS:
+        replica.__dict__.pop(method.__name__, None)
+    return replica
+
+
+_METHODS: tuple[Any, ...] = (
+    *(propagate, edge_updater, _index_select, aggregate, message, edge_update, _call_impl),
+    # Last: every module that has one of the others has these.
+    *(__getstate__, _replicate_for_data_parallel),
+)
 
 
 def redirect(module: nn.Module) -> None:
     """Let a module run on weft's loops wherever a call allows it."""
     for method in _METHODS:
-        name = method.__name__
-        # A pickled layer comes back with its class's own methods as attributes.
-        there = getattr(module.__dict__.get(name), "__func__", None)
-        absent = name not in module.__dict__ or there is getattr(type(module), name, None)
-        if absent and _applies(name, module):
-            setattr(module, name, types.MethodType(method, module))
+        if method.__name__ not in module.__dict__ and _applies(method.__name__, module):
+            setattr(module, method.__name__, types.MethodType(method, module))
 
 
 def _applies(name: str, module: nn.Module) -> bool:
     kind: Any = type(module)
+    if name in ("__getstate__", "_replicate_for_data_parallel"):
+        return is_redirected(module)
     if name == "_call_impl":
         return kind in _WHOLE or _fast_form(kind, "forward") is not None
     if not isinstance(module, MessagePassing):
