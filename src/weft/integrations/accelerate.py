@@ -25,7 +25,7 @@ from weft.training.timing import fastest
 
 # Largest rounding error allowed, relative to the largest value of a result.
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
-_FUSED, _SLOWER = "fused messages", "left alone: not faster"
+_SLOWER = "left alone: not faster"
 # A model with sparse layers must win by this much: noise never makes a model slower than it was.
 _MARGIN = 0.05
 
@@ -37,7 +37,7 @@ class LayerReport:
     Attributes:
         name: name of the module.
         kind: name of its class.
-        done: what was done, or why nothing was.
+        done: how the layer is computed now, or why it was left alone.
         before_ms: milliseconds of a pass before acceleration: forward, in training also backward.
         after_ms: milliseconds of a pass after it.
         error: largest difference of outputs and gradients, relative to their largest value.
@@ -49,6 +49,11 @@ class LayerReport:
     before_ms: float | None = None
     after_ms: float | None = None
     error: float | None = None
+
+    @property
+    def left_alone(self) -> bool:
+        """Whether the layer runs as it was."""
+        return self.done.startswith("left alone")
 
     @property
     def is_faster(self) -> bool:
@@ -155,7 +160,7 @@ def _redirect(model: nn.Module, rows: Iterable[LayerReport] | None) -> None:
     """Run modules on weft's loops, except layers whose row says no; None: no module at all."""
     geometric = _geometric()
     if geometric is not None:
-        left = set(message_layers(model)) - {row.name for row in rows or () if row.done == _FUSED}
+        left = {row.name for row in rows or () if row.left_alone}
         for name, module in model.named_modules():
             stays = rows is None or name in left
             (geometric.undo if stays else geometric.redirect)(module)
@@ -233,18 +238,27 @@ def _detached(value: Any) -> Any:
 
 def _planned(name: str, layer: nn.Module) -> LayerReport:
     reason = _geometric().stock_reason(layer)
-    done = _FUSED if reason is None else f"left alone: {reason}"
+    done = "on weft's loops" if reason is None else f"left alone: {reason}"
     return LayerReport(name=name, kind=type(layer).__name__, done=done)
 
 
 def _fused(row: LayerReport, layer: nn.Module, inputs: Mapping[str, Call]) -> LayerReport:
     """The report on a layer of torch_geometric and its redirected copy."""
-    if row.done != _FUSED:
+    if row.left_alone:
         return row
+    from weft.integrations.geometric.running import noted
+
     fast = copy.deepcopy(layer)
     _geometric().redirect(fast)
-    row = _compared(row, layer, fast, inputs.get(row.name))
-    return row if row.before_ms is None or row.is_faster else replace(row, done=_SLOWER)
+    with noted() as notes:
+        row = _compared(row, layer, fast, inputs.get(row.name))
+    if row.before_ms is None:
+        return row
+    if list(notes) == [_geometric().AS_IT_IS]:
+        return replace(row, done="left alone: weft has no loops for this call")
+    return replace(
+        row, done="; ".join(notes) or "rewritten as a whole" if row.is_faster else _SLOWER
+    )
 
 
 def _sparse(

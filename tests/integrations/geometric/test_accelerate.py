@@ -375,7 +375,7 @@ def test_with_an_example_each_layer_is_compared_and_timed():
     (table,) = said
     assert "before ms" in table
     for line in table.splitlines()[1:]:
-        assert "fused messages" in line or "left alone: not faster" in line
+        assert "messages reduced in one loop" in line or "left alone: not faster" in line
         assert float(line.split()[4]) < 1e-9
 
 

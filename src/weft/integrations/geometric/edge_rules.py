@@ -24,6 +24,7 @@ from weft.integrations.geometric.lazy_edges import (
     run,
     side_of,
 )
+from weft.integrations.geometric.running import note
 from weft.kernels.message_code import MOST_FEATURES, OPERATIONS
 
 
@@ -197,6 +198,7 @@ def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
         return None
     if (on_nodes := _node_rows(x)) is not None:
         side, rows = on_nodes
+        note("products on nodes")
         return lazy_rows(x.edges, side, functional.linear(rows, weight, bias))
     if side_of(x) == "e" or x.ndim != 2:
         return None
@@ -317,6 +319,7 @@ def _sum(x: Any, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
         return _on_rows(x, lambda rows: rows.sum(-1, keepdim=keepdim)) if x.ndim == 3 else None
     if x.shape[1:].numel() > MOST_FEATURES:
         return None
+    note(f"makes {['E', *x.shape[1:-1]]}".replace("'", ""))
     (out,) = run(x, (), dot=True)
     out = out.reshape(x.shape[:-1])
     return out.unsqueeze(-1) if keepdim else out

@@ -21,7 +21,7 @@ from torch_geometric.nn.conv import gcn_conv
 
 from weft.integrations.geometric.edge_cache import ends_range, remembered, walks_of
 from weft.integrations.geometric.lazy_edges import Edges, EdgeTensor, reduced, values_of
-from weft.integrations.geometric.running import running_edges
+from weft.integrations.geometric.running import note, running_edges
 from weft.kernels.custom_op import has_loop
 from weft.kernels.edge_softmax import edge_softmax
 
@@ -153,6 +153,7 @@ def softmax(
     if edges is None or dim != 0 or not _is_of_receivers(src, index, num_nodes, edges):
         return utils.softmax(src, index, ptr, num_nodes, dim)
     edges.sizes.setdefault("i", num_nodes)
+    note("sorted softmax")
     return edge_softmax(src.reshape(src.shape[0], -1), edges.walks()).reshape(src.shape)
 
 

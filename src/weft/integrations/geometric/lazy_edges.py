@@ -22,6 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from weft.integrations.geometric.edge_cache import ends_range, plain, walks_of
 from weft.integrations.geometric.kept_results import kept, sorted_rows
+from weft.integrations.geometric.running import note
 from weft.kernels.fused_messages import EdgeWalks, fused_messages
 from weft.kernels.message_code import MOST_FEATURES, Leaf, MessageProgram, Reduction
 
@@ -241,6 +242,7 @@ def values_of(tensor: EdgeTensor) -> Tensor:
     if tensor.edges.learning and not torch.is_grad_enabled():
         with torch.enable_grad():
             return values_of(tensor)
+    note(f"makes {['E', *tensor.shape[1:]]}".replace("'", ""))
     if kind == "cat":
         value = torch.cat([_real(part) for part in tensor.meaning[1]], dim=-1)
     elif kind == "stack":
@@ -270,6 +272,7 @@ def reduced(tensor: Tensor, edges: Edges, reductions: tuple[Reduction, ...]) -> 
         parts = [reduced(part, edges, reductions) for part in tensor.meaning[1]]
         return tuple(torch.stack(each, dim=1) for each in zip(*parts, strict=True))
     if kind == "linear" and reductions == ("sum",):
+        note("product after the sum")
         _, part, weight, bias = tensor.meaning
         (total,) = reduced(part, edges, reductions)
         out = functional.linear(total, weight)
@@ -278,6 +281,7 @@ def reduced(tensor: Tensor, edges: Edges, reductions: tuple[Reduction, ...]) -> 
         return (out,)
     if kind in OUTERMOST:
         tensor = lazy_rows(edges, "e", values_of(tensor))
+    note("sorted sums" if side_of(tensor) == "e" else "messages reduced in one loop")
     shape = (edges.walks().num_receivers, *tensor.shape[1:])
     return tuple(out.reshape(shape) for out in run(tensor, reductions, dot=False))
 

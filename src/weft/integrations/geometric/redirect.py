@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 from torch.utils._pytree import tree_map
 from torch_geometric.nn.conv import GCNConv, MessagePassing
+from torch_geometric.utils import is_torch_sparse_tensor
 
 import weft.integrations.geometric.edge_rules  # noqa: F401 - registers the rules
 from weft.integrations.geometric import constant_features, relations
@@ -33,7 +34,7 @@ from weft.integrations.geometric.lazy_edges import (
     lazy_rows,
     values_of,
 )
-from weft.integrations.geometric.running import running, running_edges
+from weft.integrations.geometric.running import note, running, running_edges
 from weft.kernels.custom_op import has_loop
 
 _stock_call: Any = nn.Module._call_impl
@@ -101,8 +102,7 @@ def _computed(layer: Any, method: Any, edge_index: Any, arguments: Any, given: A
     """Call a method of the layer's class, with EdgeTensors if this call allows it."""
     edges = _edges_of(layer, edge_index, given)
     if edges is None:
-        with running(layer, None):
-            return method(layer, edge_index, *arguments, **given)
+        return _as_it_is(layer, method, edge_index, arguments, given)
     state = torch.get_rng_state()
     try:
         with running(layer, edges):
@@ -119,8 +119,18 @@ def _computed(layer: Any, method: Any, edge_index: Any, arguments: Any, given: A
             raise
         _stock_classes.add(type(layer))
     torch.set_rng_state(state)
+    return _as_it_is(layer, method, edge_index, arguments, given)
+
+
+def _as_it_is(layer: Any, method: Any, edge_index: Any, arguments: Any, given: Any) -> Any:
+    if not (layer.fuse and is_torch_sparse_tensor(edge_index)):
+        note(AS_IT_IS)
     with running(layer, None):
         return method(layer, edge_index, *arguments, **given)
+
+
+AS_IT_IS = "as it is"
+"""The note of a call that weft does not take."""
 
 
 def _values(value: Any) -> Any:
