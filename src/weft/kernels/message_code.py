@@ -113,7 +113,23 @@ OPERATIONS = {
     ),
     "square": _Operation("{0} * {0}", ("{g} * ({0} + {0})",), torch.square),
     "sqrt": _Operation("np.sqrt({0})", ("{g} / ({y} + {y})",), torch.sqrt),
+    "elu": _Operation(
+        "{0} if {0} > zero else {1} * expm1_negative({0})",
+        ("{g} if {0} > zero else {g} * {1} * exp_not_positive(min({0}, zero))", "zero"),
+        torch.nn.functional.elu,
+    ),
+    "softplus": _Operation(
+        "{0} if {0} * {1} > {2} else softplus({0} * {1}) / {1}",
+        ("{g} if {0} * {1} > {2} else {g} * sigmoid_of({0} * {1})", "zero", "zero"),
+        torch.nn.functional.softplus,
+    ),
+    "gelu": _Operation(
+        "{0} * normal_share({0})",
+        ("{g} * (normal_share({0}) + {0} * normal_density({0}))",),
+        torch.nn.functional.gelu,
+    ),
 }
+_OF_MESSAGE_MATH = {"elu", "softplus", "gelu"}
 
 
 def plain_value(
@@ -428,12 +444,19 @@ def compiled_part(program: MessageProgram, part: str, needed: tuple[bool, ...]) 
     extreme = {"max", "min"} & set(program.reductions)
     options = "{}" if extreme else "{'contract', 'reassoc'}"
     text = _HEADER.format(options="Written by weft.kernels.message_code.")
+    if _OF_MESSAGE_MATH & set(_operations(program.expression)):
+        text += "from weft.kernels.message_math import *\n"
     text += f"\nOPTIONS = {options}\n\n\n" + _part_of_source(program, part, needed)
     name = "weft_message_" + hashlib.sha256(text.encode()).hexdigest()[:24]
     with _lock:
         found = sys.modules.get(name) or _module(name, text)
     loop: SharedLoop = getattr(found, part)
     return loop
+
+
+def _operations(expression: Expression) -> list[str]:
+    parts = [] if expression[0] in ("leaf", "const") else expression[1:]
+    return [expression[0], *(name for part in parts for name in _operations(part))]
 
 
 _lock = threading.Lock()

@@ -5,6 +5,7 @@ A rule returns None for arguments that it does not handle; the function then run
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ def _on_rows(tensor: EdgeTensor, function: Callable[[Tensor], Tensor]) -> EdgeTe
 
 # Operations whose value and derivative are finite for every finite argument.
 _ON_NODES = {"add", "sub", "mul", "neg", "relu", "leaky_relu", "sigmoid", "tanh", "silu", "square"}
+_ON_NODES |= {"elu", "softplus", "gelu"}
 
 
 def _node_rows(tensor: EdgeTensor) -> tuple[Side, Tensor] | None:
@@ -176,6 +178,23 @@ def _in_place(name: str) -> Callable[..., Any]:
 
 def _leaky(x: Any, negative_slope: float = 0.01, inplace: bool = False) -> Any:
     return _elementwise("leaky_relu")(x, negative_slope, inplace=inplace)
+
+
+def _elu(x: Any, alpha: float = 1.0, inplace: bool = False) -> Any:
+    return _elementwise("elu")(x, alpha, inplace=inplace)
+
+
+def _softplus(x: Any, beta: float = 1, threshold: float = 20) -> Any:
+    return _elementwise("softplus")(x, beta, threshold) if beta > 0 else None
+
+
+def _gelu(x: Any, *, approximate: str = "none") -> Any:
+    if approximate == "none":
+        return _elementwise("gelu")(x)
+    if approximate != "tanh":
+        return None
+    inner = (2 / math.pi) ** 0.5 * (x + 0.044715 * (x * x * x))
+    return 0.5 * x * (1 + torch.tanh(inner))
 
 
 def _power(x: Any, exponent: Any) -> Any:
@@ -374,6 +393,9 @@ _RULES |= {
     functional.sigmoid: _elementwise("sigmoid"),
     functional.tanh: _elementwise("tanh"),
     functional.silu: _elementwise("silu"),
+    functional.elu: _elu,
+    functional.softplus: _softplus,
+    functional.gelu: _gelu,
 }
 
 RULES.update(_RULES)
