@@ -14,10 +14,12 @@ def copy_ranges(source: Any, starts: Any, stops: Any, width: int, out: Any) -> N
     """Copy rows starts[i]:stops[i] of `source`, `width` items each, one range after another."""
     position = 0
     for i in range(starts.shape[0]):
-        first = starts[i] * width
-        count = (stops[i] - starts[i]) * width
-        out[position : position + count] = source[first : first + count]
-        position += count
+        values = source[starts[i] * width : stops[i] * width]
+        copied = out[position : position + values.shape[0]]
+        # An assignment of slices is eight times slower: it allows for overlaps.
+        for k in range(values.shape[0]):
+            copied[k] = values[k]
+        position += values.shape[0]
 
 
 @compiled()
