@@ -137,8 +137,14 @@ def loader(
         error = model(batch) - batch.graphs["energy"]
         loss = (error**2)[batch.graph_mask].mean()
 
+    Graphs of torch_geometric are read once, when the loader is made, and its batches are gathered
+    from there: many times faster than torch_geometric's own loader, with the same attributes. See
+    `weft.integrations.torch_geometric.PackedDataLoader` for those that cannot be kept, such as
+    graphs with a random transform.
+
     Args:
-        data: a GraphTable, or a data set of torch_geometric (a list of `Data`, a Subset).
+        data: a GraphTable, or a data set of torch_geometric (in memory or on disk, a list of
+            `Data`, a Subset).
         policy: how graphs become batches, see `weft.batching.BatchingConfig`; so are the next five.
         batch_size: graphs in a batch, one of which is padding where there is any.
         shuffle: other batches in every epoch.
@@ -158,7 +164,7 @@ def loader(
 
     Raises:
         ValueError: a setting that cannot be.
-        DataError: a graph larger than the budget, with `oversize="raise"`.
+        DataError: a graph larger than the budget, with `oversize="raise"`; HeteroData.
     """
     options: dict[str, Any] = {
         "policy": policy,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader as PlainLoader
 
 from weft.batching import BatchingConfig, GraphSampler, Oversize, PolicyName, graph_sizes
 from weft.batching.epoch_plan import Capacity
@@ -20,7 +21,10 @@ try:
 except ImportError as error:
     raise ImportError("this needs torch_geometric: pip install torch_geometric") from error
 
-Row = Literal["node", "edge", "graph"]
+from weft.integrations.geometric.data_columns import Row
+from weft.integrations.geometric.data_table import DataTable
+from weft.integrations.geometric.read_data import read_once, table_of
+
 # The dummy graph has one node more than a budget reserves, so that its edges join two nodes: a
 # self-loop has length 0, where the gradient of a model's square root is not finite.
 _MORE_NODES = 1
@@ -61,7 +65,15 @@ def weft_batches(
 
 
 class PackedDataLoader(DataLoader):  # type: ignore[misc]
-    """torch_geometric's DataLoader with batches of one shape, for models compiled once.
+    """torch_geometric's DataLoader, faster, and with batches of one shape for models compiled once.
+
+    All graphs are read once, when the loader is made, into a table with every attribute of the
+    graphs one after another; later changes of the data are not seen. A batch is gathered from
+    there and equals `Batch.from_data_list` of its graphs. Attributes that such a table cannot hold
+    exactly, such as sparse matrices, are collated by torch_geometric for each batch. It also
+    collates all attributes, as its own loader does, where the graphs cannot be kept: if they come
+    with random numbers, as from a random transform; if they have different attributes; or if they
+    are on disk and too large for the memory.
 
     Every batch is an ordinary `Batch`: the real graphs, then empty ones up to the number of
     graphs, then one dummy graph that owns all padding. The dummy comes last and is never empty, so
@@ -117,8 +129,9 @@ class PackedDataLoader(DataLoader):  # type: ignore[misc]
             DataError: a graph larger than the budget, with `oversize="raise"`, or an attribute
                 that cannot be padded.
         """
+        graphs = read_once(dataset)
         sampler = weft_batches(
-            dataset,
+            dataset if graphs is None else graphs,
             policy=policy,
             batch_size=batch_size,
             oversize=oversize,
@@ -137,9 +150,29 @@ class PackedDataLoader(DataLoader):  # type: ignore[misc]
         )
         self.budget = sampler.budget
         rows, labels = _rows_of(dataset, sampler, levels or {}, exclude_keys or ())
-        self.collate_fn = _Padding(
+        self.collate_fn = padding = _Padding(
             batches=self.collate_fn, room=sampler.room, rows=rows, labels=labels
         )
+        table = table_of(
+            dataset,
+            graphs,
+            sampler.num_nodes,
+            follow_batch=follow_batch or (),
+            exclude_keys=exclude_keys or (),
+        )
+        if table is not None and padding.padded and not table.can_pad(sampler.num_edges, rows):
+            table = None
+        self._gathered: PlainLoader[Any] | None = None
+        if table is not None:
+            kwargs.pop("collate_fn", None)
+            self._gathered = PlainLoader(
+                range(len(dataset)),  # type: ignore[arg-type]
+                batch_sampler=sampler,
+                collate_fn=_Gathering(
+                    table=table, sampler=sampler, dataset=dataset, padding=padding
+                ),
+                **kwargs,
+            )
         self._last_epoch: int | None = None
 
     def set_epoch(self, epoch: int) -> None:
@@ -152,8 +185,7 @@ class PackedDataLoader(DataLoader):  # type: ignore[misc]
         if self._last_epoch == self.batch_sampler.epoch:
             self.batch_sampler.set_epoch(self._last_epoch + 1)
         self._last_epoch = self.batch_sampler.epoch
-        batches: Iterator[Any] = super().__iter__()
-        return batches
+        return iter(self._gathered) if self._gathered is not None else super().__iter__()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,34 +205,51 @@ class _Padding:
     rows: dict[str, Row]
     labels: tuple[str, ...]
 
+    @property
+    def padded(self) -> bool:
+        """Whether anything is added."""
+        return self.room.policy.padded
+
+    def spare(self, real: Array) -> tuple[int, int, int]:
+        """Nodes, edges and graphs to add to a batch that has `real` of them."""
+        spare = self.room.shapes(real[None])[0] - real
+        if (spare < [1, 0, 1]).any():
+            raise DataError(
+                f"a batch of {real[2]} graphs has {real[0]} nodes and {real[1]} edges, more "
+                "than was planned from their sizes; a transform that changes them at random "
+                "needs policy='unpadded'"
+            )
+        nodes, edges, count = spare.tolist()
+        return nodes + _MORE_NODES, edges, count
+
     def __call__(self, graphs: list[Any]) -> Any:
         real = np.array(
             [sum(g.num_nodes for g in graphs), sum(g.num_edges for g in graphs), len(graphs)]
         )
-        if self.room.policy.padded:
-            shape = self.room.shapes(real[None])[0]
-            spare = shape - real
-            if (spare < [1, 0, 1]).any():
-                raise DataError(
-                    f"a batch of {real[2]} graphs has {real[0]} nodes and {real[1]} edges, more "
-                    "than was planned from their sizes; a transform that changes them at random "
-                    "needs policy='unpadded'"
-                )
-            nodes, edges, count = spare.tolist()
-            nodes += _MORE_NODES
+        if self.padded:
+            nodes, edges, count = self.spare(real)
             empty = self._dummy(graphs, 0, 0) if count > 1 else None
             graphs = [*graphs, *[empty] * (count - 1), self._dummy(graphs, nodes, edges)]
         batch = self.batches(graphs)
+        total = [batch.num_nodes, batch.num_edges, batch.num_graphs]
+        return self.finished(batch, real, np.array(total))
+
+    def finished(self, batch: Any, real: Array, total: Array) -> Any:
+        """The batch with its masks, and its labels as they were.
+
+        Args:
+            batch: of torch_geometric.
+            real: its nodes, edges and graphs that are not padding.
+            total: all of them.
+        """
         for name in self.labels:
             added = batch._inc_dict[name]
             batch[name] = batch[name] - added.to(batch[name]).view_as(batch[name])
             batch._inc_dict[name] = torch.zeros_like(added)
-        for name, total, rows in (
-            ("node_mask", batch.num_nodes, real[0]),
-            ("edge_mask", batch.num_edges, real[1]),
-            ("graph_mask", batch.num_graphs, real[2]),
-        ):
-            batch[name] = torch.arange(total, device=batch.edge_index.device) < int(rows)
+        here = getattr(batch.edge_index, "device", None)
+        masks = ("node_mask", "edge_mask", "graph_mask")
+        for name, rows, known in zip(masks, total.tolist(), real.tolist(), strict=True):
+            batch[name] = torch.arange(rows, device=here) < known
         return batch
 
     def _dummy(self, graphs: Sequence[Any], nodes: int, edges: int) -> Any:
@@ -230,6 +279,34 @@ class _Padding:
         return dummy
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Gathering:
+    """Gathers batches from a table, in a worker process if there are any.
+
+    Attributes:
+        table: the graphs.
+        sampler: it knows their sizes.
+        dataset: the same graphs, for a batch without an edge that padding can repeat.
+        padding: adds what is missing.
+    """
+
+    table: DataTable
+    sampler: GraphSampler
+    dataset: Any
+    padding: _Padding
+
+    def __call__(self, numbers: list[int]) -> Any:
+        nodes, edges = self.sampler.num_nodes[numbers], self.sampler.num_edges[numbers]
+        real = np.array([nodes.sum(), edges.sum(), len(numbers)])
+        if not self.padding.padded:
+            return self.padding.finished(self.table.batch(numbers), real, real)
+        spare = self.padding.spare(real)
+        padding = self.table.padding(numbers, *spare)
+        if padding is None:
+            return self.padding([self.dataset[i] for i in numbers])
+        return self.padding.finished(self.table.batch(numbers, padding), real, real + spare)
+
+
 def _first_edge(graphs: Sequence[Any]) -> tuple[Any, int | None]:
     """A graph and the number of one of its edges that joins two nodes; None if there is none."""
     for graph in graphs:
@@ -249,20 +326,22 @@ def _rows_of(
     each node has as many rows as nodes in all of them. torch_geometric takes every attribute with
     `index` in its name for numbers of nodes, and adds the number of nodes before the graph in its
     batch; a number of the graph itself, such as the `index` of a molecule in its data set, is a
-    label and stays as it is.
+    label and stays as it is. Where nothing is padded all other attributes are torch_geometric's.
     """
     told: list[Array] = [sampler.num_nodes, sampler.num_edges]
     chosen = {int(pick(sizes)) for sizes in told for pick in (np.argmin, np.argmax)}
     samples = [dataset[i] for i in sorted(chosen)]
+    padded = sampler.room.policy.padded
     rows: dict[str, Row] = {}
     labels: list[str] = []
     for sample in samples:
         if not isinstance(sample, Data):
             raise DataError(
-                f"a sample is a {type(sample).__name__}; only torch_geometric's Data, with one "
-                "kind of nodes, can be padded"
+                f"a sample is a {type(sample).__name__}; this loader takes torch_geometric's "
+                "Data, with one kind of nodes: give data.to_homogeneous(), or weft_batches as the "
+                "batch_sampler of torch_geometric's own DataLoader"
             )
-        if sample.edge_index is None:
+        if padded and sample.edge_index is None:
             raise DataError(
                 "a sample has no edge_index; make the edges before batching, not in the model"
             )
@@ -277,22 +356,28 @@ def _rows_of(
         if name in left_out or name == "edge_index":
             continue
         layout = getattr(value, "layout", torch.strided)
-        if hasattr(value, "sparse_sizes") or layout != torch.strided:
+        if padded and (hasattr(value, "sparse_sizes") or layout != torch.strided):
             raise DataError(
                 f"attribute '{name}' is a sparse matrix; keep edge_index in its place, which can "
                 "be padded"
             )
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, torch.Tensor) or layout != torch.strided:
             continue
-        if torch.as_tensor(samples[0].__inc__(name, value)).any():
-            if value.numel() != 1 or not (levels.get(name) == "graph" or _is_label(name, samples)):
+        having = [sample for sample in samples if torch.is_tensor(sample.get(name))]
+        numbers = all(each[name].numel() == 1 for each in having)
+        if (padded or numbers) and any(
+            torch.as_tensor(each.__inc__(name, each[name])).any() for each in having
+        ):
+            if numbers and (levels.get(name) == "graph" or _is_label(name, having)):
+                labels.append(name)
+            elif padded:
                 raise DataError(
                     f"attribute '{name}' numbers nodes, as edge_index does; it cannot be padded: "
                     f"exclude_keys=['{name}'] leaves it out, and levels={{'{name}': 'graph'}} "
                     "takes it for one number of each graph"
                 )
-            labels.append(name)
-        rows[name] = levels.get(name) or _row_of(name, samples)
+        if padded:
+            rows[name] = levels.get(name) or _row_of(name, samples)
     return rows, tuple(labels)
 
 
