@@ -29,6 +29,7 @@ StrangersCase = Literal[
     "own",
     "perceptron",
     "gate",
+    "loader",
 ]
 SparseCase = Literal["step", "accelerate", "memory", "accuracy", "walks", "edges"]
 
@@ -293,7 +294,8 @@ class StrangersBench(_Bench):
     """Models as torch_geometric's users write them, beside the same after `weft.accelerate`.
 
     Attributes:
-        cases: Which layers; all by default. The last three are own classes of MessagePassing.
+        cases: Which layers; all by default. own, perceptron and gate are own classes of
+            MessagePassing; loader times batches alone.
         nodes: Nodes of the large random graph.
         edges: Its directed edges.
         sorted: They are sorted by receiver; by default they are in no order.

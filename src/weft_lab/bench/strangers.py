@@ -31,6 +31,8 @@ _CSR = ("gcn", "sage", "gin", "graph", "gated")
 # On edges of 20 types as programs have them, and on molecules.
 _TYPED = {"rgcn": 2, "gated": 1}
 _SMALL = {"gine": 3, "nn": 1, "own": 3, "perceptron": 3, "gate": 3}
+# Of the case `loader`, in a step.
+_BATCHES = 20
 
 
 def bench_strangers(config: StrangersBench, progress: Progress) -> BenchResult:
@@ -60,7 +62,27 @@ def bench_strangers(config: StrangersBench, progress: Progress) -> BenchResult:
             f"Against the faster way of torch_geometric, the geometric mean of {len(ratios)} cases "
             f"is {mean:.2f}x, the least {min(ratios):.2f}x."
         )
+    if not config.cases or "loader" in config.cases:
+        cases.append(_run_loader(config, progress))
     return BenchResult(name="strangers", cases=cases)
+
+
+def _run_loader(config: StrangersBench, progress: Progress) -> CaseResult:
+    """An epoch of batches, without a model."""
+    script = "stranger_steps:loader"
+    return run_case(
+        "loader",
+        f"{_BATCHES} shuffled batches of {config.molecules} molecules with QM9's attributes",
+        {
+            "weft": Candidate(script=script, peer=False, settings={"way": "accelerated"}),
+            "torch_geometric": Candidate(script=script, settings={"way": "eager"}),
+        },
+        {"size": config.molecules, "batches": _BATCHES},
+        rounds=config.rounds,
+        steps=config.steps,
+        warmup=1,
+        progress=progress,
+    )
 
 
 def _stored(path: Path, nodes: int, edges: int, generator: Any, by_receiver: bool = False) -> str:

@@ -10,6 +10,8 @@ import torch
 import torch_geometric
 from torch import Tensor, nn
 from torch_geometric import nn as layers
+from torch_geometric.data import Data, InMemoryDataset
+from torch_geometric.loader import DataLoader
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import degree, to_torch_csr_tensor
 
@@ -131,3 +133,44 @@ def model(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
             network(x, *graph)
 
     return (train if case["training"] else infer), _VERSIONS
+
+
+class _Molecules(InMemoryDataset):  # type: ignore[misc]
+    """Random graphs with the sizes and attributes of torch_geometric's QM9."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._data, self.slices = self.collate([self._graph(number) for number in range(count)])
+
+    @staticmethod
+    def _graph(number: int) -> Data:
+        nodes = int(torch.randint(10, 26, ()))
+        bonds = torch.randint(nodes, (2, nodes))
+        return Data(
+            x=torch.randn(nodes, 11),
+            edge_index=torch.cat([bonds, bonds.flip(0)], dim=1),
+            edge_attr=torch.randn(2 * nodes, 4),
+            y=torch.randn(1, 19),
+            pos=torch.randn(nodes, 3),
+            z=torch.randint(1, 10, (nodes,)),
+            smiles="C" * nodes,
+            name=f"gdb_{number}",
+            idx=torch.tensor([number]),
+        )
+
+
+def loader(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
+    """An epoch of case["batches"] shuffled batches of case["size"] molecules."""
+    torch.manual_seed(0)
+    dataset = _Molecules(case["batches"] * case["size"])
+    batches: Any = DataLoader(dataset, case["size"], shuffle=True)
+    if case["way"] == "accelerated":
+        import weft
+
+        batches = weft.loader(dataset, policy="unpadded", batch_size=case["size"])
+
+    def epoch() -> None:
+        for _ in batches:
+            pass
+
+    return epoch, _VERSIONS
