@@ -114,6 +114,50 @@ def _bin_starts(d: Any, width: float, starts: Any) -> bool:
     return True
 
 
+# A product with so few terms is four times as fast written out as by BLAS.
+@kernel
+def _sum_terms(t: Any, terms: Any, out: Any) -> None:
+    """out [rows, F] = t [rows, M] @ terms [M, F]."""
+    c0, c1, c2, c3 = terms[0], terms[1], terms[2], terms[3]
+    c4, c5, c6, c7 = terms[4], terms[5], terms[6], terms[7]
+    for i in range(out.shape[0]):
+        own = t[i]
+        t0, t1, t2, t3, t4, t5, t6, t7 = (
+            own[0],
+            own[1],
+            own[2],
+            own[3],
+            own[4],
+            own[5],
+            own[6],
+            own[7],
+        )
+        row = out[i]
+        for f in range(row.shape[0]):
+            low = t0 * c0[f] + t1 * c1[f] + t2 * c2[f] + t3 * c3[f]
+            row[f] = low + (t4 * c4[f] + t5 * c5[f] + t6 * c6[f] + t7 * c7[f])
+
+
+@kernel
+def _sum_rows(t: Any, grad: Any, terms: Any) -> None:
+    """terms [M, F] = t [rows, M]ᵀ @ grad [rows, F]."""
+    rows = grad.shape[0]
+    terms[:] = 0
+    for start in range(0, rows - rows % 4, 4):
+        g0, g1, g2, g3 = grad[start], grad[start + 1], grad[start + 2], grad[start + 3]
+        for k in range(TERMS):
+            t0, t1, t2, t3 = t[start, k], t[start + 1, k], t[start + 2, k], t[start + 3, k]
+            own = terms[k]
+            for f in range(own.shape[0]):
+                own[f] += (t0 * g0[f] + t1 * g1[f]) + (t2 * g2[f] + t3 * g3[f])
+    for i in range(rows - rows % 4, rows):
+        given = grad[i]
+        for k in range(TERMS):
+            weight, own = t[i, k], terms[k]
+            for f in range(own.shape[0]):
+                own[f] += weight * given[f]
+
+
 @kernel
 def _largest(x: Any) -> Any:
     """Of |x|; infinite if any is not finite."""
@@ -150,7 +194,7 @@ def _value_bins(
             sizes[place, 1] = max(sizes[place, 1], _largest(terms[TERMS - 2 :]))
             if rows > 0:
                 out = outs[function][start : start + rows]
-                gemm(address, False, False, rows, features, TERMS, t, terms, out, False)
+                _sum_terms(t, terms, out)
 
 
 @shared_rows
@@ -170,7 +214,7 @@ def _gradient_bins(address: int, bins: Any, grads: Any, outs: Any, first: int, s
                 out[:] = 0
                 continue
             grad = grads[function][start : start + rows]
-            gemm(address, True, False, TERMS, features, rows, t, grad, terms, False)
+            _sum_rows(t, grad, terms)
             gemm(address, True, False, TERMS, features, TERMS, transform, terms, out, False)
 
 
@@ -211,6 +255,14 @@ def series_at(binned: Binned, at_nodes: Sequence[Any], width: float) -> list[Ten
         at_nodes: float32 arrays [B · M, F], each function's values at `nodes_of` the bins.
         width: of a bin, Å.
     """
+    values, (largest, last) = _values_at(binned, at_nodes, width)
+    return values if last <= _TAIL * largest < math.inf else None
+
+
+def _values_at(
+    binned: Binned, at_nodes: Sequence[Any], width: float
+) -> tuple[list[Tensor], tuple[float, float]]:
+    """Values as `series_at` has them, and the largest of the first and of the last two terms."""
     starts, order, d = binned
     bins, features = len(starts) - 1, at_nodes[0].shape[1]
     right = all(values.shape == (bins * TERMS, features) for values in at_nodes)
@@ -220,10 +272,44 @@ def series_at(binned: Binned, at_nodes: Sequence[Any], width: float) -> list[Ten
     given = (gemm_address(torch.float32), (d, width, starts, _transform()))
     arguments = (*given, tuple(at_nodes), sizes, tuple(out.numpy() for out in outs))
     _value_bins.share(arguments, bins, TERMS * len(d) * features * len(outs), starts)
-    largest, last = sizes.max(axis=0)
-    if not (last <= _TAIL * largest < math.inf):
+    if order is not None:
+        outs = [torch.empty_like(out).index_copy_(0, order, out) for out in outs]
+    return outs, tuple(sizes.max(axis=0))
+
+
+def series(binned: Binned, at_nodes: Sequence[Tensor], width: float) -> list[Tensor] | None:
+    """As `series_at`, of tensors: the values can be differentiated in those at the nodes."""
+    values = series_at(binned, [array_of(t) for t in at_nodes], width)
+    if values is None:
         return None
-    return outs if order is None else [torch.empty_like(o).index_copy_(0, order, o) for o in outs]
+    return list(_Series.apply(binned, width, values, *at_nodes))  # type: ignore[no-untyped-call]
+
+
+class _Series(torch.autograd.Function):
+    """Values, from those at the nodes."""
+
+    @staticmethod
+    def forward(ctx: Any, binned: Binned, width: float, values: Any, *at_nodes: Tensor) -> Any:
+        ctx.given = binned, width
+        return tuple(values)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, None, None, *_SeriesGradients.apply(*ctx.given, *grads)  # type: ignore[no-untyped-call]
+
+
+class _SeriesGradients(torch.autograd.Function):
+    """The transpose of `_Series`, which is linear: each is the other's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, binned: Binned, width: float, *grads: Tensor) -> Any:
+        ctx.given = binned, width
+        return tuple(map(torch.from_numpy, series_gradients(binned, grads, width)))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        values, _ = _values_at(ctx.given[0], [array_of(grad) for grad in grads], ctx.given[1])
+        return None, None, *_Series.apply(*ctx.given, values, *grads)  # type: ignore[no-untyped-call]
 
 
 def series_gradients(binned: Binned, grads: Sequence[Tensor], width: float) -> tuple[Any, ...]:

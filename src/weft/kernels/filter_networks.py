@@ -7,6 +7,7 @@ changes no bit.
 """
 
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,7 +19,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from weft.kernels.chebyshev import TERMS, bin_width, in_bins, nodes_of, series_at, series_gradients
-from weft.kernels.custom_op import array_of, has_loop, operator, require
+from weft.kernels.custom_op import (
+    array_of,
+    differentiable_gradients,
+    has_loop,
+    operator,
+    require,
+)
 from weft.kernels.gaussians import (
     BLOCK_ROWS,
     band_basis,
@@ -189,7 +196,7 @@ def radial_filters(
     settings = _Settings(spacing, sharpness, activate)
     weight = layers.first[0]
     if d.requires_grad or not has_loop(d, weight) or not gemm_address(weight.dtype):
-        return _plain(d, layers, settings)
+        return _plain(d, *_together(layers), settings=settings)
     # The choice depends on values, so a traced model computes every row.
     small = d.shape[0] <= TERMS
     if weight.dtype == torch.float32 and not torch.compiler.is_compiling() and not small:
@@ -233,8 +240,15 @@ def _as_loops_take(
     return array_of(first.t()), *arrays
 
 
-def _plain(d: Tensor, layers: _Layers, settings: _Settings) -> list[Tensor]:
-    first, first_bias, second, second_bias = _together(layers)
+def _plain(
+    d: Tensor,
+    first: Tensor,
+    first_bias: Tensor | None,
+    second: Tensor,
+    second_bias: Tensor | None,
+    *,
+    settings: _Settings,
+) -> list[Tensor]:
     basis = gaussian_basis(d, first.shape[1], settings.spacing, settings.sharpness)
     inner = shifted_softplus(functional.linear(basis, first, first_bias))
     parts = inner.split(second.shape[2], dim=1)
@@ -352,21 +366,26 @@ def _run(
 
 
 def _saved(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> tuple[Tensor, ...]:
-    d, first, first_bias, second, *_ = inputs
+    first, first_bias = inputs[1:3]
     *outs, inner = output
     ctx.mark_non_differentiable(inner)
     # Or `inner` would be given a gradient of zeros, as large as itself.
     ctx.set_materialize_grads(False)
     ctx.centres, ctx.bias = first.shape[1], first_bias is not None
     # Without an activation the filters themselves are not needed, but the loops want arrays.
-    return d, second, inner, *outs
+    return *inputs[:5], inner, *outs
 
 
 @_filters.derivative(_saved)
 def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Tensor | None, ...]:
-    d, second, inner, *outs = ctx.saved_tensors
+    weights = ctx.saved_tensors[:5]
+    d, _, _, second, _ = weights
+    inner, *outs = ctx.saved_tensors[5:]
     like = inner.new_zeros(()).expand(inner.shape[0], second.shape[1])
     given = [like.contiguous() if grad is None else grad for grad in grads[:-1]]
+    if torch.is_grad_enabled():
+        plain = functools.partial(_plain, settings=_Settings(*ctx.others))
+        return tuple(differentiable_gradients(ctx, plain, weights, given))
     settings = (ctx.centres, *ctx.others, ctx.bias)
     first, first_bias, weight, bias = _filters_backward(d, second, inner, outs, given, *settings)
     return None, first, first_bias if ctx.bias else None, weight, bias if ctx.bias else None
