@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from weft.kernels.custom_op import array_of, has_loop, have_one_loop, operator, require
+from weft.kernels.custom_op import (
+    array_of,
+    differentiable_gradients,
+    has_loop,
+    have_one_loop,
+    operator,
+    require,
+)
 from weft.kernels.vector_math import add_rows, sigmoid_of, tanh_of
 from weft.runtime import gemm, gemm_address, kernel, shared_rows
 
@@ -234,13 +241,16 @@ def _saved(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
     ctx.mark_non_differentiable(gates)
     # Or the gates would be given a gradient of zeros, four times as large as the states.
     ctx.set_materialize_grads(False)
-    return *inputs[:4], gates
+    return *inputs, gates
 
 
 @_gru.derivative(_saved)
 def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    *given, gates = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        return tuple(differentiable_gradients(ctx, _plain, given, (grad,)))
     wanted = ctx.needs_input_grad[1]
-    grad_x, grad_h, *others = _gru_backward(*ctx.saved_tensors, grad, wanted)
+    grad_x, grad_h, *others = _gru_backward(*given[:4], gates, grad, wanted)
     return grad_x, grad_h if wanted else None, *others
 
 
