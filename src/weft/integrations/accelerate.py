@@ -123,12 +123,17 @@ def restore(model: nn.Module) -> nn.Module:
 
 
 def message_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The layers of torch_geometric in a model, and own classes of its MessagePassing, by name."""
+    """The layers of torch_geometric in a model, own classes of its MessagePassing, and models of
+    torch_geometric that run as one, by name.
+    """
     geometric = _geometric()
-    if geometric is None:
-        return {}
-    kind = geometric.MessagePassing
-    return {name: module for name, module in model.named_modules() if isinstance(module, kind)}
+    found: dict[str, nn.Module] = {}
+    inside: set[nn.Module] = set()
+    for name, module in model.named_modules() if geometric is not None else ():
+        if geometric.is_layer(module) and module not in inside:
+            found[name] = module
+            inside.update(geometric.parts_of(module))
+    return found
 
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -160,9 +165,10 @@ def _redirect(model: nn.Module, rows: Iterable[LayerReport] | None) -> None:
     """Run modules on weft's loops, except layers whose row says no; None: no module at all."""
     geometric = _geometric()
     if geometric is not None:
-        left = {row.name for row in rows or () if row.left_alone}
-        for name, module in model.named_modules():
-            stays = rows is None or name in left
+        left = [model.get_submodule(row.name) for row in rows or () if row.left_alone]
+        stay = {part for layer in left for part in geometric.parts_of(layer)}
+        for module in model.modules():
+            stays = rows is None or module in stay
             (geometric.undo if stays else geometric.redirect)(module)
 
 
@@ -249,7 +255,8 @@ def _fused(row: LayerReport, layer: nn.Module, inputs: Mapping[str, Call]) -> La
     from weft.integrations.geometric.running import noted
 
     fast = copy.deepcopy(layer)
-    _geometric().redirect(fast)
+    for part in _geometric().parts_of(fast):
+        _geometric().redirect(part)
     with noted() as notes:
         row = _compared(row, layer, fast, inputs.get(row.name))
     if row.before_ms is None:

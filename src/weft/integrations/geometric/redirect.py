@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import types
 from typing import Any
 
@@ -19,10 +20,11 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 from torch.utils._pytree import tree_map
 from torch_geometric.nn.conv import GCNConv, MessagePassing
+from torch_geometric.nn.models import schnet as stock_schnet
 from torch_geometric.utils import is_torch_sparse_tensor
 
 import weft.integrations.geometric.edge_rules  # noqa: F401 - registers the rules
-from weft.integrations.geometric import constant_features, relations
+from weft.integrations.geometric import constant_features, relations, schnet
 from weft.integrations.geometric.aggregations import aggregated
 from weft.integrations.geometric.edge_cache import ends_range
 from weft.integrations.geometric.helpers import with_fast_helpers
@@ -34,25 +36,31 @@ from weft.integrations.geometric.lazy_edges import (
     lazy_rows,
     values_of,
 )
-from weft.integrations.geometric.running import note, running, running_edges
+from weft.integrations.geometric.running import (
+    has_hooks,
+    note,
+    reader_of_messages,
+    running,
+    running_edges,
+)
 from weft.kernels.custom_op import has_loop
 
 _stock_call: Any = nn.Module._call_impl
 _any_global_hook: Any = torch_modules._has_any_global_hook
-_HOOKS = tuple(
-    f"_{place}_forward_{kind}"
-    for place in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
-    for kind in ("pre_hooks", "hooks")
-)
+
+WHOLE: dict[type, tuple[Any, Any]] = {
+    **dict.fromkeys(relations.KINDS, (relations.takes, relations.forward)),
+    GCNConv: (constant_features.takes, constant_features.forward),
+    stock_schnet.SchNet: (schnet.takes, schnet.forward),
+    stock_schnet.ShiftedSoftplus: (schnet.softplus_takes, schnet.softplus),
+}
+"""Modules that have a form of their own: whether it supports a call, and its forward."""
 
 
 def stock_reason(layer: Any) -> str | None:
     """Why a call of this layer runs, here and now, as torch_geometric has it; None if weft may."""
-    if any(getattr(layer, name) for name in _HOOKS):
-        return "a hook reads its messages"
-    if layer.explain or layer.decomposed_layers != 1:
-        return "it is being explained or decomposed"
-    return _is_traced()
+    reader = reader_of_messages(layer) if isinstance(layer, MessagePassing) else None
+    return reader or _is_traced()
 
 
 def _is_traced() -> str | None:
@@ -172,7 +180,7 @@ def _can_reduce(layer: Any, inputs: Any, edges: Edges, dim_size: Any) -> bool:
         return False
     if layer.node_dim not in (0, -inputs.ndim):
         return False
-    if any(map(_module_hooks, layer.aggr_module.modules())):
+    if any(map(has_hooks, layer.aggr_module.modules())):
         return False
     low, high = ends_range(edges.edge_index)[2 * edges.receiver_row :][:2]
     if low < 0 or high >= dim_size or edges.sizes.get("i", dim_size) != dim_size:
@@ -181,27 +189,33 @@ def _can_reduce(layer: Any, inputs: Any, edges: Edges, dim_size: Any) -> bool:
     return inputs.shape[1:].numel() <= 1024
 
 
-def _module_hooks(module: Any) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
-
-
-# Layers that are computed as a whole where the module `takes` the call.
-_WHOLE: dict[type, Any] = {GCNConv: constant_features, **dict.fromkeys(relations.KINDS, relations)}
-
-
 def _call_impl(self: Any, *arguments: Any, **named: Any) -> Any:
     """In place of a module's `_call_impl`: its forward, calling fast forms of helpers."""
-    reason = stock_reason(self) if isinstance(self, MessagePassing) else _is_traced()
-    if reason or "forward" in self.__dict__ or _has_hooks(self):
+    if stock_reason(self) or has_hooks(self) or _any_global_hook():
         return _stock_call(self, *arguments, **named)
     kind: Any = type(self)
-    whole = _WHOLE.get(kind)
-    if whole is not None and not named and whole.takes(self, *arguments):
-        return whole.forward(self, *arguments)
+    if kind in WHOLE:
+        takes, forward = WHOLE[kind]
+        given = _positional(kind, self, arguments, named)
+        if given is not None and takes(self, *given):
+            return forward(self, *given)
     fast = _fast_form(kind, "forward")
     if fast is None:
         return _stock_call(self, *arguments, **named)
     return fast(self, *arguments, **named)
+
+
+def _positional(kind: Any, module: Any, arguments: Any, named: Any) -> Any:
+    """The arguments of a call by position; None where they do not fit."""
+    try:
+        return _signature(kind).bind(module, *arguments, **named).args[1:]
+    except TypeError:
+        return None
+
+
+@functools.cache
+def _signature(kind: Any) -> inspect.Signature:
+    return inspect.signature(kind.forward)
 
 
 def message(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -223,16 +237,6 @@ def _helped(layer: Any, name: str) -> Any:
 @functools.cache
 def _fast_form(kind: Any, name: str) -> Any:
     return with_fast_helpers(getattr(kind, name, None))
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    own = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
-    return any(own) or bool(_any_global_hook())
 
 
 def __getstate__(self: Any) -> Any:  # noqa: N807 - the name of the method that it replaces
@@ -274,6 +278,16 @@ _METHODS: tuple[Any, ...] = (
 )
 
 
+def is_layer(module: nn.Module) -> bool:
+    """Whether a module is accelerated, or left alone, as one: a layer, or a model in WHOLE."""
+    return isinstance(module, MessagePassing) or type(module) is stock_schnet.SchNet
+
+
+def parts_of(layer: nn.Module) -> list[nn.Module]:
+    """The modules that are redirected with a layer."""
+    return [layer] if isinstance(layer, MessagePassing) else list(layer.modules())
+
+
 def redirect(module: nn.Module) -> None:
     """Let a module run on weft's loops wherever a call allows it."""
     for method in _METHODS:
@@ -286,7 +300,7 @@ def _applies(name: str, module: nn.Module) -> bool:
     if name in ("__getstate__", "_replicate_for_data_parallel"):
         return is_redirected(module)
     if name == "_call_impl":
-        return kind in _WHOLE or _fast_form(kind, "forward") is not None
+        return kind in WHOLE or _fast_form(kind, "forward") is not None
     if not isinstance(module, MessagePassing):
         return False
     if name in ("message", "edge_update"):

@@ -1,4 +1,4 @@
-"""The layer whose messages are being computed in this thread: its edges, and what is done."""
+"""How the code of a layer runs in this thread: on which edges, and what stands in its place."""
 
 from __future__ import annotations
 
@@ -9,6 +9,44 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from weft.integrations.geometric.lazy_edges import Edges
+
+
+class Seen:
+    """A module as its own code sees it while some of its attributes are others."""
+
+    def __init__(self, module: Any, **others: Any) -> None:
+        self._module = module
+        self.__dict__.update(others)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def has_hooks(module: Any) -> bool:
+    """Whether more than its class's forward runs when the module is called."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+    )
+
+
+_HOOKS = tuple(
+    f"_{place}_forward_{kind}"
+    for place in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
+    for kind in ("pre_hooks", "hooks")
+)
+
+
+def reader_of_messages(layer: Any) -> str | None:
+    """Who reads the messages of a layer, so that they must be made; None if nobody does."""
+    if any(getattr(layer, name) for name in _HOOKS):
+        return "a hook reads its messages"
+    if layer.explain or layer.decomposed_layers != 1:
+        return "it is being explained or decomposed"
+    return None
 
 
 class _Running(threading.local):
