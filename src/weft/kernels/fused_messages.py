@@ -208,6 +208,18 @@ def fused_messages(
     return out if isinstance(out, tuple) else (out,)
 
 
+def _places_by_walk(job: _Job, needed: Sequence[bool]) -> tuple[str, str]:
+    """The leaves whose gradients are found by receiver, and those by sender.
+
+    Rows of edges go where the edges are in their order, or where the other walk is not needed.
+    """
+    places = {leaf.place for leaf, asked in zip(job.program.leaves, needed, strict=False) if asked}
+    only_out = not places & {"i", "v"} or (
+        job.edges.into[2] is not None and job.edges.out[2] is None
+    )
+    return ("iv", "je") if "j" in places and only_out else ("iev", "j")
+
+
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
@@ -248,7 +260,8 @@ class _Fused(torch.autograd.Function):
                 share = grad / (shares + (out == 0))
                 given += [array_of(share), array_of(out)]
         found: list[Any] = [None] * count
-        for part, places in (("backward_i", "iev"), ("backward_j", "j")):
+        into, out = _places_by_walk(job, ctx.needs_input_grad)
+        for part, places in (("backward_i", into), ("backward_j", out)):
             asked = tuple(
                 needs and leaf.place in places
                 for needs, leaf in zip(ctx.needs_input_grad, job.program.leaves, strict=False)
