@@ -10,10 +10,13 @@ from torch import nn
 
 geometric = pytest.importorskip("torch_geometric")
 
+from torch_geometric.nn import NNConv  # noqa: E402
 from torch_geometric.nn.models import schnet as theirs  # noqa: E402
 
 from weft.integrations.accelerate import accelerate, restore  # noqa: E402
 from weft.integrations.geometric import schnet  # noqa: E402
+
+NODES, WIDTH, ATTRIBUTES = 23, 5, 3
 
 
 def results(module, arguments, wanted):
@@ -157,3 +160,44 @@ def test_the_table_says_what_was_done_with_schnet():
     accelerate(model(edges), (z, pos, batch), report=said.append)
     assert said[0].count("\n") == 1
     assert "SchNet" in said[0]
+
+
+# -- NNConv ----------------------------------------------------------------------------------------
+
+
+def graph(edges=60, *, sorted_edges=False):
+    generator = torch.Generator().manual_seed(1)
+    edge_index = torch.randint(0, NODES - 2, (2, edges), generator=generator)
+    if sorted_edges:
+        edge_index = edge_index[:, edge_index[1].argsort()].contiguous()
+    x = torch.randn(NODES, WIDTH, dtype=torch.float64, generator=generator)
+    attributes = torch.randn(edges, ATTRIBUTES, dtype=torch.float64, generator=generator)
+    return x.requires_grad_(), edge_index, attributes.requires_grad_()
+
+
+NETWORKS = {
+    "linear": lambda: nn.Linear(ATTRIBUTES, WIDTH * 4),
+    "deep": lambda: nn.Sequential(
+        nn.Linear(ATTRIBUTES, 6), nn.Tanh(), nn.Linear(6, WIDTH * 4, bias=False)
+    ),
+    "not linear last": lambda: nn.Sequential(nn.Linear(ATTRIBUTES, WIDTH * 4), nn.Tanh()),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("aggr", ["add", "mean", "max"])
+def test_nn_conv(name, aggr):
+    torch.manual_seed(0)
+    x, edge_index, attributes = graph(sorted_edges=aggr == "mean")
+    layer = NNConv(WIDTH, 4, NETWORKS[name](), aggr=aggr, root_weight=aggr == "add").double()
+    assert_same(layer, (x, edge_index, attributes), [x, attributes])
+
+
+def test_nn_conv_between_two_sets_of_nodes_and_against_the_edges():
+    torch.manual_seed(0)
+    x, edge_index, attributes = graph()
+    others = torch.randn(NODES + 4, 2, dtype=torch.float64)
+    layer = NNConv((WIDTH, 2), 4, NETWORKS["deep"]()).double()
+    assert_same(layer, ((x, others), edge_index, attributes), [x])
+    layer = NNConv(WIDTH, 4, NETWORKS["deep"](), flow="target_to_source").double()
+    assert_same(layer, (x, edge_index, attributes), [x])
