@@ -123,8 +123,9 @@ def restore(model: nn.Module) -> nn.Module:
 
 
 def message_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The layers of torch_geometric in a model, own classes of its MessagePassing, and models of
-    torch_geometric that run as one, by name.
+    """The layers of torch_geometric in a model, by name.
+
+    Own classes of its MessagePassing are among them, and models of it that run as one.
     """
     geometric = _geometric()
     found: dict[str, nn.Module] = {}

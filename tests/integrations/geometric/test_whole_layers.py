@@ -10,7 +10,7 @@ from torch import nn
 
 geometric = pytest.importorskip("torch_geometric")
 
-from torch_geometric.nn import NNConv  # noqa: E402
+from torch_geometric.nn import GatedGraphConv, NNConv  # noqa: E402
 from torch_geometric.nn.models import schnet as theirs  # noqa: E402
 
 from weft.integrations.accelerate import accelerate, restore  # noqa: E402
@@ -162,7 +162,7 @@ def test_the_table_says_what_was_done_with_schnet():
     assert "SchNet" in said[0]
 
 
-# -- NNConv ----------------------------------------------------------------------------------------
+# -- NNConv and GatedGraphConv ---------------------------------------------------------------------
 
 
 def graph(edges=60, *, sorted_edges=False):
@@ -201,3 +201,21 @@ def test_nn_conv_between_two_sets_of_nodes_and_against_the_edges():
     assert_same(layer, ((x, others), edge_index, attributes), [x])
     layer = NNConv(WIDTH, 4, NETWORKS["deep"](), flow="target_to_source").double()
     assert_same(layer, (x, edge_index, attributes), [x])
+
+
+@pytest.mark.parametrize("aggr", ["add", "mean", "max"])
+def test_gated_graph_conv(aggr):
+    torch.manual_seed(0)
+    x, edge_index, attributes = graph()
+    layer = GatedGraphConv(WIDTH + 2, 3, aggr=aggr).double()
+    assert_same(layer, (x, edge_index), [x])
+    weight = attributes[:, 0].detach().requires_grad_()
+    assert_same(layer, (x, edge_index, weight), [x, weight])
+
+
+def test_gru_cells_of_an_accelerated_model():
+    torch.manual_seed(0)
+    x, *_ = graph()
+    state = torch.randn(NODES, 4, dtype=torch.float64, requires_grad=True)
+    assert_same(nn.GRUCell(WIDTH, 4).double(), (x, state), [x, state])
+    assert_same(nn.GRUCell(WIDTH, 4).double(), (x,), [x])

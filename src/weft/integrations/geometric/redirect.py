@@ -19,12 +19,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 from torch.utils._pytree import tree_map
-from torch_geometric.nn.conv import GCNConv, MessagePassing, NNConv
+from torch_geometric.nn.conv import GatedGraphConv, GCNConv, MessagePassing, NNConv
 from torch_geometric.nn.models import schnet as stock_schnet
 from torch_geometric.utils import is_torch_sparse_tensor
 
 import weft.integrations.geometric.edge_rules  # noqa: F401 - registers the rules
-from weft.integrations.geometric import constant_features, edge_networks, relations, schnet
+from weft.integrations.geometric import (
+    constant_features,
+    edge_networks,
+    recurrent,
+    relations,
+    schnet,
+)
 from weft.integrations.geometric.aggregations import aggregated
 from weft.integrations.geometric.edge_cache import ends_range
 from weft.integrations.geometric.helpers import with_fast_helpers
@@ -52,6 +58,8 @@ WHOLE: dict[type, tuple[Any, Any]] = {
     **dict.fromkeys(relations.KINDS, (relations.takes, relations.forward)),
     GCNConv: (constant_features.takes, constant_features.forward),
     NNConv: (edge_networks.takes, edge_networks.forward),
+    GatedGraphConv: (recurrent.takes, recurrent.forward),
+    nn.GRUCell: (recurrent.takes_cell, recurrent.cell),
     stock_schnet.SchNet: (schnet.takes, schnet.forward),
     stock_schnet.ShiftedSoftplus: (schnet.softplus_takes, schnet.softplus),
 }
