@@ -80,8 +80,10 @@ def test_every_operation():
     parts = []
     for name, operation in OPERATIONS.items():
         first = above if name == "sqrt" else below
-        second = {"leaky_relu": ("const", 0), "div": above}.get(name, A)
-        parts.append((name, *(first, second)[: len(operation.gradients)]))
+        numbers = ("const", 0), ("const", 1)
+        second = {"leaky_relu": numbers[0], "elu": numbers[0], "div": above}.get(name, A)
+        rest = numbers if name == "softplus" else (second,)
+        parts.append((name, *(first, *rest)[: len(operation.gradients)]))
     program = MessageProgram(summed(parts), (RECEIVER, SENDER))
     compare(program, edges, leaves_of(program, edges), (0.3, 0.7))
 
