@@ -76,8 +76,8 @@ def accelerate(
     and code, and gives the same results to rounding. A deep copy is accelerated as well; a model
     loaded from a pickle is not. Layers also need less memory, because messages are rarely stored.
     Calls that weft has no loops for (other devices, half precision, hooks that read messages,
-    torch.compile) run as before. An edge_index that is changed through `.data` or numpy is not
-    noticed. The process keeps freed memory for the next step from now on
+    torch.compile), and calls with few edges, run as before. An edge_index that is changed through
+    `.data` or numpy is not noticed. The process keeps freed memory for the next step from now on
     (`weft.training.numerics.keep_freed_memory`), even after `restore`.
 
     Linear layers that are masked (torch's, and those in torch_geometric's layers) become
@@ -243,6 +243,17 @@ def _detached(value: Any) -> Any:
     return value.detach().requires_grad_(value.requires_grad)
 
 
+# Fewer numbers of nodes are a batch, whose edges are sorted at every step; more are one graph.
+_ONE_GRAPH = 2_000_000
+
+
+def _unseen(value: Any) -> Any:
+    """A detached tensor; edges of a batch are copied, as a loader gives new ones at every step."""
+    if isinstance(value, Tensor) and not value.is_floating_point() and value.numel() < _ONE_GRAPH:
+        return value.clone()
+    return _detached(value)
+
+
 def _planned(name: str, layer: nn.Module) -> LayerReport:
     reason = _geometric().stock_reason(layer)
     done = "on weft's loops" if reason is None else f"left alone: {reason}"
@@ -263,7 +274,7 @@ def _fused(row: LayerReport, layer: nn.Module, inputs: Mapping[str, Call]) -> La
     if row.before_ms is None:
         return row
     if list(notes) == [_geometric().AS_IT_IS]:
-        return replace(row, done="left alone: weft has no loops for this call")
+        return replace(row, done="left alone: too few edges, or weft has no loops for this call")
     return replace(
         row, done="; ".join(notes) or "rewritten as a whole" if row.is_faster else _SLOWER
     )
@@ -377,7 +388,7 @@ def _step(layer: nn.Module, call: Call) -> Callable[[], None]:
     """One pass, without an optimizer: forward, and backward in training mode."""
 
     def step() -> None:
-        args, kwargs = tree_map(_detached, call)
+        args, kwargs = tree_map(_unseen, call)
         with torch.set_grad_enabled(layer.training):
             outputs = tensors_in(layer(*args, **kwargs))
         learning = [t for t in outputs if t.requires_grad]

@@ -13,6 +13,8 @@ pytest.importorskip("torch_geometric")
 
 from torch_geometric.nn import GATConv, GCNConv, GINEConv, MessagePassing, SAGEConv
 
+from weft.integrations.geometric import redirect as redirects
+from weft.integrations.geometric.lazy_edges import EdgeTensor
 from weft.integrations.geometric.redirect import is_redirected, redirect, undo
 
 NODES, WIDTH = 6, 4
@@ -166,3 +168,18 @@ def test_gradients_of_gradients(make):
         return [torch.zeros(()) if each is None else each for each in found]
 
     torch.testing.assert_close(second(fast), second(stock), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("make", [GCNConv, GATConv, SAGEConv])
+def test_few_edges_run_as_before(make, monkeypatch):
+    kinds = []
+    layer = make(WIDTH, 3).double()
+    redirect(layer)
+    layer.message_of = layer.message
+    layer.message = lambda x_j, *more, **named: (
+        kinds.append(type(x_j)) or layer.message_of(x_j, *more, **named)
+    )
+    layer(features(), EDGES)
+    monkeypatch.setattr(redirects, "LEAST_NUMBERS", EDGES.shape[1] * WIDTH * 10)
+    layer(features(), EDGES)
+    assert kinds == [EdgeTensor, torch.Tensor]

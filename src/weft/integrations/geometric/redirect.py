@@ -13,6 +13,7 @@ import copy
 import functools
 import inspect
 import types
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -66,6 +67,10 @@ WHOLE: dict[type, tuple[Any, Any]] = {
 """Modules that have a form of their own: whether it supports a call, and its forward."""
 
 
+# Layers whose own form gains on small graphs too.
+_SMALL = {*relations.KINDS, NNConv, GatedGraphConv}
+
+
 def stock_reason(layer: Any) -> str | None:
     """Why a call of this layer runs, here and now, as torch_geometric has it; None if weft may."""
     reader = reader_of_messages(layer) if isinstance(layer, MessagePassing) else None
@@ -83,9 +88,21 @@ def _is_traced() -> str | None:
     return None
 
 
+LEAST_NUMBERS = 800_000
+"""Messages with fewer numbers are computed faster by torch than it takes to rewrite them."""
+
+
+def _too_small(edge_index: Tensor, features: Iterable[Tensor]) -> bool:
+    if torch.compiler.is_compiling():
+        # A shape that is compared becomes a condition of the compiled code.
+        return True
+    width = max((each.shape[1:].numel() for each in features), default=1)
+    return edge_index.shape[1] * width < LEAST_NUMBERS
+
+
 def _edges_of(layer: Any, edge_index: Any, given: dict[str, Any]) -> Edges | None:
     """The edges of a call that weft takes; None for any other."""
-    if stock_reason(layer) is not None or type(layer) in _stock_classes:
+    if type(layer) in _stock_classes:
         return None
     if type(edge_index) is not Tensor or not edge_index.is_cpu:
         return None
@@ -93,10 +110,16 @@ def _edges_of(layer: Any, edge_index: Any, given: dict[str, Any]) -> Edges | Non
         return None
     if edge_index.dtype not in (torch.int64, torch.int32) or not edge_index.shape[1]:
         return None
-    for value in given.values():
-        for tensor in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(tensor, Tensor) and tensor.is_floating_point() and not has_loop(tensor):
-                return None
+    tensors = [
+        tensor
+        for value in given.values()
+        for tensor in (value if isinstance(value, tuple | list) else (value,))
+        if isinstance(tensor, Tensor) and tensor.is_floating_point()
+    ]
+    if _too_small(edge_index, tensors) or not all(map(has_loop, tensors)):
+        return None
+    if stock_reason(layer) is not None:
+        return None
     row = 1 if layer.flow == "source_to_target" else 0
     return Edges(edge_index, row, {}, torch.is_grad_enabled())
 
@@ -200,9 +223,11 @@ def _can_reduce(layer: Any, inputs: Any, edges: Edges, dim_size: Any) -> bool:
 
 def _call_impl(self: Any, *arguments: Any, **named: Any) -> Any:
     """In place of a module's `_call_impl`: its forward, calling fast forms of helpers."""
+    kind: Any = type(self)
+    if isinstance(self, MessagePassing) and kind not in _SMALL and _is_small_call(arguments):
+        return _stock_call(self, *arguments, **named)
     if stock_reason(self) or has_hooks(self) or _any_global_hook():
         return _stock_call(self, *arguments, **named)
-    kind: Any = type(self)
     if kind in WHOLE:
         takes, forward = WHOLE[kind]
         given = _positional(kind, self, arguments, named)
@@ -212,6 +237,13 @@ def _call_impl(self: Any, *arguments: Any, **named: Any) -> Any:
     if fast is None:
         return _stock_call(self, *arguments, **named)
     return fast(self, *arguments, **named)
+
+
+def _is_small_call(arguments: tuple[Any, ...]) -> bool:
+    """Whether a layer is called with few edges and narrow features, by position."""
+    features = [each for each in arguments if isinstance(each, Tensor)]
+    indices = [each for each in features if not each.is_floating_point() and each.ndim == 2]
+    return bool(indices) and _too_small(indices[0], features[:1])
 
 
 def _positional(kind: Any, module: Any, arguments: Any, named: Any) -> Any:
