@@ -299,6 +299,13 @@ def test_graphs_without_edges():
         assert len({(b.x.shape, b.edge_attr.shape, b.num_edges) for b in loader}) == 1
 
 
+def test_a_batch_without_nodes():
+    none = {"x": torch.zeros(0, 2), "edge_index": torch.zeros(2, 0).long()}
+    batch = next(iter(PackedDataLoader([Data(**none) for _ in range(3)], 4)))
+    assert not batch.node_mask.any()
+    assert batch.graph_mask.tolist() == [True] * 3 + [False]
+
+
 def rings(**more: object) -> list[Data]:
     """Graphs that all have four nodes and four edges."""
     made = []

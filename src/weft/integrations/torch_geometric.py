@@ -249,7 +249,9 @@ class _Padding:
         here = getattr(batch.edge_index, "device", None)
         masks = ("node_mask", "edge_mask", "graph_mask")
         for name, rows, known in zip(masks, total.tolist(), real.tolist(), strict=True):
-            batch[name] = torch.arange(rows, device=here) < known
+            batch[name] = mask = torch.ones(rows, dtype=torch.bool, device=here)
+            if known < rows:
+                mask[known:] = False
         return batch
 
     def _dummy(self, graphs: Sequence[Any], nodes: int, edges: int) -> Any:
@@ -267,11 +269,13 @@ class _Padding:
                 dummy[name] = value
                 continue
             dim = source.__cat_dim__(name, value)
-            if row == "edge" and edge is None:
-                shape = [edges if d == dim % value.dim() else s for d, s in enumerate(value.shape)]
+            rows = node_rows if row == "node" else edge_rows
+            if (row == "edge" and edge is None) or not value.size(dim):
+                shape = list(value.shape)
+                shape[dim] = len(rows)
                 dummy[name] = value.new_zeros(shape)
             else:
-                dummy[name] = value.index_select(dim, node_rows if row == "node" else edge_rows)
+                dummy[name] = value.index_select(dim, rows)
         dummy.num_nodes = nodes
         # Back and forth between two nodes, as in an undirected graph.
         sender = torch.arange(edges, device=here) % 2
@@ -295,7 +299,8 @@ class _Gathering:
     dataset: Any
     padding: _Padding
 
-    def __call__(self, numbers: list[int]) -> Any:
+    def __call__(self, graphs: list[int]) -> Any:
+        numbers = np.array(graphs)
         nodes, edges = self.sampler.num_nodes[numbers], self.sampler.num_edges[numbers]
         real = np.array([nodes.sum(), edges.sum(), len(numbers)])
         if not self.padding.padded:
@@ -303,7 +308,7 @@ class _Gathering:
         spare = self.padding.spare(real)
         padding = self.table.padding(numbers, *spare)
         if padding is None:
-            return self.padding([self.dataset[i] for i in numbers])
+            return self.padding([self.dataset[i] for i in graphs])
         return self.padding.finished(self.table.batch(numbers, padding), real, real + spare)
 
 

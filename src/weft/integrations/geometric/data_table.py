@@ -68,11 +68,8 @@ class DataTable:
             if isinstance(column, TensorColumn):
                 column.rows = _shared(column.rows, every)
 
-    def batch(self, graphs: Sequence[int], padding: Padding | None = None) -> Any:
-        """The Batch of the graphs with these numbers, followed by those of the padding."""
-        numbers = np.asarray(graphs, dtype=np.int64)
-        if (numbers < 0).any() or (numbers >= len(self._nodes)).any():
-            raise IndexError(f"graphs {graphs} of a data set of {len(self._nodes)}")
+    def batch(self, numbers: Array, padding: Padding | None = None) -> Any:
+        """The Batch of the graphs with these numbers, int64 [b], followed by the padding's."""
         nodes = self._nodes[numbers]
         if padding is not None:
             numbers = np.append(numbers, [padding.source] * padding.graphs)
@@ -95,13 +92,11 @@ class DataTable:
                     values[pointers] = slices[name].clone()
                 elif vector in theirs:
                     values[vector], values[pointers] = theirs[vector], theirs[pointers]
-        if padding is not None:
+        if padding is not None and padding.edges:
             # Back and forth between two nodes, as in an undirected graph.
-            ends = np.arange(padding.edges) % 2
-            index = values["edge_index"].numpy()
-            index[:, index.shape[1] - padding.edges :] = (
-                np.stack([ends, 1 - ends]) + picks.node_offsets[-2]
-            )
+            first, ends = picks.node_offsets[-2], np.arange(padding.edges) % 2
+            senders, receivers = values["edge_index"].numpy()[:, -padding.edges :]
+            senders[:], receivers[:] = first + ends, first + 1 - ends
         batch = copy.copy(self._empty) if self._empty is not None else Batch(_base_cls=self._kind)
         store = batch._store
         if self._counted:
@@ -141,13 +136,13 @@ class DataTable:
             column.level = level
         return True
 
-    def padding(self, graphs: Sequence[int], nodes: int, edges: int, count: int) -> Padding | None:
-        """Padding for a batch of `graphs` that repeats its first edge between two nodes.
+    def padding(self, numbers: Array, nodes: int, edges: int, count: int) -> Padding | None:
+        """Padding for a batch that repeats its first edge between two nodes.
 
         None where it has no such edge.
 
         Args:
-            graphs: the numbers of the graphs in the batch.
+            numbers: int64 [b], the graphs of the batch.
             nodes: to add.
             edges: to add.
             count: graphs to add.
@@ -155,7 +150,7 @@ class DataTable:
         column = self._columns["edge_index"]
         assert isinstance(column, TensorColumn)
         senders, receivers = column.lines
-        for graph in graphs:
+        for graph in numbers.tolist():
             rows = slice(column.rows.starts[graph], column.rows.stops[graph])
             apart = np.flatnonzero(senders[rows] != receivers[rows])
             if len(apart):

@@ -260,10 +260,11 @@ def _agrees(
     table: DataTable, dataset: Any, follow_batch: Sequence[str], exclude_keys: Sequence[str]
 ) -> bool:
     """Whether a batch of some graphs, which are read again, is torch_geometric's own."""
-    numbers = np.unique(np.linspace(0, len(dataset) - 1, _COMPARED).astype(np.int64)).tolist()
+    numbers = np.unique(np.linspace(0, len(dataset) - 1, _COMPARED).astype(np.int64))
     with _same_random_numbers():
         try:
-            theirs = Batch.from_data_list([dataset[i] for i in numbers], follow_batch, exclude_keys)
+            graphs = [dataset[i] for i in numbers.tolist()]
+            theirs = Batch.from_data_list(graphs, follow_batch, exclude_keys)
         except Exception:  # its own error comes with the batch that has such graphs
             return False
         ours = table.batch(numbers)
