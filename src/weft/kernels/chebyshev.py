@@ -48,14 +48,14 @@ def nodes_of(bins: int, width: float) -> Tensor:
 
 
 @functools.cache
-def _transform() -> Any:
+def transform() -> Any:
     """The terms of values at the nodes of a bin, [M, M]."""
     vandermonde = chebyshev.chebvander(chebyshev.chebpts1(TERMS), TERMS - 1)
     return np.linalg.inv(vandermonde).astype(np.float32)
 
 
 @kernel
-def _polynomials(d: Any, place: int, width: float, out: Any) -> None:
+def polynomials(d: Any, place: int, width: float, out: Any) -> None:
     """out[i, k] = T_k of distance i's place in the bin."""
     number = d.dtype.type
     start, scale = number(place * width), number(2 / width)
@@ -81,7 +81,7 @@ def _bins(d: Any, width: float, count: int) -> Any:
 
 
 @kernel
-def _longest(starts: Any, first: int, stop: int) -> int:
+def longest(starts: Any, first: int, stop: int) -> int:
     """Rows of the fullest of the bins first:stop; at least 1."""
     rows = 1
     for place in range(first, stop):
@@ -139,10 +139,9 @@ def _sum_terms(t: Any, terms: Any, out: Any) -> None:
 
 
 @kernel
-def _sum_rows(t: Any, grad: Any, terms: Any) -> None:
-    """terms [M, F] = t [rows, M]ᵀ @ grad [rows, F]."""
+def add_terms(t: Any, grad: Any, terms: Any) -> None:
+    """terms [M, F] += t [rows, M]ᵀ @ grad [rows, F]."""
     rows = grad.shape[0]
-    terms[:] = 0
     for start in range(0, rows - rows % 4, 4):
         g0, g1, g2, g3 = grad[start], grad[start + 1], grad[start + 2], grad[start + 3]
         for k in range(TERMS):
@@ -177,15 +176,15 @@ def _value_bins(
     """The rows of bins first:stop of the outs [P, F] = T @ terms [M, F] of each bin.
 
     sizes[b] becomes the largest of a bin's first terms and of its last two. `bins` are the
-    distances, the width of a bin, the first row of each, and `_transform`.
+    distances, the width of a bin, the first row of each, and `transform`.
     """
     d, width, starts, transform = bins
     features = outs[0].shape[1]
-    t = np.empty((_longest(starts, first, stop), TERMS), dtype=d.dtype)
+    t = np.empty((longest(starts, first, stop), TERMS), dtype=d.dtype)
     terms = np.empty((TERMS, features), dtype=d.dtype)
     for place in range(first, stop):
         start, rows = starts[place], starts[place + 1] - starts[place]
-        _polynomials(d[start : start + rows], place, width, t)
+        polynomials(d[start : start + rows], place, width, t)
         sizes[place] = 0
         for function in range(len(outs)):
             own = at_nodes[function][place * TERMS : (place + 1) * TERMS]
@@ -203,18 +202,19 @@ def _gradient_bins(address: int, bins: Any, grads: Any, outs: Any, first: int, s
     """The transpose of `_value_bins`: outs [B · M, F], for bins first:stop, of grads [P, F]."""
     d, width, starts, transform = bins
     features = grads[0].shape[1]
-    t = np.empty((_longest(starts, first, stop), TERMS), dtype=d.dtype)
+    t = np.empty((longest(starts, first, stop), TERMS), dtype=d.dtype)
     terms = np.empty((TERMS, features), dtype=d.dtype)
     for place in range(first, stop):
         start, rows = starts[place], starts[place + 1] - starts[place]
-        _polynomials(d[start : start + rows], place, width, t)
+        polynomials(d[start : start + rows], place, width, t)
         for function in range(len(grads)):
             out = outs[function][place * TERMS : (place + 1) * TERMS]
             if rows == 0:
                 out[:] = 0
                 continue
             grad = grads[function][start : start + rows]
-            _sum_rows(t, grad, terms)
+            terms[:] = 0
+            add_terms(t, grad, terms)
             gemm(address, True, False, TERMS, features, TERMS, transform, terms, out, False)
 
 
@@ -269,7 +269,7 @@ def _values_at(
     require(right, f"values [{TERMS} B, F] of {bins} bins needed", *at_nodes)
     outs = [torch.empty(len(d), features, dtype=torch.float32) for _ in at_nodes]
     sizes = np.empty((bins, 2), dtype=np.float32)
-    given = (gemm_address(torch.float32), (d, width, starts, _transform()))
+    given = (gemm_address(torch.float32), (d, width, starts, transform()))
     arguments = (*given, tuple(at_nodes), sizes, tuple(out.numpy() for out in outs))
     _value_bins.share(arguments, bins, TERMS * len(d) * features * len(outs), starts)
     if order is not None:
@@ -277,39 +277,39 @@ def _values_at(
     return outs, tuple(sizes.max(axis=0))
 
 
-def series(binned: Binned, at_nodes: Sequence[Tensor], width: float) -> list[Tensor] | None:
-    """As `series_at`, of tensors: the values can be differentiated in those at the nodes."""
-    values = series_at(binned, [array_of(t) for t in at_nodes], width)
-    if values is None:
-        return None
-    return list(_Series.apply(binned, width, values, *at_nodes))  # type: ignore[no-untyped-call]
+def values_of_series(binned: Binned, at_nodes: Tensor, width: float) -> Tensor:
+    """As `series_at` of one function, [P, F], to be differentiated; converged or not."""
+    (values,), _ = _values_at(binned, [array_of(at_nodes)], width)
+    found: Tensor = _Series.apply(binned, width, values, at_nodes)  # type: ignore[no-untyped-call]
+    return found
 
 
 class _Series(torch.autograd.Function):
     """Values, from those at the nodes."""
 
     @staticmethod
-    def forward(ctx: Any, binned: Binned, width: float, values: Any, *at_nodes: Tensor) -> Any:
+    def forward(ctx: Any, binned: Binned, width: float, values: Tensor, at_nodes: Tensor) -> Tensor:
         ctx.given = binned, width
-        return tuple(values)
+        return values
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return None, None, None, *_SeriesGradients.apply(*ctx.given, *grads)  # type: ignore[no-untyped-call]
+        found = _SeriesGradient.apply(*ctx.given, *grads)  # type: ignore[no-untyped-call]
+        return None, None, None, found
 
 
-class _SeriesGradients(torch.autograd.Function):
+class _SeriesGradient(torch.autograd.Function):
     """The transpose of `_Series`, which is linear: each is the other's gradient."""
 
     @staticmethod
-    def forward(ctx: Any, binned: Binned, width: float, *grads: Tensor) -> Any:
+    def forward(ctx: Any, binned: Binned, width: float, grad: Tensor) -> Tensor:
         ctx.given = binned, width
-        return tuple(map(torch.from_numpy, series_gradients(binned, grads, width)))
+        return torch.from_numpy(series_gradients(binned, [grad], width)[0])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        values, _ = _values_at(ctx.given[0], [array_of(grad) for grad in grads], ctx.given[1])
-        return None, None, *_Series.apply(*ctx.given, values, *grads)  # type: ignore[no-untyped-call]
+        binned, width = ctx.given
+        return None, None, values_of_series(binned, grads[0], width)
 
 
 def series_gradients(binned: Binned, grads: Sequence[Tensor], width: float) -> tuple[Any, ...]:
@@ -318,7 +318,7 @@ def series_gradients(binned: Binned, grads: Sequence[Tensor], width: float) -> t
     bins = len(starts) - 1
     sorted_grads = grads if order is None else [grad[order] for grad in grads]
     outs = tuple(np.empty((bins * TERMS, grad.shape[1]), dtype=np.float32) for grad in grads)
-    given = (gemm_address(torch.float32), (d, width, starts, _transform()))
+    given = (gemm_address(torch.float32), (d, width, starts, transform()))
     arguments = (*given, tuple(map(array_of, sorted_grads)), outs)
     _gradient_bins.share(arguments, bins, TERMS * sum(grad.numel() for grad in grads), starts)
     return outs

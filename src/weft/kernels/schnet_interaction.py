@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from weft.kernels import edge_pairs
+from weft.kernels import chebyshev, edge_pairs
 from weft.kernels.custom_op import array_of, differentiable_gradients, require
 from weft.kernels.edge_pairs import EdgePairs, pair_spmm
 from weft.kernels.segment_ops import spmm_rows
@@ -35,6 +35,8 @@ BLOCK_ROWS = 64
 # A chunk sums the gradients of the weights for itself: enough of them to share, not to fill memory.
 _CHUNKS = 16
 _CHUNK_ROWS = 32
+# Pairs whose gradients are in a first-level cache at a time.
+_PAIR_ROWS = 32
 
 
 def chunk_of(nodes: int) -> int:
@@ -206,6 +208,40 @@ def _sender_chunks(
 
 
 @kernel
+def _term_bins(
+    address: int,
+    bins: Any,
+    ends: Any,
+    out: Any,
+    first: int,
+    stop: int,
+) -> None:
+    """Bins first:stop of the gradients out [B · M, F] in a filter's values at its nodes.
+
+    The gradient of a pair's filter row is never written to memory. `bins` are as in `chebyshev`,
+    `ends` what `product_rows` takes.
+    """
+    d, width, starts, transform = bins
+    a, b, rows, columns, one_way, other_way = ends
+    features = a.shape[1]
+    t = np.empty((chebyshev.longest(starts, first, stop), chebyshev.TERMS), dtype=d.dtype)
+    terms = np.empty((chebyshev.TERMS, features), dtype=d.dtype)
+    products = np.empty((_PAIR_ROWS, features), dtype=d.dtype)
+    for place in range(first, stop):
+        begin, end = starts[place], starts[place + 1]
+        chebyshev.polynomials(d[begin:end], place, width, t)
+        terms[:] = 0
+        for start in range(begin, end, _PAIR_ROWS):
+            last = min(start + _PAIR_ROWS, end)
+            ways = (one_way[start:last], other_way[start:last])
+            edge_pairs.product_rows(a, b, rows, columns, *ways, products, 0, last - start)
+            chebyshev.add_terms(t[start - begin : last - begin], products[: last - start], terms)
+        own = out[place * chebyshev.TERMS : (place + 1) * chebyshev.TERMS]
+        terms_count = chebyshev.TERMS
+        gemm(address, True, False, terms_count, features, terms_count, transform, terms, own, False)
+
+
+@kernel
 def _backward_loop(
     pool: int,
     threads: int,
@@ -220,6 +256,7 @@ def _backward_loop(
     out: Any,
     saved: Any,
     chunk: int,
+    series: Any,
     grad_h: Any,
     grad_weight: Any,
     grad_message: Any,
@@ -230,8 +267,9 @@ def _backward_loop(
     """All gradients.
 
     `saved` are messages [N, F], sums or means [N, F] and activations [N, H] of the forward pass.
-    grad_weight [P, F] is None if it is not wanted; biases [2, C, H], the gradients by chunk in
-    those of `update` and `out`, are None without.
+    grad_weight [P, F] is None if it is not wanted. Where the filter is a series, `series` are its
+    bins and grad_weight [B · M, F] is in the values at the nodes. biases [2, C, H], the gradients
+    by chunk in those of `update` and `out`, are None without.
     """
     rows, columns, in_offsets, _, offsets, order, one_way, other_way, of_edge = topology
     messages, sums, inner = saved
@@ -251,16 +289,38 @@ def _backward_loop(
     others = (address, grad, h, sum_grads, weight, edges, message, chunk, *made)
     share_rows(pool, threads, _here._sender_chunks, others, None, chunks)
     if grad_weight is not None:
-        ends = (sum_grads, messages, rows, columns, one_way, other_way, grad_weight)
-        share_rows(pool, threads, edge_pairs.product_rows, ends, None, grad_weight.shape[0])
+        ends = (sum_grads, messages, rows, columns, one_way, other_way)
+        if series is None:
+            made_of = (*ends, grad_weight)
+            share_rows(pool, threads, edge_pairs.product_rows, made_of, None, weight.shape[0])
+        else:
+            starts = series[2]
+            by_bin = (address, series, ends, grad_weight)
+            share_rows(pool, threads, _here._term_bins, by_bin, starts, starts.shape[0] - 1)
     sum_chunks(of_message, grad_message)
     sum_chunks(of_update, grad_update)
     sum_chunks(of_out, grad_out)
 
 
+class SeriesFilter(NamedTuple):
+    """A filter by Chebyshev series, see `chebyshev`.
+
+    Attributes:
+        at_nodes: [B · M, F], its values at the nodes of the bins.
+        values: [P, F], those of the pairs, as `series_at` gives them.
+        binned: the distances of the pairs, which are sorted by bin.
+        width: of a bin, Å.
+    """
+
+    at_nodes: Tensor
+    values: Tensor
+    binned: chebyshev.Binned
+    width: float
+
+
 def interaction(
     h: Tensor,
-    weight: Tensor,
+    weight: Tensor | SeriesFilter,
     message: Tensor,
     update: Tensor,
     update_bias: Tensor | None,
@@ -276,7 +336,7 @@ def interaction(
 
     Args:
         h: [N, H].
-        weight: [P, F], a filter row a pair.
+        weight: [P, F], a filter row a pair; or the series that gives them.
         message: [F, H], out by in, as the weights of torch.nn.Linear.
         update: [H, F].
         update_bias: [H].
@@ -285,6 +345,14 @@ def interaction(
         pairs: the edges.
         mean: of the messages that reach a node, instead of their sum.
     """
+    series = None
+    if isinstance(weight, SeriesFilter):
+        series, learned_filter, weight = weight, weight.at_nodes, weight.values
+        shape = (chebyshev.TERMS * (len(series.binned.starts) - 1), weight.shape[-1])
+        right = learned_filter.shape == shape and len(series.binned.distances) == len(weight)
+        require(right and series.binned.order is None, "values at all nodes needed", learned_filter)
+    else:
+        learned_filter = weight
     nodes, width, filters = pairs.nodes, h.shape[-1], weight.shape[-1]
     right = h.shape == (nodes, width) and weight.shape == (pairs.count, filters)
     right = right and message.shape == (filters, width) and update.shape == (width, filters)
@@ -296,8 +364,8 @@ def interaction(
     if (update_bias is None) != (out_bias is None):
         raise ValueError("both layers have a bias, or neither")
     # As one argument: each tensor that autograd looks at takes microseconds.
-    fixed = (pairs, mean)
-    learned = (h, weight, message, update, update_bias, out, out_bias)
+    fixed = (pairs, mean, series)
+    learned = (h, learned_filter, message, update, update_bias, out, out_bias)
     result: Tensor = _Interaction.apply(*learned, fixed)  # type: ignore[no-untyped-call]
     return result
 
@@ -306,7 +374,8 @@ class _Interaction(torch.autograd.Function):
     # One function with ctx: torch would inspect the signature of a separate forward at each call.
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        h, weight, message, update, update_bias, out, out_bias, (pairs, mean) = arguments
+        h, weight, message, update, update_bias, out, out_bias, (pairs, mean, series) = arguments
+        weight = weight if series is None else series.values
         (nodes, width), filters = h.shape, weight.shape[1]
         messages, sums = h.new_empty(nodes, filters), h.new_empty(nodes, filters)
         inner, result = h.new_empty(nodes, width), h.new_empty(nodes, width)
@@ -333,11 +402,15 @@ class _Interaction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         *given, messages, sums, inner = ctx.saved_tensors
-        pairs, mean = ctx.fixed
+        pairs, mean, series = ctx.fixed
         if torch.is_grad_enabled():
-            function = functools.partial(_plain, pairs=pairs, mean=mean)
+            function = functools.partial(_plain, pairs=pairs, mean=mean, series=series)
             return *differentiable_gradients(ctx, function, given, grads), None
         h, weight, message, update, bias, out, _ = given
+        bins = None
+        if series is not None:
+            starts, _, distances = series.binned
+            bins = (distances, series.width, starts, chebyshev.transform())
         nodes, width = h.shape
         chunk = chunk_of(nodes)
         grad_h, *grad_layers = (
@@ -349,12 +422,13 @@ class _Interaction(torch.autograd.Function):
             POOL,
             threads_for(h.numel() * width),
             gemm_address(h.dtype),
-            *map(array_of, (grad, h, weight)),
+            *map(array_of, (grad, h, weight if series is None else series.values)),
             pairs.arrays,
             mean,
             *map(array_of, (message, update, out)),
             (messages.numpy(), sums.numpy(), inner.numpy()),
             chunk,
+            bins,
             *map(array_of, (grad_h, grad_weight, *grad_layers, biases)),
         )
         _backward_loop(*arguments)
@@ -374,7 +448,10 @@ def _plain(
     *,
     pairs: EdgePairs,
     mean: bool,
+    series: SeriesFilter | None,
 ) -> Tensor:
+    if series is not None:
+        weight = chebyshev.values_of_series(series.binned, weight, series.width)
     sums = pair_spmm(functional.linear(h, message), weight, *pairs.tensors)
     if mean:
         offsets = pairs.tensors[2]

@@ -7,6 +7,7 @@ filter networks run on the nodes of a Chebyshev series instead of on every pair 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -18,12 +19,12 @@ from torch_geometric.nn.models import schnet
 
 from weft.integrations.geometric.edge_cache import ends_range, plain, remembered
 from weft.integrations.geometric.running import Seen, has_hooks, reader_of_messages
-from weft.kernels.chebyshev import bin_width, in_bins, nodes_of, series
-from weft.kernels.custom_op import has_loop, have_one_loop, is_fusable
+from weft.kernels.chebyshev import bin_width, in_bins, nodes_of, series_at
+from weft.kernels.custom_op import array_of, has_loop, have_one_loop, is_fusable
 from weft.kernels.distance_pairs import PairedEdges
 from weft.kernels.edge_pairs import EdgePairs, pair_spmm
 from weft.kernels.filter_networks import radial_filters
-from weft.kernels.schnet_interaction import interaction
+from weft.kernels.schnet_interaction import SeriesFilter, interaction
 from weft.kernels.softplus import shifted_softplus
 from weft.models.atomistic import is_only_linear
 
@@ -38,28 +39,43 @@ def takes(model: Any, z: Any, pos: Any, batch: Any = None) -> bool:
     expansion = model.distance_expansion
     if type(expansion) is not schnet.GaussianSmearing or not expansion.coeff < 0:
         return False
-    if not have_one_loop(pos, *model.interactions.parameters()):
-        return False
-    return all(map(_is_block, model.interactions)) and not any(
-        map(has_hooks, (expansion, *model.interactions.modules()))
-    )
+    layers: list[Any] = [pos]
+    for block in model.interactions:
+        if not _is_block(block):
+            return False
+        layers += _weights(block)
+    return not has_hooks(expansion) and is_fusable(*layers)
 
 
 def _is_block(block: Any) -> bool:
-    """Whether a block is as torch_geometric makes it."""
+    """Whether a block is as torch_geometric makes it, and calling it is no more than its code."""
     if type(block) is not schnet.InteractionBlock or type(block.conv) is not schnet.CFConv:
         return False
     conv, network = block.conv, block.conv.nn
-    if type(network) is not nn.Sequential or len(network) != 3:
-        return False
     if reader_of_messages(conv) or conv.flow != "source_to_target":
+        return False
+    if type(network) is not nn.Sequential or len(network) != 3:
         return False
     if type(conv.aggr_module) is not aggr.SumAggregation:
         return False
-    if type(network[1]) is not schnet.ShiftedSoftplus or type(block.act) is not type(network[1]):
+    first, activation, second = network
+    if type(activation) is not schnet.ShiftedSoftplus or type(block.act) is not type(activation):
         return False
-    layers = (conv.lin1, conv.lin2, block.lin, network[0], network[2])
-    return all(map(is_only_linear, layers))
+    if any(map(has_hooks, (block, conv, conv.aggr_module, network, activation, block.act))):
+        return False
+    layers = (first, second, conv.lin2, block.lin)
+    return (
+        all(map(is_only_linear, (conv.lin1, *layers)))
+        and conv.lin1.bias is None
+        and all(layer.bias is not None for layer in layers)
+    )
+
+
+def _weights(block: Any) -> list[Tensor]:
+    """The parameters of a block's linear layers."""
+    first, _, second = block.conv.nn
+    layers = (first, second, block.conv.lin2, block.lin)
+    return [block.conv.lin1.weight, *(t for layer in layers for t in (layer.weight, layer.bias))]
 
 
 def forward(model: Any, z: Tensor, pos: Tensor, batch: Tensor | None = None) -> Any:
@@ -103,7 +119,7 @@ def _features(model: Any, h: Tensor, edge_index: Any, lengths: Any) -> Tensor:
     first, pairs = edges.pairs(lengths, width, bins, alone=lengths.requires_grad)
     filters = _filters(model, lengths.index_select(0, first), width, bins)
     for block, weight in zip(model.interactions, filters, strict=True):
-        h = _interaction(block, h, weight, pairs, fused=not lengths.requires_grad)
+        h = _interaction(block, h, weight, pairs)
     return h
 
 
@@ -120,45 +136,46 @@ def _has_pairs(h: Tensor, edge_index: Any, lengths: Any) -> bool:
     return min(low, lowest) >= 0 and max(high, highest) < h.shape[0]
 
 
-def _interaction(block: Any, h: Tensor, weight: Tensor, pairs: EdgePairs, *, fused: bool) -> Tensor:
+def _interaction(block: Any, h: Tensor, weight: Any, pairs: EdgePairs) -> Tensor:
     """New features [N, H], with a filter row for each pair."""
-    conv = block.conv
-    given = (h, weight, conv.lin1.weight, conv.lin2.weight, conv.lin2.bias)
-    arguments = (*given, block.lin.weight, block.lin.bias)
-    # In float64 torch_geometric's shifted softplus differs: it subtracts a rounded ln 2.
-    if fused and h.dtype == torch.float32 and is_fusable(*arguments):
-        return interaction(*arguments, pairs, mean=False)
+    conv, out = block.conv, block.lin
+    if isinstance(weight, SeriesFilter):
+        layers = (conv.lin1.weight, conv.lin2.weight, conv.lin2.bias, out.weight, out.bias)
+        return interaction(h, weight, *layers, pairs, mean=False)
     sums = pair_spmm(conv.lin1(h), weight, *pairs.tensors)
-    changed: Tensor = h + block.lin(block.act(conv.lin2(sums)))
+    changed: Tensor = h + out(block.act(conv.lin2(sums)))
     return changed
 
 
-def _filters(model: Any, d: Tensor, width: float, bins: int) -> Iterator[Tensor]:
+def _filters(model: Any, d: Tensor, width: float, bins: int) -> Iterator[Any]:
     """The filters [P, F] of each block at distances d [P], one after another.
 
-    So that each is in a cache when its block reads it, and its gradient when it is needed.
+    So that each is in a cache when its block reads it.
     """
     blocks = list(model.interactions)
-    if d.dtype == torch.float32 and not d.requires_grad and bins > 1:
+    fade = functools.cache(_fade)
+    nodes = None
+    # In float64 a series is not exact enough, nor its derivative where d is learned from.
+    if bins > 1 and d.dtype == torch.float32 and not d.requires_grad:
         nodes = nodes_of(bins, width)
-        if d.shape[0] > _PAIRS_A_NODE * nodes.shape[0]:
-            binned = in_bins(d, width, bins)
-            for block, values in zip(blocks, _networks_at(model, nodes), strict=True):
-                found = series(binned, [values * _fade(block, nodes)], width)
-                yield (
-                    found[0]
-                    if found
-                    else block.conv.nn(model.distance_expansion(d)) * _fade(block, d)
-                )
-            return
-    attributes = model.distance_expansion(d)
-    for block in blocks:
-        yield block.conv.nn(attributes) * _fade(block, d)
+    if nodes is None or d.shape[0] < _PAIRS_A_NODE * nodes.shape[0]:
+        attributes = model.distance_expansion(d)
+        for block in blocks:
+            yield block.conv.nn(attributes) * fade(d, block.conv.cutoff)
+        return
+    binned = in_bins(d, width, bins)
+    for block, values in zip(blocks, _networks_at(model, nodes), strict=True):
+        at_nodes = values * fade(nodes, block.conv.cutoff)
+        found = series_at(binned, [array_of(at_nodes)], width)
+        if found is None:
+            yield block.conv.nn(model.distance_expansion(d)) * fade(d, block.conv.cutoff)
+        else:
+            yield SeriesFilter(at_nodes, found[0], binned, width)
 
 
-def _fade(block: Any, d: Tensor) -> Tensor:
-    """Half a cosine of distances d [P], as the cutoff gives it, [P, 1]."""
-    return 0.5 * (torch.cos(d * (math.pi / block.conv.cutoff)) + 1)[:, None]
+def _fade(d: Tensor, cutoff: float) -> Tensor:
+    """Half a cosine of distances d [P], 0 at the cutoff, [P, 1]."""
+    return 0.5 * (torch.cos(d * (math.pi / cutoff)) + 1)[:, None]
 
 
 def _networks_at(model: Any, d: Tensor) -> list[Tensor]:
@@ -169,9 +186,7 @@ def _networks_at(model: Any, d: Tensor) -> list[Tensor]:
     layers = [(network[0], network[2]) for network in networks]
     alike = all(
         first.weight.shape == layers[0][0].weight.shape
-        and second.weight.shape == layers[0][1].weight.shape
-        and first.bias is not None
-        and second.bias is not None
+        and second.weight.shape == first.weight.shape[:1] * 2
         for first, second in layers
     )
     if spacing is None or not alike:
