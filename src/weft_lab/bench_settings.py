@@ -24,6 +24,7 @@ StrangersCase = Literal[
     "pna",
     "rgcn",
     "gated",
+    "schnet",
     "gine",
     "nn",
     "own",

@@ -13,20 +13,20 @@ pytestmark = pytest.mark.usefixtures("in_this_process")
 
 def test_small() -> None:
     pytest.importorskip("torch_geometric")
-    cases = ("sage", "own", "loader")
+    cases = ("sage", "schnet", "own", "loader")
     config = StrangersBench(
         cases=cases, nodes=60, edges=300, sorted=True, width=8, molecules=3, rounds=1, steps=1
     )
     result = bench_strangers(config, Progress(disable=True))
-    large, small, loader = result.cases
+    large, model, small, loader = result.cases
     assert large.what == "training step, 2 layers, 60 nodes, 300 edges, 8 features"
     assert list(large.candidates) == ["weft", "torch_geometric", "torch_geometric CSR"]
     assert small.what.startswith("training step, 3 layers, 3 molecules")
     for case in result.cases:
         assert all(each.samples and not each.absent for each in case.candidates.values())
-    for case in (large, small):
+    for case in (large, model, small):
         assert case.says[0].startswith("Peak memory: weft 0.")
-    assert "the geometric mean of 2 cases is" in small.says[1]
+    assert "the geometric mean of 3 cases is" in small.says[1]
     assert loader.what == "20 shuffled batches of 3 molecules with QM9's attributes"
 
 

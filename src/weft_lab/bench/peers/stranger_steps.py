@@ -97,6 +97,20 @@ def _layer(kind: str, width: int, attributes: int, edge_index: Tensor) -> Any:
     return layers.GatedGraphConv(width, 4)
 
 
+def _schnet(case: dict[str, Any], arrays: dict[str, Tensor]) -> tuple[nn.Module, list[Tensor]]:
+    """torch_geometric's SchNet on all pairs of atoms, and its elements, places and molecules."""
+    edge_index, molecule = arrays["edge_index"], arrays["molecule"]
+
+    def pairs(pos: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        return edge_index, (pos[edge_index[0]] - pos[edge_index[1]]).norm(dim=-1)
+
+    elements = torch.tensor([1, 6, 7, 8, 9])[torch.randint(0, 5, molecule.shape)]
+    places = 1.7 * torch.randn(len(molecule), 3)
+    width = case["width"]
+    network = layers.SchNet(width, width, case["layers"], interaction_graph=pairs)
+    return network, [elements, places, molecule]
+
+
 def model(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
     """A training step, or inference, of case["layers"] layers of case["kind"] on a graph."""
     torch.manual_seed(0)
@@ -104,10 +118,14 @@ def model(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
     edge_index, width = arrays["edge_index"], case["width"]
     x = torch.randn(int(arrays["nodes"]), width)
     attributes = torch.randn(edge_index.shape[1], case["attributes"])
-    network: Any = _Stack(
-        [_layer(case["kind"], width, case["attributes"], edge_index) for _ in range(case["layers"])]
-    )
+    network: Any = None
     graph = [edge_index]
+    if case["kind"] == "schnet":
+        network, (x, *graph) = _schnet(case, arrays)
+    else:
+        count = range(case["layers"])
+        made = [_layer(case["kind"], width, case["attributes"], edge_index) for _ in count]
+        network = _Stack(made)
     if case["way"] == "csr":
         size = (x.shape[0], x.shape[0])
         graph = [to_torch_csr_tensor(edge_index.flip(0), size=size)]
@@ -123,14 +141,18 @@ def model(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
         network = torch.compile(network)
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-4)
 
+    def given() -> list[Tensor]:
+        # Sorted edges are kept with a tensor, which a new batch does not have.
+        return [each.clone() for each in (x, *graph)] if case["new_batches"] else [x, *graph]
+
     def train() -> None:
         optimizer.zero_grad()
-        network(x, *graph).square().mean().backward()
+        network(*given()).square().mean().backward()
         optimizer.step()
 
     def infer() -> None:
         with torch.no_grad():
-            network(x, *graph)
+            network(*given())
 
     return (train if case["training"] else infer), _VERSIONS
 
