@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import aggr
 
+from weft.integrations.geometric import segments
 from weft.integrations.geometric.lazy_edges import (
     OUTERMOST,
     Edges,
@@ -25,6 +26,20 @@ _NEEDS: dict[type, tuple[Reduction, ...]] = {
     aggr.VarAggregation: ("sum", "squares"),
     aggr.StdAggregation: ("sum", "squares"),
 }
+
+
+def cost_of(module: Any) -> tuple[Reduction, ...]:
+    """The reductions that cost torch as much as the module does."""
+    return needs_of(module) or ("sum", "squares")
+
+
+def is_known(module: Any) -> bool:
+    """Whether `aggregated` has a result for this module."""
+    return needs_of(module) is not None or _is_softmax(module)
+
+
+def _is_softmax(module: Any) -> bool:
+    return type(module) is aggr.SoftmaxAggregation and not module.semi_grad
 
 
 def needs_of(module: Any) -> tuple[Reduction, ...] | None:
@@ -50,6 +65,8 @@ def needs_of(module: Any) -> tuple[Reduction, ...] | None:
 
 def aggregated(module: Any, messages: Tensor, edges: Edges) -> Tensor | None:
     """The result of module(messages, receivers, dim=0); None if the module is not known here."""
+    if _is_softmax(module):
+        return _softmax(module, messages, edges)
     needs = needs_of(module)
     if needs is None:
         return None
@@ -65,6 +82,51 @@ def aggregated(module: Any, messages: Tensor, edges: Edges) -> Tensor | None:
 
 def _is_expression(messages: Tensor) -> bool:
     return isinstance(messages, EdgeTensor) and messages.meaning[0] not in OUTERMOST
+
+
+def _softmax(module: Any, messages: Any, edges: Edges) -> Tensor | None:
+    """The messages into each receiver, weighted with their softmax in each feature."""
+    if module.channels != 1 and (messages.ndim != 2 or messages.shape[1] != module.channels):
+        return None
+    if not isinstance(messages, EdgeTensor):
+        messages = lazy_rows(edges, "e", messages)
+    scores = messages
+    if not isinstance(module.t, int | float) or module.t != 1:
+        scores = messages * (module.t if module.channels == 1 else module.t.view(1, -1))
+    with torch.no_grad():
+        (most,) = reduced(scores, edges, ("max",))
+    weights = (scores - lazy_rows(edges, "i", most)).exp()
+    (total,) = reduced(weights, edges, ("sum",))
+    (weighted,) = reduced(weights * messages, edges, ("sum",))
+    # As torch_geometric's softmax.
+    return weighted / (total + 1e-16)
+
+
+def alone(
+    module: Any,
+    x: Any,
+    index: Any = None,
+    ptr: Any = None,
+    dim_size: Any = None,
+    dim: int = -2,
+    **others: Any,
+) -> Tensor | None:
+    """The result of an aggregation called by itself; None if weft does not take the call."""
+    needs = needs_of(module)
+    if others or not is_known(module) or (ptr is not None and index is not None):
+        return None
+    if ptr is not None:
+        # segment's gradient of a maximum is not that of scatter; scalers need an index.
+        scaled = any(isinstance(part, aggr.DegreeScalerAggregation) for part in module.modules())
+        if scaled or needs is None or "max" in needs or "min" in needs:
+            return None
+        index = segments.index_of(ptr, x)
+    if not isinstance(x, Tensor) or not segments.gains(x, None, cost_of(module)):
+        return None
+    edges = segments.groups_of(x, index, dim_size, dim)
+    if edges is None or not segments.gains(x, edges, cost_of(module)):
+        return None
+    return aggregated(module, x, edges)
 
 
 def _result(module: Any, results: dict[str, Tensor], degrees: Tensor) -> Tensor:

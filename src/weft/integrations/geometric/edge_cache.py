@@ -80,12 +80,11 @@ def walks_of(edge_index: Tensor, receiver_row: int, senders: int, receivers: int
 
     def make() -> EdgeWalks:
         rows = plain(edge_index)
-        return EdgeWalks(
-            rows[1 - receiver_row].to(torch.int64, copy=True),
-            rows[receiver_row].to(torch.int64, copy=True),
-            senders,
-            receivers,
-        )
+        into = rows[receiver_row].to(torch.int64, copy=True)
+        # Both rows of an index that groups rows are the same.
+        same = edge_index.stride(0) == 0
+        out = into if same else rows[1 - receiver_row].to(torch.int64, copy=True)
+        return EdgeWalks(out, into, senders, receivers)
 
     found: EdgeWalks = remembered(edge_index, ("walks", receiver_row, senders, receivers), make)
     return found

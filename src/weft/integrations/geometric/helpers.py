@@ -19,11 +19,8 @@ from torch_geometric import utils
 from torch_geometric.nn import pool
 from torch_geometric.nn.conv import gcn_conv
 
-from weft.integrations.geometric.edge_cache import ends_range, remembered, walks_of
-from weft.integrations.geometric.lazy_edges import Edges, EdgeTensor, reduced, values_of
-from weft.integrations.geometric.running import note, running_edges
-from weft.kernels.custom_op import has_loop
-from weft.kernels.edge_softmax import edge_softmax
+from weft.integrations.geometric import segments
+from weft.integrations.geometric.edge_cache import remembered
 
 
 def _is_plain_index(edge_index: Any) -> bool:
@@ -143,65 +140,11 @@ def gcn_norm(
     )
 
 
-def softmax(
-    src: Any, index: Any = None, ptr: Any = None, num_nodes: Any = None, dim: int = 0
-) -> Any:
-    """As torch_geometric's."""
-    edges = running_edges()
-    if isinstance(src, EdgeTensor):
-        src = values_of(src)
-    if edges is None or dim != 0 or not _is_of_receivers(src, index, num_nodes, edges):
-        return utils.softmax(src, index, ptr, num_nodes, dim)
-    edges.sizes.setdefault("i", num_nodes)
-    note("sorted softmax")
-    return edge_softmax(src.reshape(src.shape[0], -1), edges.walks()).reshape(src.shape)
-
-
-def _is_of_receivers(src: Any, index: Any, num_nodes: Any, edges: Edges) -> bool:
-    """Whether `index` groups the edges of the running call by receiver."""
-    if not isinstance(src, Tensor) or not has_loop(src) or not isinstance(index, Tensor):
-        return False
-    if not isinstance(num_nodes, int) or src.shape[0] != edges.count or index.ndim != 1:
-        return False
-    if edges.row_of(index) != edges.receiver_row:
-        return False
-    low, high = ends_range(edges.edge_index)[2 * edges.receiver_row :][:2]
-    return low >= 0 and high < num_nodes and edges.sizes.get("i", num_nodes) == num_nodes
-
-
-def _pooled(name: str, reduction: Any) -> Callable[..., Any]:
-    stock = getattr(pool, name)
-
-    def pooling(x: Any, batch: Any, size: Any = None) -> Any:
-        if not (type(x) is Tensor and has_loop(x) and x.ndim == 2 and _is_plain_index(batch)):
-            return stock(x, batch, size)
-        if batch.ndim != 1 or batch.shape[0] != x.shape[0] or not x.shape[0] > 0:
-            return stock(x, batch, size)
-        if x.shape[1] > 1024 or batch.dtype != torch.int64 or batch.is_inference():
-            return stock(x, batch, size)
-        low, high = remembered(batch, "range", lambda: (int(batch.min()), int(batch.max())))
-        graphs = high + 1 if size is None else size
-        if low < 0 or high >= graphs:
-            return stock(x, batch, size)
-        both = remembered(batch, "pairs", lambda: torch.stack([batch, batch]))
-        edges = Edges(both, 1, {"i": graphs, "j": graphs}, torch.is_grad_enabled())
-        (out,) = reduced(x, edges, (reduction,))
-        if name != "global_mean_pool":
-            return out
-        counts = walks_of(both, 1, graphs, graphs).in_degrees.clamp(min=1)
-        return out / counts.to(out.dtype)[:, None]
-
-    return pooling
-
-
 FAST: dict[Any, Callable[..., Any]] = {
     utils.remove_self_loops: remove_self_loops,
     utils.add_self_loops: add_self_loops,
     gcn_conv.gcn_norm: gcn_norm,
-    utils.softmax: softmax,
-    pool.global_add_pool: _pooled("global_add_pool", "sum"),
-    pool.global_mean_pool: _pooled("global_mean_pool", "sum"),
-    pool.global_max_pool: _pooled("global_max_pool", "max"),
+    **segments.FAST,
 }
 """Functions of torch_geometric, and what accelerated code calls in their place."""
 
@@ -243,3 +186,9 @@ def with_fast_helpers(function: Any) -> Any:
     made.__kwdefaults__ = function.__kwdefaults__
     made.__qualname__ = function.__qualname__
     return made
+
+
+FAST |= {
+    function: with_fast_helpers(function)
+    for function in (pool.global_add_pool, pool.global_mean_pool, pool.global_max_pool)
+}

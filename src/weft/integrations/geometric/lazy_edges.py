@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from weft.integrations.geometric.edge_cache import ends_range, plain, walks_of
+from weft.integrations.geometric.edge_cache import ends_range, plain, remembered, walks_of
 from weft.integrations.geometric.kept_results import kept, sorted_rows
 from weft.integrations.geometric.running import note
 from weft.kernels.fused_messages import EdgeWalks, fused_messages
@@ -109,6 +109,17 @@ class Edges:
     def count(self) -> int:
         """E."""
         return self.edge_index.shape[1]
+
+    @property
+    def is_sorted(self) -> bool:
+        """Whether receivers ascend from edge to edge."""
+
+        def make() -> bool:
+            receivers = plain(self.edge_index)[self.receiver_row]
+            return bool((receivers[1:] >= receivers[:-1]).all())
+
+        found: bool = remembered(self.edge_index, ("sorted", self.receiver_row), make)
+        return found
 
     def walks(self) -> EdgeWalks:
         """The edges sorted by receiver and by sender."""
@@ -266,7 +277,12 @@ def reduced(tensor: Tensor, edges: Edges, reductions: tuple[Reduction, ...]) -> 
     if isinstance(tensor, EdgeTensor) and tensor.edges is not edges:
         tensor = values_of(tensor)
     if not isinstance(tensor, EdgeTensor):
-        tensor = lazy_rows(edges, "e", tensor)
+        note("sorted sums")
+        program = MessageProgram(("leaf", 0), (Leaf("e", False),), reductions)
+        rows = tensor.reshape(edges.count, 1, tensor.shape[1:].numel())
+        walks = edges.walks()
+        outs = fused_messages(program, walks, [rows], ())
+        return tuple(out.reshape(walks.num_receivers, *tensor.shape[1:]) for out in outs)
     kind = tensor.meaning[0]
     if kind == "stack":
         parts = [reduced(part, edges, reductions) for part in tensor.meaning[1]]
@@ -280,7 +296,7 @@ def reduced(tensor: Tensor, edges: Edges, reductions: tuple[Reduction, ...]) -> 
             out = torch.addcmul(out, edges.walks().in_degrees.to(out)[:, None], bias)
         return (out,)
     if kind in OUTERMOST:
-        tensor = lazy_rows(edges, "e", values_of(tensor))
+        return reduced(values_of(tensor), edges, reductions)
     note("sorted sums" if side_of(tensor) == "e" else "messages reduced in one loop")
     shape = (edges.walks().num_receivers, *tensor.shape[1:])
     return tuple(out.reshape(shape) for out in run(tensor, reductions, dot=False))

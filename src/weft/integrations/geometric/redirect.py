@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 from torch.utils._pytree import tree_map
+from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.nn.conv import GatedGraphConv, GCNConv, MessagePassing, NNConv
 from torch_geometric.nn.models import schnet as stock_schnet
 from torch_geometric.utils import is_torch_sparse_tensor
@@ -31,8 +32,9 @@ from weft.integrations.geometric import (
     recurrent,
     relations,
     schnet,
+    segments,
 )
-from weft.integrations.geometric.aggregations import aggregated
+from weft.integrations.geometric.aggregations import aggregated, alone, cost_of, is_known
 from weft.integrations.geometric.edge_cache import ends_range
 from weft.integrations.geometric.helpers import with_fast_helpers
 from weft.integrations.geometric.lazy_edges import (
@@ -192,10 +194,20 @@ def _index_select(self: Any, src: Any, index: Any) -> Any:
     return lazy_rows(edges, side, src)  # type: ignore[arg-type]
 
 
-def aggregate(self: Any, inputs: Any, index: Any, ptr: Any = None, dim_size: Any = None) -> Any:
-    """In place of a layer's `aggregate`, where that is MessagePassing's."""
+def aggregate(self: Any, *arguments: Any, **named: Any) -> Any:
+    """In place of a layer's `aggregate`."""
+    if type(self).aggregate is MessagePassing.aggregate:
+        return _aggregate(self, *arguments, **named)
+    return _helped(self, "aggregate")(self, *arguments, **named)
+
+
+def _aggregate(self: Any, inputs: Any, index: Any, ptr: Any = None, dim_size: Any = None) -> Any:
     edges = running_edges(self)
-    if edges is not None and _can_reduce(self, inputs, edges, dim_size):
+    if (
+        edges is not None
+        and _can_reduce(self, inputs, edges, dim_size)
+        and segments.gains(inputs, edges, cost_of(self.aggr_module))
+    ):
         edges.sizes["i"] = dim_size
         out = aggregated(self.aggr_module, inputs, edges)
         if out is not None:
@@ -233,6 +245,10 @@ def _call_impl(self: Any, *arguments: Any, **named: Any) -> Any:
         given = _positional(kind, self, arguments, named)
         if given is not None and takes(self, *given):
             return forward(self, *given)
+    if isinstance(self, Aggregation) and not any(map(has_hooks, self.modules())):
+        out = alone(self, *arguments, **named)
+        if out is not None:
+            return out
     fast = _fast_form(kind, "forward")
     if fast is None:
         return _stock_call(self, *arguments, **named)
@@ -267,6 +283,13 @@ def message(self: Any, *arguments: Any, **named: Any) -> Any:
 def edge_update(self: Any, *arguments: Any, **named: Any) -> Any:
     """In place of a layer's `edge_update`, where that calls helpers."""
     return _helped(self, "edge_update")(self, *arguments, **named)
+
+
+def reduce(self: Any, *arguments: Any, **named: Any) -> Any:
+    """In place of an aggregation's `reduce`."""
+    kind: Any = type(self)
+    method = kind.reduce if _is_traced() else _fast_form(kind, "reduce")
+    return method(self, *arguments, **named)
 
 
 def _helped(layer: Any, name: str) -> Any:
@@ -314,6 +337,7 @@ def _replicate_for_data_parallel(self: Any) -> Any:
 
 _METHODS: tuple[Any, ...] = (
     *(propagate, edge_updater, _index_select, aggregate, message, edge_update, _call_impl),
+    reduce,
     # Last: every module that has one of the others has these.
     *(__getstate__, _replicate_for_data_parallel),
 )
@@ -326,11 +350,14 @@ def is_layer(module: nn.Module) -> bool:
 
 def parts_of(layer: nn.Module) -> list[nn.Module]:
     """The modules that are redirected with a layer."""
-    return [layer] if isinstance(layer, MessagePassing) else list(layer.modules())
+    whole = not isinstance(layer, MessagePassing)
+    return list(layer.modules()) if whole else [layer, *own_parts(layer)]
 
 
 def redirect(module: nn.Module) -> None:
-    """Let a module run on weft's loops wherever a call allows it."""
+    """Let a module, and its aggregation, run on weft's loops wherever a call allows it."""
+    for part in own_parts(module):
+        redirect(part)
     for method in _METHODS:
         if method.__name__ not in module.__dict__ and _applies(method.__name__, module):
             setattr(module, method.__name__, types.MethodType(method, module))
@@ -341,14 +368,18 @@ def _applies(name: str, module: nn.Module) -> bool:
     if name in ("__getstate__", "_replicate_for_data_parallel"):
         return is_redirected(module)
     if name == "_call_impl":
-        return kind in WHOLE or _fast_form(kind, "forward") is not None
+        return kind in WHOLE or is_known(module) or _fast_form(kind, "forward") is not None
+    if name == "reduce":
+        return isinstance(module, Aggregation) and _fast_form(kind, name) is not None
     if not isinstance(module, MessagePassing):
         return False
     if name in ("message", "edge_update"):
         return _fast_form(kind, name) is not None
     if name == "edge_updater":
         return hasattr(kind, "edge_updater") and hasattr(kind, "edge_update")
-    return name != "aggregate" or kind.aggregate is MessagePassing.aggregate
+    if name == "aggregate" and kind.aggregate is not MessagePassing.aggregate:
+        return _fast_form(kind, name) is not None
+    return True
 
 
 def is_redirected(module: nn.Module) -> bool:
@@ -360,8 +391,16 @@ def _is_ours(module: nn.Module, method: Any) -> bool:
     return getattr(module.__dict__.get(method.__name__), "__func__", None) is method
 
 
+def own_parts(module: nn.Module) -> list[nn.Module]:
+    """The modules of a layer's aggregation, which are redirected with the layer."""
+    parts = module.aggr_module if isinstance(module, MessagePassing) else None
+    return [] if parts is None else list(parts.modules())
+
+
 def undo(module: nn.Module) -> None:
     """Take back what `redirect` did."""
+    for part in own_parts(module):
+        undo(part)
     for method in _METHODS:
         if _is_ours(module, method):
             delattr(module, method.__name__)
