@@ -264,7 +264,7 @@ def _fused(row: LayerReport, layer: nn.Module, inputs: Mapping[str, Call]) -> La
     """The report on a layer of torch_geometric and its redirected copy."""
     if row.left_alone:
         return row
-    from weft.integrations.geometric.running import noted
+    from weft.integrations.geometric.running import AS_IT_IS, noted
 
     fast = copy.deepcopy(layer)
     for part in _geometric().parts_of(fast):
@@ -273,7 +273,7 @@ def _fused(row: LayerReport, layer: nn.Module, inputs: Mapping[str, Call]) -> La
         row = _compared(row, layer, fast, inputs.get(row.name))
     if row.before_ms is None:
         return row
-    if list(notes) == [_geometric().AS_IT_IS]:
+    if list(notes) == [AS_IT_IS]:
         return replace(row, done="left alone: too few edges, or weft has no loops for this call")
     return replace(
         row, done="; ".join(notes) or "rewritten as a whole" if row.is_faster else _SLOWER

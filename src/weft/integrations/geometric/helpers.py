@@ -15,16 +15,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric import utils
+from torch_geometric import EdgeIndex, utils
 from torch_geometric.nn import pool
 from torch_geometric.nn.conv import gcn_conv
 
 from weft.integrations.geometric import segments
 from weft.integrations.geometric.edge_cache import remembered
+from weft.integrations.geometric.other_inputs import spmm
 
 
-def _is_plain_index(edge_index: Any) -> bool:
-    return type(edge_index) is Tensor and edge_index.layout == torch.strided and edge_index.is_cpu
+def _is_kept(edge_index: Any) -> bool:
+    """Whether results are cached with this edge_index or sparse adjacency."""
+    if type(edge_index) not in (Tensor, EdgeIndex) or not edge_index.is_cpu:
+        return False
+    return not edge_index.is_inference() and not edge_index.requires_grad
 
 
 def _remembered_result(
@@ -36,6 +40,10 @@ def _remembered_result(
     """
     if not isinstance(attribute, Tensor | types.NoneType):
         return make()
+    if isinstance(edge_index, EdgeIndex):
+        # Which has more to it than the edges.
+        facts = (edge_index.sparse_size(), edge_index.sort_order, edge_index.is_undirected)
+        key = (*key, edge_index.as_tensor()._version, *facts)
     learning = attribute is not None and attribute.requires_grad
     result = make() if learning else None
 
@@ -90,7 +98,7 @@ def _versions(found: tuple[Any, ...]) -> list[int]:
 
 def remove_self_loops(edge_index: Any, edge_attr: Any = None) -> Any:
     """As torch_geometric's."""
-    if not _is_plain_index(edge_index) or edge_index.is_inference():
+    if not _is_kept(edge_index):
         return utils.remove_self_loops(edge_index, edge_attr)
     return _remembered_result(
         ("remove_self_loops",),
@@ -105,7 +113,7 @@ def add_self_loops(
 ) -> Any:
     """As torch_geometric's."""
     known = isinstance(num_nodes, int | types.NoneType)
-    if not _is_plain_index(edge_index) or edge_index.is_inference() or not known:
+    if not _is_kept(edge_index) or not known:
         return utils.add_self_loops(edge_index, edge_attr, fill_value, num_nodes)
     fill = fill_value if isinstance(fill_value, str | float | int | types.NoneType) else "tensor"
 
@@ -113,7 +121,7 @@ def add_self_loops(
         found: tuple[Any, ...] = utils.add_self_loops(edge_index, edge_attr, fill_value, num_nodes)
         return found
 
-    if fill == "tensor" and isinstance(edge_attr, Tensor):
+    if fill == "tensor":
         # Which may be changed without a change of the edges.
         return make()
     return _remembered_result(("add_self_loops", num_nodes, fill), edge_index, edge_attr, make)
@@ -130,7 +138,7 @@ def gcn_norm(
 ) -> Any:
     """As torch_geometric's."""
     options = (num_nodes, improved, add_self_loops, flow, dtype)
-    if not _is_plain_index(edge_index) or edge_index.is_inference():
+    if not _is_kept(edge_index):
         return gcn_conv.gcn_norm(edge_index, edge_weight, *options)
     return _remembered_result(
         ("gcn_norm", *options),
@@ -144,6 +152,7 @@ FAST: dict[Any, Callable[..., Any]] = {
     utils.remove_self_loops: remove_self_loops,
     utils.add_self_loops: add_self_loops,
     gcn_conv.gcn_norm: gcn_norm,
+    utils.spmm: spmm,
     **segments.FAST,
 }
 """Functions of torch_geometric, and what accelerated code calls in their place."""

@@ -66,6 +66,7 @@ class Edges:
         receiver_row: the row of edge_index that holds receivers.
         sizes: numbers of senders and receivers, where they are known.
         learning: whether autograd records the call.
+        by_value: the layer may read copies of the rows of edge_index.
         made: all EdgeTensors of the call that are still referenced.
         state: flags, see `refused` and `closed`.
     """
@@ -74,6 +75,7 @@ class Edges:
     receiver_row: int
     sizes: dict[str, int]
     learning: bool
+    by_value: bool = False
     made: Any = field(default_factory=WeakIdKeyDictionary)
     state: dict[str, bool] = field(default_factory=dict)
 
@@ -94,10 +96,13 @@ class Edges:
             values_of(tensor)
 
     def row_of(self, index: Tensor) -> int | None:
-        """The row of edge_index that an index is a view of."""
+        """The row of edge_index that an index is a view of, or equal to if `by_value`."""
         whole = self.edge_index
         if index.ndim != 1 or index.shape[0] != self.count or index.dtype != whole.dtype:
             return None
+        if self.by_value:
+            rows = (self.receiver_row, 1 - self.receiver_row)
+            return next((row for row in rows if torch.equal(index, whole[row])), None)
         if self.count > 1 and index.stride(0) != whole.stride(1):
             return None
         first = whole.data_ptr()

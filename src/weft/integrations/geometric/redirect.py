@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 from torch.utils._pytree import tree_map
+from torch_geometric import EdgeIndex
 from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.nn.conv import GatedGraphConv, GCNConv, MessagePassing, NNConv
 from torch_geometric.nn.models import schnet as stock_schnet
@@ -45,7 +46,9 @@ from weft.integrations.geometric.lazy_edges import (
     lazy_rows,
     values_of,
 )
+from weft.integrations.geometric.other_inputs import plain_call, sparse_index
 from weft.integrations.geometric.running import (
+    AS_IT_IS,
     has_hooks,
     note,
     reader_of_messages,
@@ -104,8 +107,13 @@ def _too_small(edge_index: Tensor, features: Iterable[Tensor]) -> bool:
 
 def _edges_of(layer: Any, edge_index: Any, given: dict[str, Any]) -> Edges | None:
     """The edges of a call that weft takes; None for any other."""
-    if type(layer) in _stock_classes:
+    if type(layer) in _stock_classes or torch.compiler.is_compiling():
         return None
+    sparse = isinstance(edge_index, Tensor) and edge_index.layout != torch.strided
+    if sparse and (layer.fuse or layer.flow != "source_to_target" or edge_index.requires_grad):
+        return None
+    if sparse and edge_index.layout != torch.sparse_csc:
+        edge_index = sparse_index(edge_index)
     if type(edge_index) is not Tensor or not edge_index.is_cpu:
         return None
     if edge_index.layout != torch.strided or edge_index.ndim != 2 or edge_index.shape[0] != 2:
@@ -123,7 +131,7 @@ def _edges_of(layer: Any, edge_index: Any, given: dict[str, Any]) -> Edges | Non
     if stock_reason(layer) is not None:
         return None
     row = 1 if layer.flow == "source_to_target" else 0
-    return Edges(edge_index, row, {}, torch.is_grad_enabled())
+    return Edges(edge_index, row, {}, torch.is_grad_enabled(), by_value=sparse)
 
 
 def propagate(self: Any, edge_index: Any, *arguments: Any, **given: Any) -> Any:
@@ -142,13 +150,16 @@ _stock_classes: set[type] = set()
 
 def _computed(layer: Any, method: Any, edge_index: Any, arguments: Any, given: Any) -> Any:
     """Call a method of the layer's class, with EdgeTensors if this call allows it."""
-    edges = _edges_of(layer, edge_index, given)
+    taken = (edge_index, given)
+    if isinstance(edge_index, EdgeIndex) and not arguments:
+        taken = plain_call(layer, edge_index, given) or taken
+    edges = _edges_of(layer, *taken)
     if edges is None:
         return _as_it_is(layer, method, edge_index, arguments, given)
     state = torch.get_rng_state()
     try:
         with running(layer, edges):
-            out = method(layer, edge_index, *arguments, **given)
+            out = method(layer, taken[0], *arguments, **taken[1])
             out = tree_map(_values, out)
         # The message may have stored EdgeTensors somewhere.
         edges.close()
@@ -165,14 +176,12 @@ def _computed(layer: Any, method: Any, edge_index: Any, arguments: Any, given: A
 
 
 def _as_it_is(layer: Any, method: Any, edge_index: Any, arguments: Any, given: Any) -> Any:
-    if not (layer.fuse and is_torch_sparse_tensor(edge_index)):
+    kind: Any = type(layer)
+    fused = layer.fuse and is_torch_sparse_tensor(edge_index)
+    if not (fused and _fast_form(kind, "message_and_aggregate")):
         note(AS_IT_IS)
     with running(layer, None):
         return method(layer, edge_index, *arguments, **given)
-
-
-AS_IT_IS = "as it is"
-"""The note of a call that weft does not take."""
 
 
 def _values(value: Any) -> Any:
@@ -285,6 +294,13 @@ def edge_update(self: Any, *arguments: Any, **named: Any) -> Any:
     return _helped(self, "edge_update")(self, *arguments, **named)
 
 
+def message_and_aggregate(self: Any, *arguments: Any, **named: Any) -> Any:
+    """In place of a layer's `message_and_aggregate`, where that calls helpers."""
+    kind: Any = type(self)
+    fast = None if stock_reason(self) else _fast_form(kind, "message_and_aggregate")
+    return (fast or kind.message_and_aggregate)(self, *arguments, **named)
+
+
 def reduce(self: Any, *arguments: Any, **named: Any) -> Any:
     """In place of an aggregation's `reduce`."""
     kind: Any = type(self)
@@ -337,7 +353,7 @@ def _replicate_for_data_parallel(self: Any) -> Any:
 
 _METHODS: tuple[Any, ...] = (
     *(propagate, edge_updater, _index_select, aggregate, message, edge_update, _call_impl),
-    reduce,
+    *(message_and_aggregate, reduce),
     # Last: every module that has one of the others has these.
     *(__getstate__, _replicate_for_data_parallel),
 )
@@ -373,7 +389,7 @@ def _applies(name: str, module: nn.Module) -> bool:
         return isinstance(module, Aggregation) and _fast_form(kind, name) is not None
     if not isinstance(module, MessagePassing):
         return False
-    if name in ("message", "edge_update"):
+    if name in ("message", "edge_update", "message_and_aggregate"):
         return _fast_form(kind, name) is not None
     if name == "edge_updater":
         return hasattr(kind, "edge_updater") and hasattr(kind, "edge_update")

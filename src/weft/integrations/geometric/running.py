@@ -92,3 +92,7 @@ def note(text: str) -> None:
     """Say how a part of a layer is computed."""
     if _running.notes is not None:
         _running.notes[text] = None
+
+
+AS_IT_IS = "as it is"
+"""The note of a call that weft does not take."""
