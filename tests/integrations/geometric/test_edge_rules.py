@@ -25,7 +25,7 @@ ACTIVATIONS = [
 
 
 class Activated(MessagePassing):
-    """An activation of a sum of both ends."""
+    """A function of a sum of both ends."""
 
     def __init__(self, activation):
         super().__init__(aggr="mean")
@@ -48,7 +48,10 @@ def test_an_activation_in_float32():
     check(nn.GELU(), torch.float32, 3e-6)
 
 
-def check(activation, dtype, tolerance):
+LOOPS = ["products on nodes", "messages reduced in one loop"]
+
+
+def check(activation, dtype, tolerance, expected=LOOPS):
     torch.manual_seed(0)
     stock = Activated(activation).to(dtype)
     fast = copy.deepcopy(stock)
@@ -58,7 +61,52 @@ def check(activation, dtype, tolerance):
     for layer in (stock, fast):
         with noted() as notes:
             out = layer(x, EDGES)
-        loss = (out * torch.arange(WIDTH)).sum()
+        loss = (out * torch.arange(out.shape[1])).sum()
         found.append([out, *torch.autograd.grad(loss, list(layer.parameters()))])
     torch.testing.assert_close(found[1], found[0], rtol=tolerance, atol=tolerance)
-    assert list(notes) == ["products on nodes", "messages reduced in one loop"]
+    assert expected is None or list(notes) == expected
+
+
+def of_a_difference(h):
+    return nn.functional.linear(h - 2 * h.abs(), torch.ones(3, WIDTH, dtype=h.dtype))
+
+
+def in_heads(h):
+    heads = (h * h).view(-1, 2, WIDTH // 2)
+    return (heads + 1).flatten(1)
+
+
+def in_heads_and_in_place(h):
+    heads = (h * h).view(-1, 2, WIDTH // 2)
+    heads += 1
+    return h * h + heads.flatten(1)
+
+
+@pytest.mark.parametrize("function", [of_a_difference, in_heads, in_heads_and_in_place])
+def test_other_functions_of_expressions(function):
+    check(function, torch.float64, 1e-10, expected=None)
+
+
+class Difference(MessagePassing):
+    """A product of a difference, which is a difference of products."""
+
+    def __init__(self):
+        super().__init__(aggr="max")
+        self.linear = nn.Linear(WIDTH, 3)
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i, x_j):
+        return self.linear(x_j - (x_i + 0.5 * x_j))
+
+
+def test_a_product_of_a_difference_is_computed_on_nodes():
+    stock = Difference().double()
+    fast = copy.deepcopy(stock)
+    redirect(fast)
+    x = torch.randn(NODES, WIDTH, dtype=torch.float64)
+    with noted() as notes:
+        found = fast(x, EDGES)
+    torch.testing.assert_close(found, stock(x, EDGES))
+    assert list(notes) == LOOPS

@@ -219,10 +219,35 @@ def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
         side, rows = on_nodes
         note("products on nodes")
         return lazy_rows(x.edges, side, functional.linear(rows, weight, bias))
+    if (found := _linear_of_terms(x, weight)) is not None:
+        return found if bias is None else found + bias
     if side_of(x) == "e" or x.ndim != 2:
         return None
     shape = (*x.shape[:-1], weight.shape[0])
     return EdgeTensor(x.edges, ("linear", _snapshot(x), weight, bias), shape, x.like)
+
+
+def _linear_of_terms(x: EdgeTensor, weight: Tensor) -> Any:
+    """The product of a sum or difference of terms that each depend on one end of the edges."""
+    if not _rows_have(x.meaning, x.shape[1:]):
+        return None
+    if (on_nodes := _node_rows(x)) is not None:
+        note("products on nodes")
+        return lazy_rows(x.edges, on_nodes[0], functional.linear(on_nodes[1], weight))
+    if x.meaning[0] not in ("add", "sub"):
+        return None
+    terms = (EdgeTensor(x.edges, part, x.shape, x.like) for part in x.meaning[1:])
+    products = [_linear_of_terms(term, weight) for term in terms]
+    if any(product is None for product in products):
+        return None
+    return _elementwise(x.meaning[0])(*products)
+
+
+def _rows_have(meaning: Meaning, tail: Sequence[int]) -> bool:
+    """Whether some source of an expression has rows of this shape, so that it has them too."""
+    if meaning[0] == "leaf":
+        return tuple(meaning[1].tensor.shape[1:]) == tuple(tail)
+    return meaning[0] != "const" and any(_rows_have(part, tail) for part in meaning[1:])
 
 
 def _snapshot(part: Any) -> Any:
@@ -298,16 +323,43 @@ def _shaped(function: Any) -> Callable[..., Any]:
     """The rule of a function that changes the shape of a row and not the edges."""
 
     def rule(x: Any, *arguments: Any, **options: Any) -> Any:
-        if side_of(x) is None or options or not all(isinstance(a, int) for a in arguments):
+        if _is_outermost(x) or options or not all(isinstance(a, int) for a in arguments):
             return None
-        source: Source = x.meaning[1]
         with torch._C.DisableTorchFunctionSubclass():
             shape = function(torch.empty(x.shape, device="meta"), *arguments).shape
         if not shape or shape[0] != x.shape[0] or x.shape[0] == 0:
             return None
-        return _view(x, lambda rows: rows.reshape(source.tensor.shape[0], *shape[1:]))
+        if side_of(x) is not None:
+            return _view(x, lambda rows: rows.reshape(rows.shape[0], *shape[1:]))
+        rows = (x.shape[1:], shape[1:])
+        meaning = _reshaped(x.meaning, *rows, {}) if 2 <= len(shape) <= 3 else None
+        if meaning is None:
+            return None
+        found = EdgeTensor(x.edges, meaning, shape, x.like)
+        found.shared = x.shared = True
+        return found
 
     return rule
+
+
+def _reshaped(
+    meaning: Meaning, old: Sequence[int], new: Sequence[int], done: dict[Source, Source]
+) -> Meaning | None:
+    """The expression with rows of shape `new`; None if a source has other rows than `old` or 1."""
+    if meaning[0] == "const":
+        return meaning
+    if meaning[0] == "leaf":
+        source: Source = meaning[1]
+        tail = tuple(source.tensor.shape[1:])
+        if tail != tuple(old) and any(size != 1 for size in tail):
+            return None
+        if source not in done:
+            rows = source.value()
+            shape = tuple(new) if tail == tuple(old) else (1,) * len(new)
+            done[source] = Source.of(source.side, rows.reshape(rows.shape[0], *shape))
+        return "leaf", done[source]
+    parts = [_reshaped(part, old, new, done) for part in meaning[1:]]
+    return None if any(part is None for part in parts) else (meaning[0], *parts)
 
 
 def _view(x: EdgeTensor, function: Callable[[Tensor], Tensor]) -> EdgeTensor | None:
