@@ -64,7 +64,7 @@ def results(layer, edges, **named):
 def compared(layers, edges):
     (expected, _), (found, notes) = (results(layer, edges) for layer in layers)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
-    return set(notes)
+    return {each for each in notes if not each.endswith(" kept")}
 
 
 FUSED = {

@@ -22,6 +22,7 @@ from torch_geometric.nn.conv import gcn_conv
 from weft.integrations.geometric import segments
 from weft.integrations.geometric.edge_cache import remembered
 from weft.integrations.geometric.other_inputs import spmm
+from weft.integrations.geometric.running import note
 
 
 def _is_kept(edge_index: Any) -> bool:
@@ -55,6 +56,7 @@ def _remembered_result(
 
     beside = None if learning else attribute
     whole = (*key, "index") if learning else key
+    note(f"{key[0]} kept")
     kept: _Kept = remembered(edge_index, whole, keep, beside=beside)
     same = kept.given(edge_index)
     if same is None:

@@ -282,7 +282,7 @@ def reduced(tensor: Tensor, edges: Edges, reductions: tuple[Reduction, ...]) -> 
     if isinstance(tensor, EdgeTensor) and tensor.edges is not edges:
         tensor = values_of(tensor)
     if not isinstance(tensor, EdgeTensor):
-        note("sorted sums")
+        note("sorted reduction")
         program = MessageProgram(("leaf", 0), (Leaf("e", False),), reductions)
         rows = tensor.reshape(edges.count, 1, tensor.shape[1:].numel())
         walks = edges.walks()
@@ -302,7 +302,7 @@ def reduced(tensor: Tensor, edges: Edges, reductions: tuple[Reduction, ...]) -> 
         return (out,)
     if kind in OUTERMOST:
         return reduced(values_of(tensor), edges, reductions)
-    note("sorted sums" if side_of(tensor) == "e" else "messages reduced in one loop")
+    note("sorted reduction" if side_of(tensor) == "e" else "messages reduced in one loop")
     shape = (edges.walks().num_receivers, *tensor.shape[1:])
     return tuple(out.reshape(shape) for out in run(tensor, reductions, dot=False))
 

@@ -51,6 +51,7 @@ from weft.integrations.geometric.running import (
     AS_IT_IS,
     has_hooks,
     note,
+    number_of_notes,
     reader_of_messages,
     running,
     running_edges,
@@ -156,13 +157,15 @@ def _computed(layer: Any, method: Any, edge_index: Any, arguments: Any, given: A
     edges = _edges_of(layer, *taken)
     if edges is None:
         return _as_it_is(layer, method, edge_index, arguments, given)
-    state = torch.get_rng_state()
+    state, notes = torch.get_rng_state(), number_of_notes()
     try:
         with running(layer, edges):
             out = method(layer, taken[0], *arguments, **taken[1])
             out = tree_map(_values, out)
         # The message may have stored EdgeTensors somewhere.
         edges.close()
+        if number_of_notes() == notes:
+            note(AS_IT_IS)
         return out
     except EdgeRangeError:
         pass
@@ -284,16 +287,6 @@ def _signature(kind: Any) -> inspect.Signature:
     return inspect.signature(kind.forward)
 
 
-def message(self: Any, *arguments: Any, **named: Any) -> Any:
-    """In place of a layer's `message`, where that calls helpers."""
-    return _helped(self, "message")(self, *arguments, **named)
-
-
-def edge_update(self: Any, *arguments: Any, **named: Any) -> Any:
-    """In place of a layer's `edge_update`, where that calls helpers."""
-    return _helped(self, "edge_update")(self, *arguments, **named)
-
-
 def message_and_aggregate(self: Any, *arguments: Any, **named: Any) -> Any:
     """In place of a layer's `message_and_aggregate`, where that calls helpers."""
     kind: Any = type(self)
@@ -301,17 +294,43 @@ def message_and_aggregate(self: Any, *arguments: Any, **named: Any) -> Any:
     return (fast or kind.message_and_aggregate)(self, *arguments, **named)
 
 
-def reduce(self: Any, *arguments: Any, **named: Any) -> Any:
-    """In place of an aggregation's `reduce`."""
-    kind: Any = type(self)
-    method = kind.reduce if _is_traced() else _fast_form(kind, "reduce")
-    return method(self, *arguments, **named)
-
-
-def _helped(layer: Any, name: str) -> Any:
-    kind: Any = type(layer)
+def _helped(module: Any, name: str) -> Any:
+    """The method of a module's class, calling helpers if this is the moment for it."""
+    kind: Any = type(module)
+    if isinstance(module, MessagePassing):
+        fast = running_edges(module) is not None
+    else:
+        fast = _is_traced() is None
     stock = getattr(kind, name)
-    return stock if running_edges(layer) is None else _fast_form(kind, name) or stock
+    return (_fast_form(kind, name) if fast else None) or stock
+
+
+@functools.cache
+def _own_methods(kind: Any) -> tuple[Any, ...]:
+    """Replacements of a class's methods that call helpers, such as `message`."""
+    names: dict[str, None] = {}
+    for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:
+        if base is MessagePassing:
+            break
+        names.update(dict.fromkeys(vars(base)))
+    found = []
+    for name in names:
+        special = name in _RUN_OTHERWISE or name.startswith("__")
+        if not special and _fast_form(kind, name) is not None:
+            found.append(_calling_helpers(name))
+    return tuple(found)
+
+
+_RUN_OTHERWISE = {"forward", "propagate", "edge_updater", "aggregate", "message_and_aggregate"}
+
+
+@functools.cache
+def _calling_helpers(name: str) -> Any:
+    def method(self: Any, *arguments: Any, **named: Any) -> Any:
+        return _helped(self, name)(self, *arguments, **named)
+
+    method.__name__ = name
+    return method
 
 
 @functools.cache
@@ -325,7 +344,7 @@ def __getstate__(self: Any) -> Any:  # noqa: N807 - the name of the method that 
     state = self.__dict__ if own is None else own(self)
     if type(state) is not dict:
         return state
-    methods = {m.__name__: state[m.__name__] for m in _METHODS if _is_ours(self, m)}
+    methods = {m.__name__: state[m.__name__] for m in _methods(self) if _is_ours(self, m)}
     return _State({name: each for name, each in state.items() if name not in methods}, methods)
 
 
@@ -346,14 +365,13 @@ class _State(dict[str, Any]):
 def _replicate_for_data_parallel(self: Any) -> Any:
     """In place of a module's method: a replica has parameters of its own."""
     replica = type(self)._replicate_for_data_parallel(self)
-    for method in _METHODS:
+    for method in _methods(self):
         replica.__dict__.pop(method.__name__, None)
     return replica
 
 
 _METHODS: tuple[Any, ...] = (
-    *(propagate, edge_updater, _index_select, aggregate, message, edge_update, _call_impl),
-    *(message_and_aggregate, reduce),
+    *(propagate, edge_updater, _index_select, aggregate, message_and_aggregate, _call_impl),
     # Last: every module that has one of the others has these.
     *(__getstate__, _replicate_for_data_parallel),
 )
@@ -370,26 +388,31 @@ def parts_of(layer: nn.Module) -> list[nn.Module]:
     return list(layer.modules()) if whole else [layer, *own_parts(layer)]
 
 
+def _methods(module: nn.Module) -> tuple[Any, ...]:
+    kind: Any = type(module)
+    return *_own_methods(kind), *_METHODS
+
+
 def redirect(module: nn.Module) -> None:
     """Let a module, and its aggregation, run on weft's loops wherever a call allows it."""
     for part in own_parts(module):
         redirect(part)
-    for method in _METHODS:
+    for method in _methods(module):
         if method.__name__ not in module.__dict__ and _applies(method.__name__, module):
             setattr(module, method.__name__, types.MethodType(method, module))
 
 
 def _applies(name: str, module: nn.Module) -> bool:
     kind: Any = type(module)
+    if any(method.__name__ == name for method in _own_methods(kind)):
+        return True
     if name in ("__getstate__", "_replicate_for_data_parallel"):
         return is_redirected(module)
     if name == "_call_impl":
         return kind in WHOLE or is_known(module) or _fast_form(kind, "forward") is not None
-    if name == "reduce":
-        return isinstance(module, Aggregation) and _fast_form(kind, name) is not None
     if not isinstance(module, MessagePassing):
         return False
-    if name in ("message", "edge_update", "message_and_aggregate"):
+    if name == "message_and_aggregate":
         return _fast_form(kind, name) is not None
     if name == "edge_updater":
         return hasattr(kind, "edge_updater") and hasattr(kind, "edge_update")
@@ -400,7 +423,7 @@ def _applies(name: str, module: nn.Module) -> bool:
 
 def is_redirected(module: nn.Module) -> bool:
     """Whether `redirect` was called for this module, or for the one that it is a copy of."""
-    return any(_is_ours(module, method) for method in _METHODS)
+    return any(_is_ours(module, method) for method in _methods(module))
 
 
 def _is_ours(module: nn.Module, method: Any) -> bool:
@@ -417,6 +440,6 @@ def undo(module: nn.Module) -> None:
     """Take back what `redirect` did."""
     for part in own_parts(module):
         undo(part)
-    for method in _METHODS:
+    for method in _methods(module):
         if _is_ours(module, method):
             delattr(module, method.__name__)

@@ -54,7 +54,7 @@ class _Running(threading.local):
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, Edges | None]] = []
-        self.notes: dict[str, None] | None = None
+        self.notes: dict[str, int] | None = None
 
 
 _running = _Running()
@@ -79,8 +79,8 @@ def running_edges(layer: Any = None) -> Edges | None:
 
 
 @contextmanager
-def noted() -> Iterator[dict[str, None]]:
-    """Context that collects what `note` is told in this thread, each once, in order."""
+def noted() -> Iterator[dict[str, int]]:
+    """Context that collects what `note` is told in this thread, and how often."""
     before, _running.notes = _running.notes, {}
     try:
         yield _running.notes
@@ -91,7 +91,12 @@ def noted() -> Iterator[dict[str, None]]:
 def note(text: str) -> None:
     """Say how a part of a layer is computed."""
     if _running.notes is not None:
-        _running.notes[text] = None
+        _running.notes[text] = _running.notes.get(text, 0) + 1
+
+
+def number_of_notes() -> int:
+    """How often `note` has been called in this context."""
+    return sum((_running.notes or {}).values())
 
 
 AS_IT_IS = "as it is"
