@@ -102,7 +102,8 @@ def _schnet(case: dict[str, Any], arrays: dict[str, Tensor]) -> tuple[nn.Module,
     edge_index, molecule = arrays["edge_index"], arrays["molecule"]
 
     def pairs(pos: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
-        return edge_index, (pos[edge_index[0]] - pos[edge_index[1]]).norm(dim=-1)
+        # Every batch has edges of its own.
+        return edge_index.clone(), (pos[edge_index[0]] - pos[edge_index[1]]).norm(dim=-1)
 
     elements = torch.tensor([1, 6, 7, 8, 9])[torch.randint(0, 5, molecule.shape)]
     places = 1.7 * torch.randn(len(molecule), 3)
