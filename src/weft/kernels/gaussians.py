@@ -27,6 +27,8 @@ _NOTHING = 1e-20
 # Rows of a block: with the activations of three networks of 64 features they fill half of a
 # second-level cache of 512 kB.
 BLOCK_ROWS = 256
+# Of a chunk: the nodes of a series, some hundred rows, are then shared evenly.
+_LEAST_ROWS = 96
 
 
 def reach(sharpness: float) -> float:
@@ -36,7 +38,7 @@ def reach(sharpness: float) -> float:
 
 def chunks_of(rows: int) -> tuple[int, int]:
     """Rows of a chunk, and the number of chunks; threads share these, and change none."""
-    size = max(BLOCK_ROWS, -(-rows // 64), min(2048, -(-rows // 8)))
+    size = max(_LEAST_ROWS, -(-rows // 64), min(2048, -(-rows // 8)))
     return size, -(-rows // size)
 
 
