@@ -378,9 +378,10 @@ def _saved(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> tuple[Ten
 
 @_filters.derivative(_saved)
 def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Tensor | None, ...]:
-    weights = ctx.saved_tensors[:5]
+    # Read once: what is checkpointed is unpacked at each reading.
+    saved = ctx.saved_tensors
+    weights, (inner, *outs) = saved[:5], saved[5:]
     d, _, _, second, _ = weights
-    inner, *outs = ctx.saved_tensors[5:]
     like = inner.new_zeros(()).expand(inner.shape[0], second.shape[1])
     given = [like.contiguous() if grad is None else grad for grad in grads[:-1]]
     if torch.is_grad_enabled():

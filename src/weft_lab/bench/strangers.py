@@ -122,8 +122,8 @@ def _run(
     small = kind in (*_MODELS, *_SMALL)
     # A small step is soon over, and the first ones still take memory from the system.
     many = 10 if small else 1
-    # From the fourth step on, all that is kept is there.
-    ours = {"way": "accelerated", "warmup": max(many, 3)}
+    # After five steps all that is kept is there.
+    ours = {"way": "accelerated", "warmup": max(many, 5)}
     candidates = {
         "weft": Candidate(script=_SCRIPT, peer=False, settings=ours),
         "torch_geometric": Candidate(script=_SCRIPT, settings={"way": "eager"}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import types
 import weakref
 
 import pytest
@@ -19,16 +20,19 @@ from torch_geometric.nn import (  # noqa: E402
     EdgeConv,
     FastRGCNConv,
     GATConv,
+    GatedGraphConv,
     GATv2Conv,
     GCNConv,
     GINConv,
     GINEConv,
     GraphConv,
     MessagePassing,
+    NNConv,
     PNAConv,
     RGCNConv,
     SAGEConv,
     TransformerConv,
+    aggr,
     global_add_pool,
     global_max_pool,
     global_mean_pool,
@@ -610,9 +614,9 @@ def test_what_never_changes_is_summed_once(name, monkeypatch):
     given = [data[name].detach() for name in names]
     for step in range(8):
         if step == 5:
-            assert len(sums) == (3 if name.startswith("gcn") else 2)
-            # A change in place is noticed.
-            x[0] += 1.0
+            assert len(sums) == (4 if name.startswith("gcn") else 3)
+            # A change is noticed, also where it leaves no trace.
+            x.data[0] += 1.0
         outs = [layer(x, data["edge_index"], *given) for layer in (stock, fast)]
         torch.testing.assert_close(*outs, rtol=1e-10, atol=1e-10)
         wanted = [
@@ -622,16 +626,104 @@ def test_what_never_changes_is_summed_once(name, monkeypatch):
         torch.testing.assert_close(*wanted, rtol=1e-10, atol=1e-10)
 
 
-def test_a_sum_that_its_receiver_changes_is_not_kept():
-    class Changed(SAGEConv):
-        def forward(self, x, edge_index):
-            return self.propagate(edge_index, x=(x, x), size=None).add_(1.0)
+class Twice(MessagePassing):
+    """Twice the features of one end of an edge."""
 
+    def __init__(self, function=lambda x_i, x_j: x_j * 2, **options):
+        super().__init__(aggr="add", **options)
+        self.function = function
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i, x_j):
+        return self.function(x_i, x_j)
+
+
+def test_kept_sums_of_other_layers_on_the_same_features():
     data = example()
-    stock, fast = pair(Changed(WIDTH, OUT).double())
-    x = data["x"].detach()
+    x, edge_index = data["x"].detach(), data["edge_index"]
+    layers = [
+        pair(Twice()),
+        pair(Twice(lambda x_i, x_j: x_i * 2)),
+        pair(Twice(lambda x_i, x_j: x_j - x_i)),
+        pair(Twice(lambda x_i, x_j: x_i - x_j)),
+        pair(Twice(flow="target_to_source")),
+        pair(GCNConv(WIDTH, OUT)),
+        pair(GCNConv(WIDTH, OUT, aggr="max")),
+    ]
     for _ in range(5):
-        torch.testing.assert_close(stock(x, data["edge_index"]), fast(x, data["edge_index"]))
+        for stock, fast in layers:
+            torch.testing.assert_close(fast(x, edge_index), stock(x, edge_index))
+    smaller = edge_index % 5
+    stock, fast = pair(GraphConv((WIDTH, WIDTH), OUT))
+    for receivers in (5, 5, 5, 5, 9):
+        nodes = x, x[:receivers]
+        torch.testing.assert_close(fast(nodes, smaller), stock(nodes, smaller))
+
+
+def test_a_kept_sum_is_nobody_elses():
+    data = example()
+    x, edge_index = data["x"].detach(), data["edge_index"]
+    stock, fast = pair(Twice())
+    expected = stock(x, edge_index)
+    for _ in range(5):
+        found = fast(x, edge_index)
+        torch.testing.assert_close(found, expected)
+        found.numpy()[:] = 0.0
+        fast(x, edge_index).relu_()
+
+
+def test_few_sums_are_kept():
+    data = example()
+    x, edge_index = data["x"].detach(), data["edge_index"]
+    layer = Twice()
+    redirect(layer)
+    for step in range(20):
+        layer.function = lambda x_i, x_j, factor=float(step): x_j * factor
+        layer(x, edge_index)
+    (kept,) = (facts for _, facts in (_kept[x],))
+    assert max(len(value) for *_, value in kept.values() if isinstance(value, dict)) == 4
+
+
+def test_checkpoints_of_the_first_layer():
+    data = example()
+    stock, fast = pair(GCNConv(WIDTH, OUT))
+    for _ in range(4):
+        x = data["x"].detach().clone()
+        out = torch.utils.checkpoint.checkpoint(fast, x, data["edge_index"], use_reentrant=False)
+        out.sum().backward()
+        torch.testing.assert_close(out, stock(x, data["edge_index"]))
+
+
+@pytest.mark.parametrize("change", ["aggregation", "hook", "method"])
+def test_layers_whose_parts_were_replaced(change):
+    data = example()
+    x, edge_index = data["x"].detach(), data["edge_index"]
+    attr, kinds = data["attr"], data["type"]
+    cases = [
+        (GCNConv(WIDTH, OUT), ()),
+        (GatedGraphConv(OUT, 2), ()),
+        (NNConv(WIDTH, OUT, nn.Linear(ATTRIBUTES, WIDTH * OUT)), (attr,)),
+        (RGCNConv(WIDTH, OUT, 3), (kinds,)),
+    ]
+    for made, more in cases:
+        stock, fast = pair(made)
+        for layer in (stock, fast):
+            if change == "aggregation":
+                layer.aggr_module = aggr.MaxAggregation()
+            elif change == "hook":
+                layer.aggr_module.register_forward_hook(lambda module, given, out: out.relu())
+            else:
+                layer.message = types.MethodType(twice_the_message, layer)
+        for _ in range(3):
+            torch.testing.assert_close(
+                fast(x, edge_index, *more), stock(x, edge_index, *more), msg=type(stock).__name__
+            )
+
+
+def twice_the_message(self, *arguments, **named):
+    return 2 * type(self).message(self, *arguments, **named)
 
 
 def test_what_was_read_from_a_pickle_is_accelerated_again():

@@ -14,6 +14,7 @@ from torch_geometric.nn.dense.linear import Linear
 
 from weft.integrations.geometric.helpers import gcn_norm
 from weft.integrations.geometric.kept_results import seen_before
+from weft.integrations.geometric.running import has_hooks, plain_reduction
 from weft.kernels.custom_op import has_loop
 from weft.kernels.message_code import MOST_FEATURES
 
@@ -25,7 +26,9 @@ def takes(layer: Any, x: Any, edge_index: Any, edge_weight: Any = None) -> bool:
     """Whether `forward` supports this call, and an earlier one had the same features."""
     if type(layer.lin) is not Linear or layer.lin.bias is not None or layer.cached:
         return False
-    if not layer.normalize or layer.lin._forward_hooks or layer.lin._forward_pre_hooks:
+    if not layer.normalize or has_hooks(layer.lin) or plain_reduction(layer) != "sum":
+        return False
+    if _is_checkpointed():
         return False
     if type(x) is not Tensor or type(edge_index) is not Tensor or x.ndim != 2 or not has_loop(x):
         return False
@@ -37,6 +40,12 @@ def takes(layer: Any, x: Any, edge_index: Any, edge_weight: Any = None) -> bool:
     if width > MOST_FEATURES or width > _MOST_WIDER * layer.out_channels:
         return False
     return seen_before(x, edge_index, "layer")
+
+
+def _is_checkpointed() -> bool:
+    """Whether somebody counts the tensors that are saved, so that every call must save the same."""
+    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return hooks is not None
 
 
 def forward(layer: Any, x: Tensor, edge_index: Tensor, edge_weight: Any = None) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.integrations.geometric.edge_cache import ends_range, walks_of
-from weft.integrations.geometric.running import Seen, has_hooks
+from weft.integrations.geometric.running import Seen, has_hooks, plain_reduction
 from weft.kernels.custom_op import has_loop
 from weft.kernels.outer_sums import outer_sums
 from weft.models.atomistic import is_only_linear
@@ -29,9 +29,21 @@ def _last(network: Any) -> Any:
     return last if is_only_linear(last) else None
 
 
+# Modules that give a row of numbers for a row of numbers.
+_OF_ROWS: set[type] = {
+    *(nn.Linear, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.GELU, nn.Tanh, nn.Sigmoid),
+    *(nn.Softplus, nn.Dropout, nn.BatchNorm1d, nn.LayerNorm, nn.Identity),
+}
+
+
+def _keeps_rows(network: Any) -> bool:
+    modules = list(network)[:-1] if type(network) is nn.Sequential else []
+    return all(type(each) in _OF_ROWS for each in modules)
+
+
 def takes(layer: Any, x: Any, edge_index: Any, edge_attr: Any = None, size: Any = None) -> bool:
     """Whether `forward` supports this call."""
-    if size is not None or layer.aggr not in ("add", "sum", "mean"):
+    if size is not None or plain_reduction(layer) is None:
         return False
     left, right = x if isinstance(x, tuple) else (x, x)
     given = (left, right, edge_index, edge_attr)
@@ -40,7 +52,9 @@ def takes(layer: Any, x: Any, edge_index: Any, edge_attr: Any = None, size: Any 
     last = _last(layer.nn)
     if last is None or last.weight.dtype != left.dtype or edge_attr.dtype != left.dtype:
         return False
-    if left.ndim != 2 or right.ndim != 2 or edge_attr.ndim != 2 or edge_index.ndim != 2:
+    if left.ndim != 2 or right.ndim != 2 or edge_attr.ndim != 2:
+        return False
+    if edge_index.ndim != 2 or edge_index.shape[0] != 2 or not _keeps_rows(layer.nn):
         return False
     edges, receivers = edge_index.shape[1], right.shape[0]
     if edge_index.dtype != torch.int64 or not edge_index.is_cpu or edge_attr.shape[0] != edges:
@@ -81,6 +95,6 @@ def _aggregated(layer: Any, edge_index: Tensor, x: Any, edge_attr: Tensor, size:
         matrices = torch.cat([matrices, last.bias.view(1, *shape)])
     sums = outer_sums(hidden, left, walks).flatten(1)
     out: Tensor = sums @ matrices.flatten(0, 1)
-    if layer.aggr == "mean":
+    if plain_reduction(layer) == "mean":
         out = out / walks.in_degrees.clamp(min=1).to(out.dtype)[:, None]
     return out

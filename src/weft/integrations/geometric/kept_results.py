@@ -1,15 +1,16 @@
 """What does not change from one training step to the next, computed once and kept.
 
 Full-graph training calls a layer with the same edges, the same edge weights and, in the first
-layer, the same features at every step. The second call that sees such tensors keeps what it
-computes from them; batches that are seen once keep nothing.
+layer, the same features at every step. The second call that sees them keeps what it computes; the
+tensors of batches are seen once, and nothing is kept for them. Whether they are still the same is
+compared by value, because a change through `.data` or numpy leaves no trace.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from weft.kernels.fused_messages import EdgeWalks, SortedRows
 
 _MOST_BYTES = 2**30
 """Larger results are not kept."""
+_MOST_RESULTS = 4
+"""Results that are kept with one tensor of features."""
 
 
 def _owner(tensor: Tensor) -> Tensor:
@@ -29,82 +32,103 @@ def _owner(tensor: Tensor) -> Tensor:
     return tensor if base is None or base.numel() != tensor.numel() else base
 
 
-def _place(tensor: Tensor) -> tuple[Any, ...]:
+def _address(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
-def seen_before(tensor: Tensor, edge_index: Tensor, asker: str = "sum") -> bool:
-    """Whether this asker had these two tensors before, as they are now; its latest pair is kept."""
-    if tensor.requires_grad or tensor.is_inference() or edge_index.is_inference():
+def _is_constant(tensor: Tensor) -> bool:
+    return not tensor.requires_grad and not tensor.is_inference()
+
+
+def seen_before(tensor: Tensor, edge_index: Tensor, asker: str) -> bool:
+    """Whether this asker had these two tensors in an earlier call; its latest pair is kept."""
+    if not _is_constant(tensor) or edge_index.is_inference():
         return False
-    calls: list[None] = remembered(
-        _owner(tensor), ("calls", asker, _place(tensor)), list, beside=edge_index
+    seen: set[str] = remembered(
+        _owner(tensor), ("seen", asker, _address(tensor)), set, beside=edge_index
     )
-    if not calls:
-        calls.append(None)
-        return False
-    return True
+    before = asker in seen
+    seen.add(asker)
+    return before
 
 
 def sorted_rows(rows: Tensor, edges: EdgeWalks, edge_index: Tensor) -> SortedRows | None:
     """Constant rows of edges, [E, H, C], in the orders of both walks; None at their first call."""
-    if edges.into[2] is None or not seen_before(rows, edge_index):
+    if edges.into[2] is None or not seen_before(rows, edge_index, "rows"):
         return None
-    found: SortedRows = remembered(
-        _owner(rows),
-        ("sorted", _place(rows)),
-        lambda: SortedRows(array_of(rows), edges),
-        beside=edge_index,
-    )
+    key = ("sorted", _address(rows))
+
+    def make() -> SortedRows:
+        return SortedRows(array_of(rows).copy(), edges)
+
+    found: SortedRows = remembered(_owner(rows), key, make, beside=edge_index)
     # The same edges in the other direction have other walks.
-    return found if found.edges is edges else None
+    same = found.edges is edges and torch.equal(rows, torch.from_numpy(found.rows))
+    return found if same else None
 
 
 @dataclass(eq=False)
 class _Result:
-    """A result that is kept with the first of the tensors that it was computed from.
+    """A result, and what it was computed from.
 
     Attributes:
-        others: the other tensors, with their versions and places.
-        value: the result.
-        versions: of its tensors when they were computed.
-        changed: somebody changed it in place, so that it is not kept any more.
+        print: of the features, see `_print`.
+        others: copies of the other tensors.
+        value: the result; None until the second call.
     """
 
-    others: list[tuple[Any, int, Any]]
-    value: tuple[Tensor, ...] = ()
-    versions: list[int] = field(default_factory=list)
-    changed: bool = False
+    print: Tensor
+    others: list[Tensor]
+    value: tuple[Tensor, ...] | None = None
 
 
 def kept(
     sources: Sequence[Tensor],
     edge_index: Tensor,
-    key: tuple[Any, ...],
+    key: Hashable,
     make: Callable[[], tuple[Tensor, ...]],
 ) -> tuple[Tensor, ...]:
-    """The result of `make`, kept from the second call with the same constant sources on."""
-    first, *others = sources
-    if any(each.requires_grad or each.is_inference() for each in sources):
+    """The result of `make`, kept from the second call with the same constant sources on.
+
+    Args:
+        sources: what it is computed from, the features first.
+        edge_index: the edges of the call.
+        key: what is computed, and how the sources enter.
+        make: computes it.
+
+    Returns:
+        Tensors that nobody else has.
+    """
+    features, *others = sources
+    if not all(map(_is_constant, sources)) or torch.is_inference_mode_enabled():
         return make()
-    if torch.is_inference_mode_enabled() or not seen_before(first, edge_index):
+    if not seen_before(features, edge_index, "sum"):
         return make()
-    marks = [(weakref.ref(_owner(t)), t._version, _place(t)) for t in others]
-    entry: _Result = remembered(
-        _owner(first), (key, _place(first)), lambda: _Result(marks), beside=edge_index
+    results: OrderedDict[Hashable, _Result] = remembered(
+        _owner(features), ("kept", _address(features)), OrderedDict, beside=edge_index
     )
-    alike = all(
-        old[0] is new[0] and old[1:] == new[1:]
-        for old, new in zip(entry.others, marks, strict=True)
-    )
-    if not alike or entry.changed:
+    print_now = _print(features)
+    entry = results.get(key)
+    if entry is None or not _are_equal([entry.print, *entry.others], [print_now, *others]):
+        results[key] = _Result(print_now, [each.clone() for each in others])
+        while len(results) > _MOST_RESULTS:
+            results.popitem(last=False)
         return make()
-    if not entry.value:
-        value = make()
-        if sum(t.nbytes for t in value) <= _MOST_BYTES:
-            entry.value, entry.versions = value, [t._version for t in value]
-        return value
-    if entry.versions != [t._version for t in entry.value]:
-        entry.value, entry.changed = (), True
-        return make()
-    return entry.value
+    if entry.value is not None:
+        return tuple(each.clone() for each in entry.value)
+    value = make()
+    if sum(each.nbytes for each in value) <= _MOST_BYTES:
+        entry.value = tuple(each.clone() for each in value)
+    return value
+
+
+def _are_equal(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
+    return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
+
+
+def _print(features: Tensor) -> Tensor:
+    """A number for each row, [N]: two sets of features with equal ones are the same."""
+    rows = features.detach().reshape(features.shape[0], -1)
+    # Irregular, so that no plain change of a row leaves its number as it was.
+    weights = torch.linspace(1.0, 2.0, rows.shape[1], dtype=torch.float64).square().sin()
+    return rows @ weights.to(rows.dtype)

@@ -339,9 +339,13 @@ def run(tensor: EdgeTensor, reductions: tuple[Reduction, ...], *, dot: bool) -> 
 
     if not reductions:
         return make()
-    key = (expression, reductions, tuple(consts), heads, channels)
     # The result is freed with the largest tensor, which is that of features.
-    tensors = sorted((source.tensor for source in sources), key=Tensor.numel, reverse=True)
+    given_by_size = sorted(enumerate(sources), key=lambda each: -each[1].tensor.numel())
+    order = tuple(number for number, _ in given_by_size)
+    ends = tensor.edges.receiver_row, walks.num_senders, walks.num_receivers
+    kinds = tuple((leaf.place, leaf.by_head) for leaf in places)
+    key = (expression, reductions, tuple(consts), heads, channels, kinds, order, ends)
+    tensors = [source.tensor for _, source in given_by_size]
     return kept(tensors, tensor.edges.edge_index, key, make)
 
 

@@ -8,28 +8,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from weft.integrations.geometric.running import has_hooks
+from weft.integrations.geometric.running import has_hooks, plain_reduction
 from weft.kernels.custom_op import have_one_loop
 from weft.kernels.recurrent import gru
 
 
-def takes_cell(cell: Any, x: Any, state: Any = None) -> bool:
+def takes_cell(unit: Any, x: Any, state: Any = None) -> bool:
     """Whether `cell` supports this call of a GRUCell."""
-    if type(x) is not Tensor or type(state) is not Tensor or cell.bias_ih is None:
+    if type(x) is not Tensor or type(state) is not Tensor or unit.bias_ih is None:
         return False
-    right = x.ndim == 2 and x.shape[1] == cell.input_size
-    right = right and state.shape == (x.shape[0], cell.hidden_size)
-    return right and have_one_loop(x, state, *cell.parameters())
+    right = x.ndim == 2 and x.shape[1] == unit.input_size > 0
+    right = right and state.shape == (x.shape[0], unit.hidden_size)
+    return right and have_one_loop(x, state, *unit.parameters())
 
 
-def cell(cell: Any, x: Tensor, state: Tensor) -> Tensor:
+def cell(unit: Any, x: Tensor, state: Tensor) -> Tensor:
     """The new states of a GRUCell."""
-    return gru(x, state, cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
+    return gru(x, state, unit.weight_ih, unit.weight_hh, unit.bias_ih, unit.bias_hh)
 
 
 def takes(layer: Any, x: Any, edge_index: Any, edge_weight: Any = None) -> bool:
     """Whether `forward` supports this call of a GatedGraphConv."""
-    if layer.aggr not in ("add", "sum", "mean") or type(edge_index) is not Tensor:
+    if plain_reduction(layer) is None or type(edge_index) is not Tensor:
         return False
     unit = layer.rnn
     if type(unit) is not nn.GRUCell or unit.bias_ih is None or has_hooks(unit):

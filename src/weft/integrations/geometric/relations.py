@@ -16,6 +16,7 @@ from torch import Tensor
 from torch_geometric.nn.conv import rgcn_conv
 
 from weft.integrations.geometric.edge_cache import ends_range, plain, remembered
+from weft.integrations.geometric.running import plain_reduction
 from weft.kernels.custom_op import has_loop
 from weft.kernels.fused_messages import EdgeWalks, fused_messages
 from weft.kernels.message_code import Leaf, MessageProgram
@@ -66,7 +67,7 @@ def _relations(layer: Any, edge_index: Tensor, edge_type: Tensor, sizes: Any) ->
 
 def takes(layer: Any, x: Any, edge_index: Any, edge_type: Any = None) -> bool:
     """Whether `forward` supports this call."""
-    if layer.num_blocks is not None or layer.aggr not in ("add", "sum", "mean"):
+    if layer.num_blocks is not None or plain_reduction(layer) is None:
         return False
     left = x[0] if isinstance(x, tuple) else x
     right = x[1] if isinstance(x, tuple) else x
@@ -99,7 +100,7 @@ def forward(layer: Any, x: Any, edge_index: Tensor, edge_type: Tensor) -> Tensor
     relations = _relations(layer, edge_index, edge_type, (left.shape[0], right.shape[0]))
     (sums,) = fused_messages(_SUM, relations.into, [left[:, None]], ())
     sums = sums[:, 0]
-    if layer.aggr == "mean":
+    if plain_reduction(layer) == "mean":
         sums = sums / relations.degrees.to(sums.dtype)
     parts = torch.split(sums, relations.counts)
     products = [part @ matrix for part, matrix in zip(parts, weight, strict=True) if len(part)]

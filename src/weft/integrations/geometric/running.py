@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from torch_geometric.nn import aggr
+
 if TYPE_CHECKING:
     from weft.integrations.geometric.lazy_edges import Edges
 
@@ -47,6 +49,23 @@ def reader_of_messages(layer: Any) -> str | None:
     if layer.explain or layer.decomposed_layers != 1:
         return "it is being explained or decomposed"
     return None
+
+
+_OWN_METHODS = ("message", "aggregate", "update", "propagate")
+
+
+def plain_reduction(layer: Any) -> str | None:
+    """`sum` or `mean` if a layer does no more with its messages than that; None otherwise."""
+    module = layer.aggr_module
+    kind = {aggr.SumAggregation: "sum", aggr.MeanAggregation: "mean"}.get(type(module))
+    if kind is None or has_hooks(module):
+        return None
+    for name in _OWN_METHODS:
+        there = getattr(layer.__dict__.get(name), "__func__", layer.__dict__.get(name))
+        if there is not None and not there.__module__.startswith("weft."):
+            # A method that was set on this layer alone.
+            return None
+    return kind
 
 
 class _Running(threading.local):
