@@ -73,11 +73,13 @@ def accelerate(
     """Run the layers of `model` in the form that is fastest here, in place; `restore` undoes it.
 
     Layers of torch_geometric run on weft's loops. The model keeps its parameters, state_dict, hooks
-    and code, and gives the same results to rounding. A deep copy is accelerated as well; a model
-    loaded from a pickle is not. Layers also need less memory, because messages are rarely stored.
-    Calls that weft has no loops for (other devices, half precision, hooks that read messages,
-    torch.compile), and calls with few edges, run as before. An edge_index that is changed through
-    `.data` or numpy is not noticed. The process keeps freed memory for the next step from now on
+    and code, and gives the same results to rounding. A deep copy is accelerated as well; a shallow
+    copy and a pickle are not. Layers also need less memory, because messages are rarely stored.
+    Edges may be an edge_index, an EdgeIndex or a torch.sparse adjacency; aggregations, scatter,
+    softmax and pooling that the model calls by itself are covered as well. Calls that weft has no
+    loops for (other devices, half precision, hooks that read messages, torch.compile), and calls
+    with few edges, run as before. An edge_index that is changed through `.data` or numpy is not
+    noticed. The process keeps freed memory for the next step from now on
     (`weft.training.numerics.keep_freed_memory`), even after `restore`.
 
     Linear layers that are masked (torch's, and those in torch_geometric's layers) become
@@ -402,6 +404,12 @@ def _step(layer: nn.Module, call: Call) -> Callable[[], None]:
 
 
 def _table(model: nn.Module, rows: list[LayerReport]) -> str:
+    geometric = _geometric()
+    if not rows and geometric and any(map(geometric.is_redirected, model.modules())):
+        return (
+            f"{type(model).__name__} has no layer of messages; its aggregations and pooling run on "
+            "weft's loops where they are large"
+        )
     if not rows:
         return (
             f"{type(model).__name__} has no layer of torch_geometric, and there are no masks; "

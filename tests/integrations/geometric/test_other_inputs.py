@@ -164,3 +164,14 @@ def test_an_edge_index_of_torch_geometric(order):
 def test_an_edge_index_whose_gradient_is_another():
     given = EdgeIndex(EDGES, sparse_size=(NODES, NODES)).sort_by("col").values
     assert compared(pair(GraphConv(WIDTH, 3, aggr="max")), given) == {"as it is"}
+
+
+def test_two_sets_of_nodes():
+    senders = torch.linspace(-1, 2, NODES * WIDTH, dtype=torch.float64).view(NODES, WIDTH).sin()
+    nodes = (senders, senders[:5] * 2)
+    sizes = (NODES, 5)
+    sparse = torch.sparse_coo_tensor(EDGES.flip(0), VALUES, sizes[::-1]).to_sparse_csr()
+    for layer in (SAGEConv(WIDTH, 3), TransformerConv((WIDTH, WIDTH), 3)):
+        stock, fast = pair(layer)
+        for edges in (sparse, EdgeIndex(EDGES, sparse_size=sizes)):
+            torch.testing.assert_close(fast(nodes, edges), stock(nodes, edges))

@@ -12,6 +12,7 @@ pytest.importorskip("torch_geometric")
 
 from torch_geometric import nn as geometric
 
+from weft.integrations.accelerate import accelerate
 from weft.integrations.geometric.redirect import redirect
 from weft.integrations.geometric.running import noted
 
@@ -77,3 +78,19 @@ def test_how_each_layer_is_computed(name):
         results.append([out, *(torch.zeros(()) if each is None else each for each in found)])
     torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
     assert {note for note in notes if not note.endswith(" kept")} == expected
+
+
+def test_the_table_says_so():
+    model = geometric.Sequential(
+        "x, edges",
+        [(geometric.SAGEConv(WIDTH, WIDTH), "x, edges -> x") for _ in range(2)],
+    )
+    model[1].register_message_forward_hook(lambda *call: None)
+    edge_index = torch.randint(0, NODES, (2, EDGES))
+    said = []
+    model.bfloat16()
+    accelerate(model, (torch.randn(NODES, WIDTH).bfloat16(), edge_index), report=said.append)
+    assert "has no loops for this call" in said[-1]
+    assert "left alone: a hook reads its messages" in said[-1]
+    accelerate(geometric.aggr.MaxAggregation(), report=said.append)
+    assert "aggregations and pooling" in said[-1]
