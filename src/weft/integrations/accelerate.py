@@ -111,8 +111,9 @@ def accelerate(
         if masks is not None:
             put_dense(model)
             put_sparse(model, sparse)
-    # Some modules are redirected with the layers around them, such as the GRUCell.
-    _redirect(model, None if all(row.left_alone for row in rows) else rows)
+    # Where all layers stay as they are, so do the aggregations and gated units between them.
+    stays = rows and all(row.left_alone for row in rows)
+    _redirect(model, None if stays else rows)
     if report is not None:
         report(_table(model, rows))
     return model
@@ -407,8 +408,8 @@ def _table(model: nn.Module, rows: list[LayerReport]) -> str:
     geometric = _geometric()
     if not rows and geometric and any(map(geometric.is_redirected, model.modules())):
         return (
-            f"{type(model).__name__} has no layer of messages; its aggregations and pooling run on "
-            "weft's loops where they are large"
+            f"{type(model).__name__} has no layer of messages; its aggregations and pooling, "
+            "and gated units, run on weft's loops where they are large"
         )
     if not rows:
         return (

@@ -183,3 +183,35 @@ def test_few_edges_run_as_before(make, monkeypatch):
     monkeypatch.setattr(redirects, "LEAST_NUMBERS", EDGES.shape[1] * WIDTH * 10)
     layer(features(), EDGES)
     assert kinds == [EdgeTensor, torch.Tensor]
+
+
+class Ends(MessagePassing):
+    """Messages of the senders, of the receivers, or of a difference."""
+
+    def forward(self, x, edge_index, which, size=None):
+        return self.propagate(edge_index, x=x, which=which, size=size)
+
+    def message(self, x_i, x_j, which):
+        own, column = (x_j, x_j[:, :1]) if which != "i" else (x_i, x_i)
+        return {"minus": column - own, "plus": own - column}.get(which, own)
+
+
+def test_results_that_are_kept_are_those_of_the_same_call():
+    x, edges = features(), EDGES.clone()
+    calls = [("j", None), ("i", None), ("minus", None), ("plus", None)]
+    for flow in ("source_to_target", "target_to_source"):
+        stock, fast = pair(Ends(flow=flow))
+        for which, size in calls * 3:
+            found, expected = (layer(x, edges, which, size) for layer in (fast, stock))
+            torch.testing.assert_close(found, expected)
+    stock, fast = pair(SAGEConv((WIDTH, WIDTH), 3, root_weight=False))
+    for size in ((NODES, NODES), (NODES, NODES - 1)) * 3:
+        found, expected = (layer((x, None), edges, size) for layer in (fast, stock))
+        torch.testing.assert_close(found, expected)
+
+
+def test_sparse_features():
+    stock, fast = pair(GCNConv(WIDTH, 3))
+    x = features().relu().to_sparse()
+    for _ in range(2):
+        torch.testing.assert_close(fast(x, EDGES), stock(x, EDGES))

@@ -32,7 +32,7 @@ def takes(layer: Any, x: Any, edge_index: Any, edge_weight: Any = None) -> bool:
         return False
     if type(x) is not Tensor or type(edge_index) is not Tensor or x.ndim != 2 or not has_loop(x):
         return False
-    if edge_index.layout != torch.strided or edge_index.ndim != 2:
+    if x.layout != torch.strided or edge_index.layout != torch.strided or edge_index.ndim != 2:
         return False
     if isinstance(edge_weight, Tensor) and edge_weight.requires_grad:
         return False

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torch_geometric import EdgeIndex
 from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.nn.conv import GatedGraphConv, GCNConv, MessagePassing, NNConv
@@ -98,22 +98,23 @@ LEAST_NUMBERS = 800_000
 """Messages with fewer numbers are computed faster by torch than it takes to rewrite them."""
 
 
-def _too_small(edge_index: Tensor, features: Iterable[Tensor]) -> bool:
-    if torch.compiler.is_compiling():
+def _too_small(edges: int, features: Iterable[Tensor]) -> bool:
+    jit: Any = torch.jit
+    if torch.compiler.is_compiling() or jit.is_tracing():
         # A shape that is compared becomes a condition of the compiled code.
         return True
     width = max((each.shape[1:].numel() for each in features), default=1)
-    return edge_index.shape[1] * width < LEAST_NUMBERS
+    return edges * width < LEAST_NUMBERS
 
 
 def _edges_of(layer: Any, edge_index: Any, given: dict[str, Any]) -> Edges | None:
     """The edges of a call that weft takes; None for any other."""
-    if type(layer) in _stock_classes or torch.compiler.is_compiling():
+    if type(layer) in _stock_classes:
         return None
     sparse = isinstance(edge_index, Tensor) and edge_index.layout != torch.strided
     if sparse and (layer.fuse or layer.flow != "source_to_target" or edge_index.requires_grad):
         return None
-    if sparse and edge_index.layout != torch.sparse_csc:
+    if sparse and edge_index.layout != torch.sparse_csc and stock_reason(layer) is None:
         edge_index = sparse_index(edge_index)
     if type(edge_index) is not Tensor or not edge_index.is_cpu:
         return None
@@ -127,7 +128,7 @@ def _edges_of(layer: Any, edge_index: Any, given: dict[str, Any]) -> Edges | Non
         for tensor in (value if isinstance(value, tuple | list) else (value,))
         if isinstance(tensor, Tensor) and tensor.is_floating_point()
     ]
-    if _too_small(edge_index, tensors) or not all(map(has_loop, tensors)):
+    if _too_small(edge_index.shape[1], tensors) or not all(map(has_loop, tensors)):
         return None
     if stock_reason(layer) is not None:
         return None
@@ -271,7 +272,7 @@ def _is_small_call(arguments: tuple[Any, ...]) -> bool:
     """Whether a layer is called with few edges and narrow features, by position."""
     features = [each for each in arguments if isinstance(each, Tensor)]
     indices = [each for each in features if not each.is_floating_point() and each.ndim == 2]
-    return bool(indices) and _too_small(indices[0], features[:1])
+    return bool(indices) and _too_small(indices[0].shape[1], features[:1])
 
 
 def _positional(kind: Any, module: Any, arguments: Any, named: Any) -> Any:
@@ -287,11 +288,14 @@ def _signature(kind: Any) -> inspect.Signature:
     return inspect.signature(kind.forward)
 
 
-def message_and_aggregate(self: Any, *arguments: Any, **named: Any) -> Any:
+def message_and_aggregate(self: Any, adjacency: Any, *arguments: Any, **named: Any) -> Any:
     """In place of a layer's `message_and_aggregate`, where that calls helpers."""
     kind: Any = type(self)
     fast = None if stock_reason(self) else _fast_form(kind, "message_and_aggregate")
-    return (fast or kind.message_and_aggregate)(self, *arguments, **named)
+    if fast is not None and is_torch_sparse_tensor(adjacency):
+        features = [each for each in tree_leaves(arguments) if isinstance(each, Tensor)]
+        fast = None if _too_small(adjacency._nnz(), features) else fast
+    return (fast or kind.message_and_aggregate)(self, adjacency, *arguments, **named)
 
 
 def _helped(module: Any, name: str) -> Any:
@@ -377,6 +381,11 @@ _METHODS: tuple[Any, ...] = (
 )
 
 
+def _methods(module: nn.Module) -> tuple[Any, ...]:
+    kind: Any = type(module)
+    return *_own_methods(kind), *_METHODS
+
+
 def is_layer(module: nn.Module) -> bool:
     """Whether a module is accelerated, or left alone, as one: a layer, or a model in WHOLE."""
     return isinstance(module, MessagePassing) or type(module) is stock_schnet.SchNet
@@ -384,19 +393,14 @@ def is_layer(module: nn.Module) -> bool:
 
 def parts_of(layer: nn.Module) -> list[nn.Module]:
     """The modules that are redirected with a layer."""
-    whole = not isinstance(layer, MessagePassing)
-    return list(layer.modules()) if whole else [layer, *own_parts(layer)]
-
-
-def _methods(module: nn.Module) -> tuple[Any, ...]:
-    kind: Any = type(module)
-    return *_own_methods(kind), *_METHODS
+    if not isinstance(layer, MessagePassing):
+        return list(layer.modules())
+    aggregation = layer.aggr_module
+    return [layer] if aggregation is None else [layer, *aggregation.modules()]
 
 
 def redirect(module: nn.Module) -> None:
-    """Let a module, and its aggregation, run on weft's loops wherever a call allows it."""
-    for part in own_parts(module):
-        redirect(part)
+    """Let a module run on weft's loops wherever a call allows it."""
     for method in _methods(module):
         if method.__name__ not in module.__dict__ and _applies(method.__name__, module):
             setattr(module, method.__name__, types.MethodType(method, module))
@@ -409,7 +413,8 @@ def _applies(name: str, module: nn.Module) -> bool:
     if name in ("__getstate__", "_replicate_for_data_parallel"):
         return is_redirected(module)
     if name == "_call_impl":
-        return kind in WHOLE or is_known(module) or _fast_form(kind, "forward") is not None
+        own = kind in WHOLE or is_known(module)
+        return own or _fast_form(kind, "forward") is not None
     if not isinstance(module, MessagePassing):
         return False
     if name == "message_and_aggregate":
@@ -430,16 +435,8 @@ def _is_ours(module: nn.Module, method: Any) -> bool:
     return getattr(module.__dict__.get(method.__name__), "__func__", None) is method
 
 
-def own_parts(module: nn.Module) -> list[nn.Module]:
-    """The modules of a layer's aggregation, which are redirected with the layer."""
-    parts = module.aggr_module if isinstance(module, MessagePassing) else None
-    return [] if parts is None else list(parts.modules())
-
-
 def undo(module: nn.Module) -> None:
     """Take back what `redirect` did."""
-    for part in own_parts(module):
-        undo(part)
     for method in _methods(module):
         if _is_ours(module, method):
             delattr(module, method.__name__)

@@ -228,4 +228,5 @@ def softplus_takes(layer: Any, x: Any) -> bool:
 
 def softplus(layer: Any, x: Tensor) -> Tensor:
     """torch_geometric's ShiftedSoftplus."""
-    return shifted_softplus(x)
+    out: Tensor = shifted_softplus(x)
+    return out
