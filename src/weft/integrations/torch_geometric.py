@@ -29,6 +29,8 @@ from weft.integrations.geometric.read_data import read_once, table_of
 # self-loop has length 0, where the gradient of a model's square root is not finite.
 _MORE_NODES = 1
 
+_MASKS = ("node_mask", "edge_mask", "graph_mask")
+
 
 def weft_batches(
     dataset: Any,
@@ -85,7 +87,8 @@ class PackedDataLoader(DataLoader):  # type: ignore[misc]
         loss = ((out - batch.y) ** 2)[batch.graph_mask].mean()
 
     Beside the attributes of the data a batch has `node_mask` [N], `edge_mask` [E] and `graph_mask`
-    [G], bool, true first. Padded sizes are those of the policy and one more node. Layers that
+    [G], bool, true first; data with such an attribute cannot be padded, and keeps it with policy
+    `unpadded`. Padded sizes are those of the policy and one more node. Layers that
     compute over all nodes of a batch, such as BatchNorm, include the padding.
 
     Each iteration is the next epoch, with other batches; `set_epoch` goes to a given one.
@@ -247,8 +250,11 @@ class _Padding:
             batch[name] = batch[name] - added.to(batch[name]).view_as(batch[name])
             batch._inc_dict[name] = torch.zeros_like(added)
         here = getattr(batch.edge_index, "device", None)
-        masks = ("node_mask", "edge_mask", "graph_mask")
-        for name, rows, known in zip(masks, total.tolist(), real.tolist(), strict=True):
+        for name, rows, known in zip(_MASKS, total.tolist(), real.tolist(), strict=True):
+            if name in batch:
+                if self.padded:
+                    raise _taken(name)
+                continue
             batch[name] = mask = torch.ones(rows, dtype=torch.bool, device=here)
             if known < rows:
                 mask[known:] = False
@@ -360,6 +366,8 @@ def _rows_of(
     for name, value in attributes.items():
         if name in left_out or name == "edge_index":
             continue
+        if padded and name in _MASKS:
+            raise _taken(name)
         layout = getattr(value, "layout", torch.strided)
         if padded and (hasattr(value, "sparse_sizes") or layout != torch.strided):
             raise DataError(
@@ -384,6 +392,13 @@ def _rows_of(
         if padded:
             rows[name] = levels.get(name) or _row_of(name, samples)
     return rows, tuple(labels)
+
+
+def _taken(name: str) -> DataError:
+    return DataError(
+        f"attribute '{name}' of the data has the name of a mask that tells what is padding; "
+        f"rename it, or leave it out by exclude_keys=['{name}']"
+    )
 
 
 def _is_label(name: str, samples: Sequence[Any]) -> bool:

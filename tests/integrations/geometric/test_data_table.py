@@ -24,6 +24,7 @@ with warnings.catch_warnings():
     from torch_geometric.transforms import BaseTransform, RandomJitter
 
 import weft
+from weft.errors import DataError
 from weft.integrations.geometric import read_data
 from weft.integrations.torch_geometric import PackedDataLoader
 
@@ -295,6 +296,22 @@ def test_a_batch_gives_its_graphs_back():
             for i, part in enumerate(ours.to_data_list()):
                 assert_same(part.to_dict(), plain[i].to_dict(), f"graph {i}")
                 assert_same(ours.get_example(i).to_dict(), plain[i].to_dict(), f"graph {i}")
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("adjacent", [False, True])
+def test_masks_of_the_data_stay(name, adjacent):
+    graphs = graphs_with(["x", "adj"] if adjacent else ["x"], 8, 0)
+    for graph in graphs:
+        graph[name] = torch.zeros(graph.num_nodes, dtype=torch.bool)
+    for batch in unpadded(graphs):
+        assert not batch[name].any()
+        assert all(batch[other].all() for other in MASKS if other != name)
+    if not adjacent:
+        with pytest.raises(DataError, match=rf"'{name}' of the data.*exclude_keys=\['{name}'\]"):
+            PackedDataLoader(graphs, 4)
+        batch = next(iter(PackedDataLoader(graphs, 4, exclude_keys=[name])))
+        assert batch[name].any()
 
 
 PADDABLE = ["x", "z", "node_half", "edge_attr", "y", "energy", "charge", "smiles", "more", "layers"]
