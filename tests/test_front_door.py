@@ -120,6 +120,14 @@ class TestLoader:
         assert sum(int(batch.graph_mask.sum()) for batch in loader) == 5
         with pytest.raises(ValueError, match=r"batch\.to\(device\)"):
             weft.loader(data, device="cpu")
+        mask = np.arange(9) % 2 == 0
+        for wrong in (mask, torch.from_numpy(mask), mask.tolist(), [1, 9], [-1], [1, 1], [0.5], []):
+            messages = []
+            for source in (table, data):
+                with pytest.raises(ValueError, match="graph") as refused:
+                    weft.loader(source, graphs=wrong)
+                messages.append(str(refused.value))
+            assert messages[0] == messages[1]
 
 
 def linear_loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:

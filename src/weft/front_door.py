@@ -22,6 +22,7 @@ from weft.batching import (
     PolicyName,
     graph_sizes,
 )
+from weft.batching.sampler import graph_numbers
 from weft.errors import DataError
 from weft.graphs import Array, Budget, GraphBatch, GraphTable, open_table
 from weft.graphs.store import MANIFEST
@@ -185,8 +186,9 @@ def loader(
         )
     from weft.integrations.torch_geometric import PackedDataLoader
 
-    chosen = data if graphs is None else torch.utils.data.Subset(data, [int(i) for i in graphs])
-    return PackedDataLoader(chosen, rank=rank, ranks=ranks, **options)
+    if graphs is not None:
+        data = torch.utils.data.Subset(data, graph_numbers(graphs, len(data)).tolist())
+    return PackedDataLoader(data, rank=rank, ranks=ranks, **options)
 
 
 def _with_edges(table: GraphTable, cutoff: float) -> GraphTable:

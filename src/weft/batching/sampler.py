@@ -68,7 +68,7 @@ class GraphSampler(Sampler[list[int]]):
                 f"num_nodes has {len(self.num_nodes)} graphs and num_edges {len(self.num_edges)}; "
                 "pass both for every graph"
             )
-        chosen = _numbers(graphs, len(self.num_nodes))
+        chosen = graph_numbers(graphs, len(self.num_nodes))
         if not 0 <= rank < ranks:
             raise ValueError(f"rank is {rank} of {ranks}; ranks are counted from 0")
         self._rank, self._ranks = rank, ranks
@@ -246,7 +246,12 @@ def _sizes(name: str, given: Sequence[int] | Array) -> Array:
     return sizes
 
 
-def _numbers(graphs: Sequence[int] | Array | None, count: int) -> Array:
+def graph_numbers(graphs: Sequence[int] | Array | None, count: int) -> Array:
+    """The numbers of the graphs to batch, int64, out of `count` graphs; all for None.
+
+    Raises:
+        ValueError: a mask, a number that is not there, one that is there twice, or none at all.
+    """
     given = np.arange(count) if graphs is None else graphs
     chosen = _whole_numbers(given, "graphs are chosen by number (np.flatnonzero a mask)")
     bad = chosen[(chosen < 0) | (chosen >= count)]
