@@ -366,6 +366,23 @@ def test_a_transform_that_changes_sizes_is_noticed():
         next(iter(loader))
 
 
+@pytest.mark.parametrize("stock", [False, True])
+def test_two_iterators_at_once_are_two_epochs(stock):
+    graphs = molecules(20)
+    if stock:
+        del graphs[3].name  # torch_geometric collates graphs with different attributes
+    loader = PackedDataLoader(graphs, 4, policy="unpadded", exclude_keys=["name"])
+    assert (loader._gathered is None) == stock
+    both = [
+        [first.number.tolist(), second.number.tolist()]
+        for first, second in zip(loader, loader, strict=True)
+    ]
+    loader.set_epoch(0)
+    epochs = [[batch.number.tolist() for batch in loader] for _ in range(2)]
+    assert [list(batches) for batches in zip(*both, strict=True)] == epochs
+    assert epochs[0] != epochs[1]
+
+
 @pytest.mark.parametrize("policy", ["packed", "unpadded"])
 def test_a_number_of_the_graph_is_not_taken_for_a_nodes(policy):
     """The table of QM9 has an `index`, by whose name torch_geometric would add up nodes."""

@@ -119,10 +119,10 @@ class GraphSampler(Sampler[list[int]]):
         return len(self._all_ranks()) // self._ranks
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self._lists(self.begin())
+        # The plan of this epoch, whatever the sampler's epoch is when the first batch is taken.
+        return self._lists(self.begin(), self.plan())
 
-    def _lists(self, first: int) -> Iterator[list[int]]:
-        plan = self.plan()
+    def _lists(self, first: int, plan: EpochPlan) -> Iterator[list[int]]:
         for number in range(first, len(plan)):
             self.hand_out(number)
             yield plan[number].graphs.tolist()
