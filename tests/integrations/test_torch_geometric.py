@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -24,7 +22,6 @@ with warnings.catch_warnings():
 from weft.batching import graph_sizes
 from weft.errors import DataError
 from weft.graphs import Budget
-from weft.graphs.convert import graph_to_pyg
 from weft.sources import small_graphs
 
 # Of torch_geometric, where it compiles or pools.
@@ -383,21 +380,30 @@ def test_two_iterators_at_once_are_two_epochs(stock):
     assert epochs[0] != epochs[1]
 
 
-@pytest.mark.parametrize("policy", ["packed", "unpadded"])
-def test_a_number_of_the_graph_is_not_taken_for_a_nodes(policy):
+LABELS = {
+    "int32": lambda number: torch.tensor([1000 + number], dtype=torch.int32),
+    "int": lambda number: 1000 + number,
+    "float": lambda number: torch.tensor(1234.5678 + number),
+    "one": lambda number: torch.tensor([[9999 if number == 7 else 0]]),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_a_number_of_the_graph_is_not_taken_for_a_nodes(kind):
     """The table of QM9 has an `index`, by whose name torch_geometric would add up nodes."""
-    graphs = [
-        graph_to_pyg(dataclasses.replace(graph, graph={"index": np.int32(1000 + number)}))
-        for number, graph in enumerate(small_graphs(20))
-    ]
-    assert (next(iter(DataLoader(graphs, 4))).index > 1019).any(), "torch_geometric's own"
-    loader = PackedDataLoader(graphs, 6, policy=policy)
-    found = []
+    graphs = molecules(20)
+    for number, graph in enumerate(graphs):
+        graph.index = LABELS[kind](number)
+    loader = PackedDataLoader(graphs, 6)
     for batch in loader:
-        own = batch.index[batch.graph_mask]
-        assert own.tolist() == [int(batch[i].index) for i in range(len(own))]
-        found += own.tolist()
-    assert sorted(found) == list(range(1000, 1020))
+        numbers, own = batch.number[batch.graph_mask].tolist(), batch.index.flatten()
+        given = torch.stack([torch.as_tensor(graphs[i].index).flatten()[0] for i in numbers])
+        assert own.dtype == given.dtype
+        assert torch.equal(own[batch.graph_mask], given)
+        assert torch.equal(torch.as_tensor(batch[0].index).flatten()[0], given[0])
+    for batch in PackedDataLoader(graphs, 6, policy="unpadded"):
+        theirs = Batch.from_data_list([graphs[i] for i in batch.number.tolist()])
+        assert torch.equal(batch.index, theirs.index)
 
 
 def test_a_number_that_may_be_a_nodes_needs_a_word():
@@ -408,3 +414,11 @@ def test_a_number_that_may_be_a_nodes_needs_a_word():
         PackedDataLoader(graphs, 6)
     batch = next(iter(PackedDataLoader(graphs, 6, levels={"root_index": "graph"})))
     assert not batch.root_index.any()
+    graphs[0].root_index = torch.tensor([-1])  # no root
+    with pytest.raises(DataError, match="'root_index' numbers nodes"):
+        PackedDataLoader(graphs, 6)
+    graphs[5].root_index = torch.tensor([0, 1])
+    with pytest.raises(DataError, match="'root_index' numbers nodes"):
+        PackedDataLoader(graphs, 6, levels={"root_index": "graph"})
+    batch = next(iter(PackedDataLoader(graphs, 6, policy="unpadded", shuffle=False)))
+    assert torch.equal(batch.root_index, Batch.from_data_list(graphs[:6]).root_index)

@@ -29,6 +29,7 @@ from weft.integrations.geometric.read_data import read_once, table_of
 # self-loop has length 0, where the gradient of a model's square root is not finite.
 _MORE_NODES = 1
 
+_NUMBERS = (torch.Tensor, int, float)
 _MASKS = ("node_mask", "edge_mask", "graph_mask")
 
 
@@ -88,8 +89,14 @@ class PackedDataLoader(DataLoader):  # type: ignore[misc]
 
     Beside the attributes of the data a batch has `node_mask` [N], `edge_mask` [E] and `graph_mask`
     [G], bool, true first; data with such an attribute cannot be padded, and keeps it with policy
-    `unpadded`. Padded sizes are those of the policy and one more node. Layers that
-    compute over all nodes of a batch, such as BatchNorm, include the padding.
+    `unpadded`. Padded sizes are those of the policy and one more node. Layers that compute over all
+    nodes of a batch, such as BatchNorm, include the padding.
+
+    torch_geometric takes every attribute with `index` in its name for numbers of nodes, and adds
+    the number of nodes before the graph; so do unpadded batches. Padded ones refuse such
+    attributes, but for labels, which keep their values: one number for each graph that `levels`
+    gives to the `graph`, or that in any graph of the data is no whole number or not below the
+    number of nodes.
 
     Each iteration is the next epoch, with other batches; `set_epoch` goes to a given one.
 
@@ -122,8 +129,9 @@ class PackedDataLoader(DataLoader):  # type: ignore[misc]
         """Plan batches from the sizes of the graphs.
 
         The arguments up to `ranks` are those of `weft_batches`; `batch_size` includes the dummy,
-        `budget` does not include its extra node. `levels` names attributes with a row for each
-        `node`, for each `edge`, or for the `graph`, where the sizes of the graphs do not tell.
+        `budget` does not include its extra node. `levels`, which only padding needs, names
+        attributes with a row for each `node`, for each `edge`, or for the `graph`, where the sizes
+        of the graphs do not tell.
         `exclude_keys` are attributes to leave out; they and `follow_batch` are those of
         torch_geometric's loader, `kwargs` of torch's DataLoader, such as num_workers.
 
@@ -152,10 +160,7 @@ class PackedDataLoader(DataLoader):  # type: ignore[misc]
             **kwargs,
         )
         self.budget = sampler.budget
-        rows, labels = _rows_of(dataset, sampler, levels or {}, exclude_keys or ())
-        self.collate_fn = padding = _Padding(
-            batches=self.collate_fn, room=sampler.room, rows=rows, labels=labels
-        )
+        rows, indices = _rows_of(dataset, sampler, levels or {}, exclude_keys or ())
         table = table_of(
             dataset,
             graphs,
@@ -163,8 +168,14 @@ class PackedDataLoader(DataLoader):  # type: ignore[misc]
             follow_batch=follow_batch or (),
             exclude_keys=exclude_keys or (),
         )
-        if table is not None and padding.padded and not table.can_pad(sampler.num_edges, rows):
-            table = None
+        every = dataset if graphs is None else graphs
+        for name in indices:
+            _check_labels(name, table, every, told=(levels or {}).get(name) == "graph")
+        self.collate_fn = padding = _Padding(
+            batches=self.collate_fn, room=sampler.room, rows=rows, labels=indices
+        )
+        if padding.padded and table is not None:
+            table = table if table.can_pad(sampler.num_edges, rows, indices) else None
         self._gathered: PlainLoader[Any] | None = None
         if table is not None:
             kwargs.pop("collate_fn", None)
@@ -200,7 +211,7 @@ class _Padding:
         room: the padded size of a batch from its own.
         rows: the level of each attribute: a row for each node, each edge or the graph.
         labels: attributes with one number for each graph that the collater takes for numbers of
-            nodes, because of their names.
+            nodes, because of their names; they keep their values.
     """
 
     batches: Any
@@ -234,21 +245,21 @@ class _Padding:
             empty = self._dummy(graphs, 0, 0) if count > 1 else None
             graphs = [*graphs, *[empty] * (count - 1), self._dummy(graphs, nodes, edges)]
         batch = self.batches(graphs)
+        for name in self.labels:
+            kept = torch.stack([torch.as_tensor(g[name]).reshape(()) for g in graphs])
+            batch[name] = kept.view_as(batch[name])
+            batch._inc_dict[name] = torch.zeros_like(batch._inc_dict[name])
         total = [batch.num_nodes, batch.num_edges, batch.num_graphs]
         return self.finished(batch, real, np.array(total))
 
     def finished(self, batch: Any, real: Array, total: Array) -> Any:
-        """The batch with its masks, and its labels as they were.
+        """The batch with its masks.
 
         Args:
             batch: of torch_geometric.
             real: its nodes, edges and graphs that are not padding.
             total: all of them.
         """
-        for name in self.labels:
-            added = batch._inc_dict[name]
-            batch[name] = batch[name] - added.to(batch[name]).view_as(batch[name])
-            batch._inc_dict[name] = torch.zeros_like(added)
         here = getattr(batch.edge_index, "device", None)
         for name, rows, known in zip(_MASKS, total.tolist(), real.tolist(), strict=True):
             if name in batch:
@@ -331,20 +342,19 @@ def _first_edge(graphs: Sequence[Any]) -> tuple[Any, int | None]:
 def _rows_of(
     dataset: Any, sampler: GraphSampler, levels: Mapping[str, Row], left_out: Sequence[str]
 ) -> tuple[dict[str, Row], tuple[str, ...]]:
-    """The level of each tensor of the data, and the names of those that are labels.
+    """The level of each tensor of the data, and the names of indices with one number a graph.
 
     Levels are found from the graphs with most and fewest nodes and edges: a tensor with a row for
     each node has as many rows as nodes in all of them. torch_geometric takes every attribute with
     `index` in its name for numbers of nodes, and adds the number of nodes before the graph in its
-    batch; a number of the graph itself, such as the `index` of a molecule in its data set, is a
-    label and stays as it is. Where nothing is padded all other attributes are torch_geometric's.
+    batch. Where nothing is padded all attributes are torch_geometric's: both results are empty.
     """
     told: list[Array] = [sampler.num_nodes, sampler.num_edges]
     chosen = {int(pick(sizes)) for sizes in told for pick in (np.argmin, np.argmax)}
     samples = [dataset[i] for i in sorted(chosen)]
     padded = sampler.room.policy.padded
     rows: dict[str, Row] = {}
-    labels: list[str] = []
+    indices: list[str] = []
     for sample in samples:
         if not isinstance(sample, Data):
             raise DataError(
@@ -363,35 +373,56 @@ def _rows_of(
                 f"levels has {row!r} for '{name}'; give {', '.join(get_args(Row))} for one of "
                 f"{', '.join(attributes)}"
             )
-    for name, value in attributes.items():
-        if name in left_out or name == "edge_index":
+    for name, value in attributes.items() if padded else ():
+        if name in left_out or name in ("edge_index", "num_nodes"):
             continue
-        if padded and name in _MASKS:
+        if name in _MASKS:
             raise _taken(name)
         layout = getattr(value, "layout", torch.strided)
-        if padded and (hasattr(value, "sparse_sizes") or layout != torch.strided):
+        if hasattr(value, "sparse_sizes") or layout != torch.strided:
             raise DataError(
                 f"attribute '{name}' is a sparse matrix; keep edge_index in its place, which can "
                 "be padded"
             )
-        if not isinstance(value, torch.Tensor) or layout != torch.strided:
+        if not isinstance(value, _NUMBERS):
             continue
-        having = [sample for sample in samples if torch.is_tensor(sample.get(name))]
-        numbers = all(each[name].numel() == 1 for each in having)
-        if (padded or numbers) and any(
-            torch.as_tensor(each.__inc__(name, each[name])).any() for each in having
-        ):
-            if numbers and (levels.get(name) == "graph" or _is_label(name, having)):
-                labels.append(name)
-            elif padded:
-                raise DataError(
-                    f"attribute '{name}' numbers nodes, as edge_index does; it cannot be padded: "
-                    f"exclude_keys=['{name}'] leaves it out, and levels={{'{name}': 'graph'}} "
-                    "takes it for one number of each graph"
-                )
-        if padded:
+        having = [sample for sample in samples if isinstance(sample.get(name), _NUMBERS)]
+        if any(torch.as_tensor(each.__inc__(name, each[name])).any() for each in having):
+            if any(torch.as_tensor(each[name]).numel() != 1 for each in having):
+                raise _numbers_nodes(name)
+            indices.append(name)
+        if isinstance(value, torch.Tensor):
             rows[name] = levels.get(name) or _row_of(name, samples)
-    return rows, tuple(labels)
+    return rows, tuple(indices)
+
+
+def _check_labels(name: str, table: DataTable | None, graphs: Any, *, told: bool) -> None:
+    """Refuse an attribute that is not one number per graph, or may be a node of it in all graphs.
+
+    A number of the graph itself, such as the `index` of a molecule in its data set, is a label:
+    in one of the graphs at least it is no whole number, or not below the number of nodes. With
+    `told` it is one in any case.
+    """
+    numbers = None if table is None else table.one_number(name)
+    if numbers is not None:
+        values, nodes = numbers
+    else:
+        every = [graph for graph in map(graphs.__getitem__, range(len(graphs))) if name in graph]
+        parts = [torch.as_tensor(graph[name]).reshape(-1) for graph in every]
+        if any(len(part) != 1 for part in parts):
+            raise _numbers_nodes(name)
+        values = torch.cat(parts).double().numpy()
+        nodes = np.array([graph.num_nodes for graph in every])
+    if not told and not ((values >= nodes) | (values != np.floor(values))).any():
+        raise _numbers_nodes(name)
+
+
+def _numbers_nodes(name: str) -> DataError:
+    return DataError(
+        f"attribute '{name}' numbers nodes, as edge_index does; it cannot be padded: "
+        f"exclude_keys=['{name}'] leaves it out, and levels={{'{name}': 'graph'}} "
+        "takes it for one number of each graph"
+    )
 
 
 def _taken(name: str) -> DataError:
@@ -399,11 +430,6 @@ def _taken(name: str) -> DataError:
         f"attribute '{name}' of the data has the name of a mask that tells what is padding; "
         f"rename it, or leave it out by exclude_keys=['{name}']"
     )
-
-
-def _is_label(name: str, samples: Sequence[Any]) -> bool:
-    """True if an attribute with one number per graph cannot be a node number in all of them."""
-    return any(not 0 <= int(sample[name]) < sample.num_nodes for sample in samples)
 
 
 def _row_of(name: str, samples: Sequence[Any]) -> Row:

@@ -112,8 +112,7 @@ KINDS: dict[str, Maker] = {
 
 def graphs_with(names: list[str], count: int, seed: int, *, counted: bool = False) -> list[Data]:
     torch.manual_seed(seed)
-    # A number that is none of a node is a label, which keeps its value here.
-    least = 0 if counted and not any("index" in name for name in names) else 1
+    least = 0 if counted else 1
     made = []
     for i in range(count):
         nodes = int(torch.randint(least, 7, ()))

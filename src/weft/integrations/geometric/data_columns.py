@@ -166,9 +166,9 @@ class TensorColumn:
         lines: the memory, a flat array for each row along the dimensions before that one.
     """
 
-    def __init__(
-        self, whole: Tensor, dim: int, rows: Rows, increments: Array | None, level: Row = "graph"
-    ) -> None:
+    level: Row = "graph"
+
+    def __init__(self, whole: Tensor, dim: int, rows: Rows, increments: Array | None) -> None:
         """Look at the memory of `whole`, or copy it where it is not contiguous.
 
         Args:
@@ -178,12 +178,11 @@ class TensorColumn:
             increments: what each graph adds to the values of those after it in a batch: an int64
                 number [g], or [g, ...] with one for each row along the dimensions before `dim`.
                 None for 0; an empty array [0] for its number of nodes.
-            level: what the rows are.
 
         Raises:
             NoColumn: increments that do not fit the values, or rows that are not there.
         """
-        self.rows, self.level, self._increments = rows, level, increments
+        self.rows, self._increments = rows, increments
         self._dtype = whole.dtype
         self._before, self._after = whole.shape[:dim], whole.shape[dim + 1 :]
         count, inner = self._before.numel(), self._after.numel()
@@ -206,6 +205,18 @@ class TensorColumn:
         self._width = inner
         if whole.numel():
             self.lines = list(plain.numpy().reshape(count, -1))
+
+    def one_number(self) -> Array | None:
+        """The value of each graph [g], where that is one number and has increments."""
+        single = self._increments is not None and len(self.lines) == 1 and self._width == 1
+        return self.lines[0][self.rows.starts] if single and (self.rows.sizes == 1).all() else None
+
+    def without_increments(self) -> None:
+        """Let a batch have the values as they are."""
+        if self._increments is not None:
+            self.lines = [line.view(np.uint8) for line in self.lines]
+            self._width *= self._dtype.itemsize
+            self._increments = None
 
     def collated(self, picks: Picks) -> Collated:
         """The rows of these graphs, with slices int64 [b + 1] and increments int64 [b, ...]."""
@@ -313,9 +324,7 @@ def increments_of(name: str, values: Sequence[Any], graphs: Sequence[Any]) -> Ar
     return stacked
 
 
-def column_of(
-    name: str, values: Sequence[Any], graphs: Sequence[Any], level: Row = "graph"
-) -> Column:
+def column_of(name: str, values: Sequence[Any], graphs: Sequence[Any]) -> Column:
     """The column of attribute `name`, from its value in each of `graphs`.
 
     Raises:
@@ -323,7 +332,7 @@ def column_of(
     """
     first = values[0]
     if isinstance(first, Tensor):
-        return _tensors(name, values, graphs, level)
+        return _tensors(name, values, graphs)
     if type(first) in (int, float, bool):
         if any(type(value) is not type(first) for value in values):
             raise NoColumn
@@ -362,7 +371,7 @@ def is_word(value: Any) -> bool:
     return type(value) is str or type(value) is np.ndarray
 
 
-def _tensors(name: str, values: Sequence[Any], graphs: Sequence[Any], level: Row) -> TensorColumn:
+def _tensors(name: str, values: Sequence[Any], graphs: Sequence[Any]) -> TensorColumn:
     first = values[0]
     if not all(map(is_plain, values)) or any(value.dtype != first.dtype for value in values):
         raise NoColumn
@@ -384,4 +393,4 @@ def _tensors(name: str, values: Sequence[Any], graphs: Sequence[Any], level: Row
         raise NoColumn
     rows = Rows.of_sizes([value.shape[dim] for value in values])
     increments = increments_of(name, values, graphs)
-    return TensorColumn(torch.cat(list(values), dim), dim, rows, increments, level)
+    return TensorColumn(torch.cat(list(values), dim), dim, rows, increments)

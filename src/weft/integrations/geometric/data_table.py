@@ -114,12 +114,19 @@ class DataTable:
         graphs = [self._dataset[i] for i in numbers]
         return Batch.from_data_list(graphs, self._follow, exclude_keys=self._not_stock)
 
-    def can_pad(self, num_edges: Array, levels: Mapping[str, Row]) -> bool:
+    def one_number(self, name: str) -> tuple[Array, Array] | None:
+        """An attribute of one whole number for each graph, and its nodes: [g] each; else None."""
+        column = self._columns.get(name)
+        values = column.one_number() if isinstance(column, TensorColumn) else None
+        return None if values is None else (values, self._nodes)
+
+    def can_pad(self, num_edges: Array, levels: Mapping[str, Row], labels: Sequence[str]) -> bool:
         """Prepare for padding with these levels of attributes; False where the table cannot.
 
         Args:
             num_edges: int64 [g], the edges of each graph.
             levels: whether a tensor has a row for each node, for each edge, or for the graph.
+            labels: attributes to which nothing is added.
         """
         ends = self._columns.get("edge_index")
         if self.stock or not isinstance(ends, TensorColumn) or len(ends.lines) != 2:
@@ -134,6 +141,10 @@ class DataTable:
             if not np.array_equal(column.rows.sizes, sizes[level]):
                 return False
             column.level = level
+        for name in labels:
+            column = self._columns[name]
+            assert isinstance(column, TensorColumn)
+            column.without_increments()
         return True
 
     def padding(self, numbers: Array, nodes: int, edges: int, count: int) -> Padding | None:
