@@ -71,12 +71,12 @@ class PackedDataLoader(DataLoader):  # type: ignore[misc]
     """torch_geometric's DataLoader, faster, and with batches of one shape for models compiled once.
 
     All graphs are read once, when the loader is made, into a table with every attribute of the
-    graphs one after another; later changes of the data are not seen. A batch is gathered from
-    there and equals `Batch.from_data_list` of its graphs. Attributes that such a table cannot hold
-    exactly, such as sparse matrices, are collated by torch_geometric for each batch. It also
-    collates all attributes, as its own loader does, where the graphs cannot be kept: if they come
-    with random numbers, as from a random transform; if they have different attributes; or if they
-    are on disk and too large for the memory.
+    graphs one after another; later changes of the data may or may not be seen. A batch is gathered
+    from there; unpadded, it equals `Batch.from_data_list` of its graphs. Attributes that such a
+    table cannot hold exactly, such as sparse matrices, are collated by torch_geometric for each
+    batch. It also collates all attributes, as its own loader does, where the graphs cannot be kept:
+    if they come with random numbers, as from a random transform; if they have different
+    attributes; or if they are on disk and too large for the memory.
 
     Every batch is an ordinary `Batch`: the real graphs, then empty ones up to the number of
     graphs, then one dummy graph that owns all padding. The dummy comes last and is never empty, so

@@ -297,6 +297,20 @@ def test_a_batch_gives_its_graphs_back():
                 assert_same(ours.get_example(i).to_dict(), plain[i].to_dict(), f"graph {i}")
 
 
+@pytest.mark.parametrize("kind", [list, InMemory, OnDisk])
+def test_a_changed_batch_leaves_the_table_as_it_is(kind):
+    loader = unpadded(kind(graphs_with(["x", "array", "names", "smiles"], 8, 0)), shuffle=False)
+    assert loader._gathered is not None
+    kept = [copy.deepcopy(batch.to_dict()) for batch in loader]
+    for batch in loader:
+        batch.x.zero_()
+        for array, names in zip(batch.array, batch.names, strict=True):
+            array.fill(7)
+            names.append("c")
+    for batch, before in zip(loader, kept, strict=True):
+        assert_same(batch.to_dict(), before, "batch")
+
+
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("adjacent", [False, True])
 def test_masks_of_the_data_stay(name, adjacent):

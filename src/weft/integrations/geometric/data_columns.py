@@ -6,6 +6,7 @@ and its increments. An attribute that no column holds exactly raises NoColumn.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -259,9 +260,10 @@ class ListColumn:
     values: Sequence[Any]
 
     def collated(self, picks: Picks) -> Collated:
-        """The objects of these graphs."""
-        values = self.values
-        return [values[i] for i in picks.numbers], torch.arange(len(picks.numbers) + 1), None
+        """Copies of the objects of these graphs."""
+        values = [self.values[i] for i in picks.numbers]
+        copies = [each if type(each) is str else copy.deepcopy(each) for each in values]
+        return copies, torch.arange(len(picks.numbers) + 1), None
 
 
 @dataclass(frozen=True, eq=False)
