@@ -420,14 +420,21 @@ def test_random_graphs_are_new_in_every_epoch(noise):
     assert np.array_equal(np.random.get_state()[1], before[1])
 
 
-def test_graphs_larger_than_the_memory_stay_on_disk(monkeypatch):
-    graphs = graphs_with(["x"], 12, 0)
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize("weighed", [4, 200])
+@pytest.mark.parametrize("name", ["x", "array", "layers", "more", "adj"])
+def test_graphs_larger_than_the_memory_stay_on_disk(monkeypatch, weighed, name):
+    graphs = graphs_with([name], 12, 0, counted=True)
+    for graph in graphs:
+        graph.edge_index = graph.edge_index[:, :0]
     monkeypatch.setattr(read_data, "_room", lambda: 8 * 12)
-    monkeypatch.setattr(read_data, "_WEIGHED", 4)
+    monkeypatch.setattr(read_data, "_WEIGHED", weighed)
     data = OnDisk(graphs)
     loader = unpadded(data)
     assert loader._gathered is None
     assert_same_batches(loader, data)
+    monkeypatch.setattr(read_data, "_room", lambda: 1e6)
+    assert unpadded(data)._gathered is not None
 
 
 def test_several_kinds_of_nodes_are_refused():

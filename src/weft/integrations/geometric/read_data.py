@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,13 +50,17 @@ def read_once(dataset: Any) -> Sequence[Any] | None:
     if _in_memory(dataset) is not None:
         return None
     read: list[Any] = []
+    weight, room = 0, _room()
     with _same_random_numbers() as drawn:
         for number in range(len(dataset)):
             read.append(dataset[number])
             if number == 0 and drawn():
                 break
-            if number + 1 == _WEIGHED and _weight(read) * len(dataset) / _WEIGHED > _room():
-                return None
+            if number < _WEIGHED:
+                weight += _weight(read[-1])
+                times = len(dataset) / _WEIGHED if number + 1 == _WEIGHED else 1
+                if weight * times > room:
+                    return None
         return None if drawn() else read
 
 
@@ -239,14 +244,19 @@ def _same_random_numbers() -> Iterator[Any]:
         random.setstate(before[2])
 
 
-def _weight(graphs: Sequence[Any]) -> int:
-    """Bytes of the tensors of these graphs."""
-    return sum(
-        value.nbytes
-        for graph in graphs
-        for value in (graph.to_dict().values() if isinstance(graph, Data) else ())
-        if isinstance(value, Tensor)
-    )
+def _weight(value: Any) -> int:
+    """Bytes of the tensors, arrays and texts in a graph or one of its attributes."""
+    if isinstance(value, Data):
+        value = value.to_dict()
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(map(_weight, value))
+    if isinstance(value, Tensor):
+        if value.layout is not torch.strided:
+            return int(value._nnz()) * (16 + value.element_size())
+        return value.numel() * value.element_size()
+    return value.nbytes if isinstance(value, np.ndarray) else sys.getsizeof(value)
 
 
 def _room() -> float:
