@@ -23,7 +23,7 @@ except ImportError as error:
 
 from weft.integrations.geometric.data_columns import Row
 from weft.integrations.geometric.data_table import DataTable
-from weft.integrations.geometric.read_data import read_once, table_of
+from weft.integrations.geometric.read_data import read_once, same_random_numbers, table_of
 
 # The dummy graph has one node more than a budget reserves, so that its edges join two nodes: a
 # self-loop has length 0, where the gradient of a model's square root is not finite.
@@ -109,6 +109,7 @@ class PackedDataLoader(DataLoader):  # type: ignore[misc]
     batch_sampler: GraphSampler
     collate_fn: Any
 
+    @same_random_numbers()  # graphs are read, which a random transform draws numbers for
     def __init__(
         self,
         dataset: Any,

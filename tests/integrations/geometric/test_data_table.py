@@ -405,6 +405,21 @@ class OwnNoise(BaseTransform):
         return data
 
 
+class OwnArray(OwnNoise):
+    """The same in an array."""
+
+    def forward(self, data):
+        data.array = self.draws.random(2)
+        return data
+
+
+def test_random_arrays_are_new_in_every_epoch():
+    loader = unpadded(InMemory(graphs_with(["x"], 12, 0), transform=OwnArray()), shuffle=False)
+    first, second = (np.stack([each for batch in loader for each in batch.array]) for _ in range(2))
+    assert first.shape == (12, 2)
+    assert not (first == second).any()
+
+
 @pytest.mark.parametrize("noise", [RandomJitter(0.1), OwnNoise()])
 def test_random_graphs_are_new_in_every_epoch(noise):
     graphs = graphs_with(["x"], 12, 0)
@@ -413,11 +428,13 @@ def test_random_graphs_are_new_in_every_epoch(noise):
     torch.manual_seed(1)
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
     loader = unpadded(InMemory(graphs, transform=noise), shuffle=False)
+    PackedDataLoader(InMemory(graphs, transform=noise), 4)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.array_equal(np.random.get_state()[1], before[1])
     assert loader._gathered is None
     first, second = (torch.cat([batch.x + batch.pos for batch in loader]) for _ in range(2))
     assert first.shape == second.shape
     assert not torch.equal(first, second)
-    assert np.array_equal(np.random.get_state()[1], before[1])
 
 
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")

@@ -51,7 +51,7 @@ def read_once(dataset: Any) -> Sequence[Any] | None:
         return None
     read: list[Any] = []
     weight, room = 0, _room()
-    with _same_random_numbers() as drawn:
+    with same_random_numbers() as drawn:
         for number in range(len(dataset)):
             read.append(dataset[number])
             if number == 0 and drawn():
@@ -227,7 +227,7 @@ def _held_column(name: str, value: Any, cuts: Any, count: int, chosen: Array) ->
 
 
 @contextmanager
-def _same_random_numbers() -> Iterator[Any]:
+def same_random_numbers() -> Iterator[Any]:
     """Leave the generators of torch, numpy and Python as they are, and tell whether they moved."""
 
     def states() -> tuple[bytes, Any, Any]:
@@ -271,7 +271,7 @@ def _agrees(
 ) -> bool:
     """Whether a batch of some graphs, which are read again, is torch_geometric's own."""
     numbers = np.unique(np.linspace(0, len(dataset) - 1, _COMPARED).astype(np.int64))
-    with _same_random_numbers():
+    with same_random_numbers():
         try:
             graphs = [dataset[i] for i in numbers.tolist()]
             theirs = Batch.from_data_list(graphs, follow_batch, exclude_keys)
@@ -297,4 +297,7 @@ def _same(ours: Any, theirs: Any) -> bool:
             return False
         both_nan = (ours != ours) & (theirs != theirs)
         return bool(((ours == theirs) | both_nan).all())
+    if isinstance(ours, np.ndarray):
+        alike = ours.dtype == theirs.dtype and ours.shape == theirs.shape
+        return bool(alike and ours.tobytes() == theirs.tobytes())
     return not isinstance(ours, (str, int, float)) or ours == theirs
