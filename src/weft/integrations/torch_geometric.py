@@ -322,7 +322,10 @@ class _Gathering:
         nodes, edges = self.sampler.num_nodes[numbers], self.sampler.num_edges[numbers]
         real = np.array([nodes.sum(), edges.sum(), len(numbers)])
         if not self.padding.padded:
-            return self.padding.finished(self.table.batch(numbers), real, real)
+            batch = self.table.batch(numbers)
+            if "edge_index" not in batch:
+                real[1] = batch.num_edges
+            return self.padding.finished(batch, real, real)
         spare = self.padding.spare(real)
         padding = self.table.padding(numbers, *spare)
         if padding is None:

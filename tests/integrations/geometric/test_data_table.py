@@ -256,6 +256,39 @@ def test_increments_of_other_shapes(shape):
     assert_same_batches(unpadded(made), made)
 
 
+@pytest.mark.parametrize("number", [int, torch.tensor])
+def test_increments_that_sum_up_to_nothing(number):
+    class Alternating(Data):
+        def __inc__(self, key, value, *args, **kwargs):
+            return number(self.step) if key == "c" else super().__inc__(key, value, *args, **kwargs)
+
+    made = [
+        Alternating(x=torch.randn(2, 1), c=torch.zeros(2).long(), step=(-1) ** i) for i in range(12)
+    ]
+    for size in (2, 3, 4):
+        batch = next(iter(PackedDataLoader(made, size, policy="unpadded", shuffle=False)))
+        assert_same_batch(batch, Batch.from_data_list(made[:size]))
+
+
+@pytest.mark.parametrize("kind", [list, InMemory])
+def test_keys_that_are_no_texts(kind):
+    graphs = graphs_with(["x"], 9, 0)
+    for graph in graphs:
+        graph.orders = {1: torch.randn(2), 2: torch.randn(3)}
+    data = kind(graphs)
+    loader = unpadded(data)
+    assert loader._gathered.collate_fn.table.stock == ["orders"]
+    assert_same_batches(loader, data)
+
+
+@pytest.mark.parametrize("names", [["x"], ["x", "edge_attr"], ["x", "mixed_numbers"]])
+def test_without_edges_no_edge_is_masked(names):
+    graphs = graphs_with(names, 8, 0)
+    for batch in unpadded(graphs, exclude_keys=["edge_index"]):
+        assert batch.edge_mask.shape == (batch.num_edges,)
+        assert batch.edge_mask.all()
+
+
 def test_edges_that_know_their_order():
     graphs = graphs_with(["x", "edge_attr"], 9, 3)
     for graph in graphs:

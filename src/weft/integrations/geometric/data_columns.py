@@ -316,14 +316,20 @@ def increments_of(name: str, values: Sequence[Any], graphs: Sequence[Any]) -> Ar
         ]
     except RuntimeError as error:  # such as the maximum of nothing
         raise NoColumn from error
+    stacked: Array
     if all(type(each) is int for each in found):
-        return np.array(found, dtype=np.int64) if any(found) else None
-    if not all(is_plain(each) and each.dtype == torch.int64 for each in found):
+        stacked = np.array(found, dtype=np.int64)
+    else:
+        if not all(is_plain(each) and each.dtype == torch.int64 for each in found):
+            raise NoColumn
+        if len({each.shape for each in found}) > 1:
+            raise NoColumn
+        stacked = torch.stack(found).numpy()
+    if stacked.ndim > 1:
+        return stacked
+    if (stacked < 0).any():  # torch_geometric adds nothing in a batch where they sum up to 0
         raise NoColumn
-    if len({each.shape for each in found}) > 1:
-        raise NoColumn
-    stacked: Array = torch.stack(found).numpy()
-    return stacked
+    return stacked if stacked.any() else None
 
 
 def column_of(name: str, values: Sequence[Any], graphs: Sequence[Any]) -> Column:

@@ -196,8 +196,10 @@ def _held_column(name: str, value: Any, cuts: Any, count: int, chosen: Array) ->
         chosen: int64 [g], those that the column is for.
     """
     if isinstance(value, Mapping) and isinstance(cuts, Mapping) and set(value) == set(cuts):
+        if not all(isinstance(key, str) for key in value):
+            raise NoColumn
         parts: dict[Any, Column] = {
-            str(key): _held_column(str(key), value[key], cuts[key], count, chosen) for key in value
+            key: _held_column(key, value[key], cuts[key], count, chosen) for key in value
         }
         return NestedColumn(parts, is_list=False)
     if type(value) is list and type(cuts) is list and len(value) == len(cuts) > 0:
