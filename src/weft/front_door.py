@@ -132,8 +132,8 @@ def loader(
 ) -> Any:
     """Batches of a table of graphs, or of a data set of torch_geometric.
 
-    Padded policies, such as `packed`, give every batch the same shape, with padding at its end
-    that a loss leaves out:
+    `packed`, `dynamic` and `static-constant` give every batch the same shape. All policies but
+    `unpadded` have padding at the end of a batch, which a loss leaves out:
 
         error = model(batch) - batch.graphs["energy"]
         loss = (error**2)[batch.graph_mask].mean()
