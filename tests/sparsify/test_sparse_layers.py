@@ -42,6 +42,20 @@ def test_batch_shapes(shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(layer(x), linear(x))
 
 
+@pytest.mark.parametrize("shape", [(12,), (5, 12), (2, 3, 12), (0, 12)])
+def test_what_it_returns_may_be_changed_in_place(shape: tuple[int, ...]) -> None:
+    linear, mask = masked_linear()
+    layer = SparseLinear.from_dense(linear, mask)
+    x = torch.randn(shape)
+    for each in (linear, layer):
+        h = each(x)
+        h += 0.25
+        torch.relu_(h).square().sum().backward()
+    assert linear.weight.grad is not None
+    torch.testing.assert_close(layer.values.grad, linear.weight.grad[mask])
+    torch.testing.assert_close(layer.bias.grad, linear.bias.grad)
+
+
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize("relu", [False, True])
 def test_sparse_input(relu: bool) -> None:

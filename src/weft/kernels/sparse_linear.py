@@ -200,12 +200,13 @@ def _sparse_linear(
     _check_pattern(pattern, outputs, x.shape[1])
     require(have_one_loop(x, values, bias), "x, values and bias must have one dtype", x, values)
     samples = x.shape[0]
-    out = x.new_empty(outputs, samples)
+    # Not the transpose of another tensor: autograd lets nobody change such a view in place.
+    out = x.new_empty_strided((samples, outputs), (1, max(1, samples)))
     given = (array_of(values), pattern.numpy(), array_of(bias))
-    arguments = (*_laid_out(x), *given, relu, out.numpy())
+    arguments = (*_laid_out(x), *given, relu, out.t().numpy())
     blocks, _, _ = _blocks_of(samples, values)
     loops.forward_blocks.share(arguments, blocks, values.shape[0] * samples)
-    return out.t()
+    return out
 
 
 @_sparse_linear.derivative(
