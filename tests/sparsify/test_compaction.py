@@ -12,7 +12,7 @@ from weft.models.config import FNNConfig
 from weft.models.fnn import FNN
 from weft.sparsify import Masks
 from weft.sparsify.compaction import compact
-from weft.sparsify.sparse_layers import FusedReLU, SparseLinear
+from weft.sparsify.sparse_layers import SparseLinear
 
 
 @settings(deadline=None, max_examples=25)
@@ -112,7 +112,7 @@ def test_a_constant_unit_needs_a_bias_to_go_into() -> None:
 
 def test_sparse_layers_become_small_dense_ones() -> None:
     torch.manual_seed(1)
-    model = nn.Sequential(SparseLinear(6, 40, 30, relu=True), FusedReLU(), SparseLinear(40, 2, 10))
+    model = nn.Sequential(SparseLinear(6, 40, 30), nn.ReLU(), SparseLinear(40, 2, 10))
     small, (row,) = compact(model)
     assert row.after <= 10
     assert [type(m) for m in small] == [nn.Linear, nn.ReLU, nn.Linear]

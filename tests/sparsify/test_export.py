@@ -14,13 +14,13 @@ from torch import nn
 from weft.errors import DataError
 from weft.sparsify import Masks, magnitude_masks
 from weft.sparsify.export import export_program, load_csr, save_csr, save_onnx
-from weft.sparsify.sparse_layers import FusedReLU, SparseLinear, to_dense
+from weft.sparsify.sparse_layers import SparseLinear, to_dense
 
 
 def small_model() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(
-        SparseLinear(30, 40, 100, relu=True), FusedReLU(), nn.BatchNorm1d(40), nn.Linear(40, 3)
+        SparseLinear(30, 40, 100), nn.ReLU(), nn.BatchNorm1d(40), nn.Linear(40, 3)
     ).eval()
 
 
@@ -176,7 +176,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_exported_program_takes_other_batches() -> None:
-    model = nn.Sequential(SparseLinear(30, 40, 60, relu=True), FusedReLU(), nn.Linear(40, 3))
+    model = nn.Sequential(SparseLinear(30, 40, 60), nn.ReLU(), nn.Linear(40, 3))
     x = torch.randn(8, 30)
     program = export_program(model, x)
     torch.testing.assert_close(program.module()(x[:5]), model(x[:5]))
@@ -189,7 +189,7 @@ def test_exported_program_takes_other_batches() -> None:
 def test_onnx_gives_the_same(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     onnxruntime = pytest.importorskip("onnxruntime")
-    model = nn.Sequential(SparseLinear(30, 40, 60, relu=True), FusedReLU(), nn.Linear(40, 3))
+    model = nn.Sequential(SparseLinear(30, 40, 60), nn.ReLU(), nn.Linear(40, 3))
     x = torch.randn(8, 30)
     save_onnx(model, x, tmp_path / "m.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from weft.sparsify.sparse_layers import FusedReLU, SparseLinear, to_dense
+from weft.sparsify.sparse_layers import FusingSequential, SparseLinear, to_dense
 
 
 def masked_linear(seed: int = 0) -> tuple[nn.Linear, torch.Tensor]:
@@ -209,14 +209,40 @@ def test_compiles_and_exports() -> None:
 def test_to_dense_gives_relus_back() -> None:
     linear, mask = masked_linear()
     layer = SparseLinear.from_dense(linear, mask, relu=True)
-    model = nn.Sequential(layer, FusedReLU(), nn.Linear(8, 2))
-    dense = to_dense(model)
-    assert [type(m) for m in dense] == [nn.Linear, nn.ReLU, nn.Linear]
     x = torch.randn(5, 12)
-    torch.testing.assert_close(dense(x), model(x))
     torch.testing.assert_close(to_dense(layer)(x), layer(x))
-    alone = nn.Sequential(layer, nn.Linear(8, 2))
-    torch.testing.assert_close(to_dense(alone)(x), alone(x))
+    for model in (nn.Sequential(layer, nn.Linear(8, 2)), FusingSequential(layer, nn.ReLU())):
+        dense = to_dense(model)
+        assert type(dense) is nn.Sequential
+        torch.testing.assert_close(dense(x), model(x))
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_relu_is_computed_by_the_layer_before_it_and_nobody_can_tell(inplace: bool) -> None:
+    linear, mask = masked_linear()
+    relu = nn.ReLU(inplace)
+    layers = (SparseLinear.from_dense(linear, mask), relu, nn.Linear(8, 2), relu)
+    plain, model = nn.Sequential(*layers), FusingSequential(*layers)
+    x = torch.randn(5, 12)
+    assert str(model) == str(plain)
+    assert list(model.state_dict()) == list(plain.state_dict())
+    called: list[str] = []
+    model[0].forward = lambda x: called.append("layer") or linear(x)
+    torch.testing.assert_close(model(x), plain(x))
+    assert called
+    del model[0].forward
+    for again in (model, model[:], copy.deepcopy(model), copy.copy(model)):
+        torch.testing.assert_close(again(input=x), plain(x))
+    torch.testing.assert_close(model[0](x), linear(x))
+    torch.testing.assert_close(model[:1](x), linear(x))
+    torch.testing.assert_close(FusingSequential()(x), x)
+    seen: list[torch.Tensor] = []
+    for layer in layers[:2]:
+        with layer.register_forward_hook(lambda module, inputs, out: seen.append(out.clone())):
+            torch.testing.assert_close(model(x), plain(x))
+    assert any((out < 0).any() for out in seen)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), plain(x))
 
 
 def test_a_layer_made_from_one_that_torch_has_pruned_can_be_reset() -> None:

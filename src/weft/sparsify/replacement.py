@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
+from itertools import pairwise, starmap
 from typing import Any
 
 from torch import Tensor, nn
 
-from weft.sparsify.sparse_layers import FusedReLU, SparseLinear
+from weft.sparsify.sparse_layers import FusingSequential, SparseLinear, fuses, has_hooks
 
 
 def dense_reason(model: nn.Module, name: str) -> str | None:
@@ -31,50 +31,47 @@ def dense_reason(model: nn.Module, name: str) -> str | None:
         return "it is the whole model; put it into an nn.Sequential"
     if sum(p is layer.weight for m in model.modules() for p in m._parameters.values()) > 1:
         return "it shares its weight with another layer"
-    return "it has hooks" if _has_hooks(layer) else None
+    return "it has hooks" if has_hooks(layer) else None
 
 
 def put_sparse(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
     """Put a `SparseLinear` in the place of linear layers, in place; `put_dense` undoes it.
 
-    The weights become new parameters, for a new optimizer; biases stay. In an `nn.Sequential` a
-    ReLU after such a layer becomes part of it.
+    The weights become new parameters, for a new optimizer; biases stay. An `nn.Sequential` lets
+    such a layer compute the ReLU after it.
 
     Args:
         model: any module.
         masks: bool [O, I] by the name of the layer, True where there is a weight.
     """
-    places = Counter(child for parent in model.modules() for child in parent._modules.values())
     new: dict[nn.Module | None, nn.Module] = {}
     for name, mask in masks.items():
         layer: Any = model.get_submodule(name)
-        after = _next_relu(model, name)
-        relu = after is not None and places[layer] == places[after] == 1 and not _has_hooks(after)
-        sparse = SparseLinear.from_dense(layer, mask, relu=relu)
+        sparse = SparseLinear.from_dense(layer, mask)
         sparse.bias = layer.bias
         sparse.replaced = (layer,)
         # The weights are those of the new layer now; the parameter is kept for the way back.
         layer.weight.grad = None
         layer.weight.data = layer.weight.new_empty(0)
         new[layer] = sparse
-        if relu:
-            fused = FusedReLU().train(layer.training)
-            fused.replaced = (after,)
-            new[after] = fused
     _swap(model, new)
+    for module in model.modules():
+        if type(module) is nn.Sequential and any(starmap(fuses, pairwise(module))):
+            module.__class__ = FusingSequential
 
 
 def put_dense(model: nn.Module) -> None:
     """Undo `put_sparse`: the same layers and parameters again, with the weights of now."""
     old: dict[nn.Module | None, nn.Module] = {}
     for module in model.modules():
-        if isinstance(module, SparseLinear | FusedReLU):
+        if isinstance(module, FusingSequential):
+            module.__class__ = nn.Sequential  # type: ignore[assignment]
+        if isinstance(module, SparseLinear):
             for layer in module.replaced:
                 old[module] = layer.train(module.training)
-                if isinstance(module, SparseLinear):
-                    layer.weight.data = module.weight.detach()
-                    layer.weight.requires_grad_(module.values.requires_grad)
-                    layer.bias = module.bias
+                layer.weight.data = module.weight.detach()
+                layer.weight.requires_grad_(module.values.requires_grad)
+                layer.bias = module.bias
     _swap(model, old)
 
 
@@ -84,24 +81,9 @@ def _swap(model: nn.Module, new: Mapping[nn.Module | None, nn.Module]) -> None:
             parent._modules[name] = new.get(child, child)
 
 
-def _next_relu(model: nn.Module, name: str) -> nn.Module | None:
-    """The ReLU after a layer of an `nn.Sequential`."""
-    parent, _, own = name.rpartition(".")
-    layers = model.get_submodule(parent)
-    if not isinstance(layers, nn.Sequential):
-        return None
-    after = list(layers)[list(layers._modules).index(own) + 1 :][:1]
-    return after[0] if after and type(after[0]) is nn.ReLU else None
-
-
 def _is_linear(module: nn.Module) -> bool:
     """Whether it multiplies and does nothing else, which a subclass might."""
     kind = type(module)
     # Known by its name, as torch_geometric need not be installed.
     geometric = ("torch_geometric.nn.dense.linear", "Linear")
     return kind is nn.Linear or (kind.__module__, kind.__name__) == geometric
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    before, after = module._forward_pre_hooks, module._forward_hooks
-    return bool(before or after or module._backward_hooks or module._backward_pre_hooks)

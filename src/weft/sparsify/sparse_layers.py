@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_modules
 from torch.optim import Optimizer
 
 from weft.kernels.sparse_linear import (
@@ -26,6 +27,8 @@ from weft.kernels.sparse_linear import (
     sparse_input_linear,
     sparse_linear,
 )
+
+_any_global_hook: Any = torch_modules._has_any_global_hook
 
 
 class SparseLinear(nn.Module):
@@ -183,20 +186,27 @@ class SparseLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., O] for x [..., I]; or [B, O] for x [B, I] of torch's sparse CSR layout."""
+        return self._output(x, self.relu)
+
+    def rectified(self, x: Tensor) -> Tensor:
+        """The relu of `forward`, computed with it."""
+        return self._output(x, True)
+
+    def _output(self, x: Tensor, relu: bool) -> Tensor:
         parameters = (self.values, self.bias, self.pattern, self.out_features)
         if x.layout == torch.sparse_csr:
             out = sparse_input_linear(x, *parameters)
-            out = out.relu() if self.relu else out
+            out = out.relu() if relu else out
         elif x.ndim == 0 or x.shape[-1] != self.in_features:
             raise ValueError(f"x [..., {self.in_features}] needed, this one is {list(x.shape)}")
         else:
             rows = x if x.ndim == 2 else x.reshape(-1, self.in_features)
-            out = sparse_linear(rows, *parameters, self.relu)
+            out = sparse_linear(rows, *parameters, relu)
         if self.want_dense_gradient and out.requires_grad:
             if self.values.grad is None:
                 # zero_grad() has dropped the gradient of the last step; this one goes with it.
                 self._dense_gradient = None
-            below = out.detach() <= 0 if self.relu else None
+            below = out.detach() <= 0 if relu else None
             out.register_hook(  # type: ignore[no-untyped-call]
                 lambda grad: self._add_dense_gradient(grad, x.detach(), below)
             )
@@ -304,10 +314,42 @@ def _with_parameters(layer: nn.Module, dtype: torch.dtype, device: torch.device)
     return other
 
 
-class FusedReLU(nn.Identity):
-    """Takes the place of a ReLU that the `SparseLinear` before it computes now."""
+class FusingSequential(nn.Sequential):
+    """An `nn.Sequential` where a `SparseLinear` computes the ReLU after it, which is faster.
 
-    replaced: tuple[Any, ...] = ()
+    Nobody can tell: layers that are called one by one, taken out in a slice, or have hooks give
+    what they give in any other Sequential.
+    """
+
+    def forward(self, input: Any) -> Any:  # noqa: A002
+        """The output of the last layer."""
+        layers: list[Any] = [*self, None]
+        done = None
+        for layer, after in pairwise(layers):
+            if layer is done:
+                done = None
+            elif fuses(layer, after):
+                input, done = layer.rectified(input), after  # noqa: A001
+            else:
+                input = layer(input)  # noqa: A001
+        return input
+
+    def _get_name(self) -> str:
+        return nn.Sequential.__name__
+
+
+def fuses(layer: nn.Module, after: nn.Module | None) -> bool:
+    """Whether a layer may compute the ReLU after it, unseen."""
+    if type(layer) is not SparseLinear or type(after) is not nn.ReLU:
+        return False
+    return not (has_hooks(layer) or has_hooks(after) or _any_global_hook())
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a call of it runs other code than its class's."""
+    before, after = module._forward_pre_hooks, module._forward_hooks
+    hooks = before or after or module._backward_hooks or module._backward_pre_hooks
+    return bool(hooks or "forward" in vars(module))
 
 
 def to_dense(model: nn.Module) -> nn.Module:
@@ -317,15 +359,11 @@ def to_dense(model: nn.Module) -> nn.Module:
         return nn.Sequential(layer, nn.ReLU()) if model.relu else layer
     model = copy.deepcopy(model)
     for parent in list(model.modules()):
-        children = [*parent._modules.items(), ("", None)]
-        for (name, child), (after, next_one) in pairwise(children):
+        if isinstance(parent, FusingSequential):
+            parent.__class__ = nn.Sequential  # type: ignore[assignment]
+        for name, child in list(parent._modules.items()):
             if isinstance(child, SparseLinear):
-                dense: nn.Module = child.to_dense()
-                if child.relu and isinstance(next_one, FusedReLU):
-                    setattr(parent, after, nn.ReLU())
-                elif child.relu:
-                    dense = nn.Sequential(dense, nn.ReLU())
-                setattr(parent, name, dense)
+                setattr(parent, name, to_dense(child))
     return model
 
 

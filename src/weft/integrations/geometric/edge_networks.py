@@ -19,12 +19,15 @@ from weft.integrations.geometric.running import Seen, has_hooks, plain_reduction
 from weft.kernels.custom_op import has_loop
 from weft.kernels.outer_sums import outer_sums
 from weft.models.atomistic import is_only_linear
+from weft.sparsify.sparse_layers import FusingSequential
+
+_CHAINS = (nn.Sequential, FusingSequential)
 
 
 def _last(network: Any) -> Any:
     """The linear layer that a network ends with; None if it ends with another."""
     last = network
-    if type(network) is nn.Sequential and len(network) and not has_hooks(network):
+    if type(network) in _CHAINS and len(network) and not has_hooks(network):
         last = network[-1]
     return last if is_only_linear(last) else None
 
@@ -82,7 +85,7 @@ def _aggregated(layer: Any, edge_index: Tensor, x: Any, edge_attr: Tensor, size:
     left, right = x
     row = 1 if layer.flow == "source_to_target" else 0
     walks = walks_of(edge_index, row, left.shape[0], right.shape[0])
-    modules: list[Any] = list(layer.nn) if type(layer.nn) is nn.Sequential else [layer.nn]
+    modules: list[Any] = list(layer.nn) if type(layer.nn) in _CHAINS else [layer.nn]
     *before, last = modules
     hidden = edge_attr
     for module in before:
