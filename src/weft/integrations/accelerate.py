@@ -221,14 +221,15 @@ def _inputs(model: nn.Module, names: Iterable[str], call: Call) -> dict[str, Cal
     found: dict[str, Call] = {}
 
     def keep(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        found.setdefault(name, tree_map(_detached, (args, kwargs)))
+        found.setdefault(name, _anew((args, kwargs), _detached))
 
     handles = [
         model.get_submodule(name).register_forward_pre_hook(partial(keep, name), with_kwargs=True)
         for name in names
     ]
     try:
-        model(*call[0], **call[1])
+        args, kwargs = _anew(call, _detached)
+        model(*args, **kwargs)
     finally:
         for handle in handles:
             handle.remove()
@@ -241,8 +242,28 @@ def _call(example: Any) -> Call:
     return tuple(example) if isinstance(example, tuple | list) else (example,), {}
 
 
-def _detached(value: Any) -> Any:
-    if not isinstance(value, Tensor) or not value.is_floating_point():
+def _anew(call: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The arguments of a call with their tensors changed.
+
+    Graphs of torch_geometric are copies, because many models assign to their attributes.
+    """
+    kinds: Any = sys.modules.get("torch_geometric.data.data")
+
+    def one(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return change(value)
+        if kinds is not None and isinstance(value, kinds.BaseData):
+            value = copy.copy(value)
+            for store in value.stores:
+                for key in list(store.keys()):
+                    store[key] = tree_map(one, store[key])
+        return value
+
+    return tree_map(one, call)
+
+
+def _detached(value: Tensor) -> Tensor:
+    if not value.is_floating_point():
         return value
     return value.detach().requires_grad_(value.requires_grad)
 
@@ -251,9 +272,9 @@ def _detached(value: Any) -> Any:
 _ONE_GRAPH = 2_000_000
 
 
-def _unseen(value: Any) -> Any:
+def _unseen(value: Tensor) -> Tensor:
     """A detached tensor; edges of a batch are copied, as a loader gives new ones at every step."""
-    if isinstance(value, Tensor) and not value.is_floating_point() and value.numel() < _ONE_GRAPH:
+    if not value.is_floating_point() and value.numel() < _ONE_GRAPH:
         return value.clone()
     return _detached(value)
 
@@ -356,7 +377,7 @@ def _dtype(call: Call) -> torch.dtype:
 
 def _results(layer: nn.Module, call: Call, mask: Tensor | None = None) -> list[Tensor]:
     """Outputs and gradients of a call; of `layer.weight` those where the mask is True."""
-    args, kwargs = tree_map(_detached, call)
+    args, kwargs = _anew(call, _detached)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         outputs = tensors_in(layer(*args, **kwargs))
@@ -392,7 +413,7 @@ def _step(layer: nn.Module, call: Call) -> Callable[[], None]:
     """One pass, without an optimizer: forward, and backward in training mode."""
 
     def step() -> None:
-        args, kwargs = tree_map(_unseen, call)
+        args, kwargs = _anew(call, _unseen)
         with torch.set_grad_enabled(layer.training):
             outputs = tensors_in(layer(*args, **kwargs))
         learning = [t for t in outputs if t.requires_grad]

@@ -744,3 +744,30 @@ def test_an_example_changes_nothing_of_the_model():
     accelerate(model, (data["x"], data["edge_index"]), report=None)
     after = [*model.buffers(), *(p.grad for p in model.parameters())]
     torch.testing.assert_close(after, before, rtol=0, atol=0)
+
+
+class Assigning(nn.Module):
+    """Writes what it computes into the graph that it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.layer = nn.Linear(WIDTH, OUT), GCNConv(OUT, OUT)
+
+    def forward(self, data):
+        assert data.size_of_cell == (1, 2)
+        data.x = self.encoder(data.x)
+        data.x = self.layer(data.x, data.edge_index)
+        return data.x
+
+
+def test_an_example_that_the_model_writes_to_is_left_as_it_is():
+    model = Assigning()
+    mask = torch.rand(OUT, WIDTH) < 0.5
+    model.encoder.weight.data.mul_(mask)
+    x, edges = torch.randn(NODES, WIDTH), torch.randint(NODES, (2, EDGES))
+    example = geometric.data.Data(x=x, edge_index=edges, size_of_cell=(1, 2))
+    said = []
+    accelerate(model, example, masks={"encoder.weight": mask}, report=said.append)
+    assert example.x is x
+    assert example.edge_index is edges
+    assert "whole model" in said[0]
