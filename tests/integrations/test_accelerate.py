@@ -196,8 +196,9 @@ def test_masks_that_do_not_fit() -> None:
         accelerate(model, x, masks={"other.weight": masks["0.weight"]})
     attached = Masks(model)
     attached.attach(torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(ValueError, match=r"masks.detach\(\)"):
-        accelerate(model, x, masks=attached)
+    for training in (True, False):
+        with pytest.raises(ValueError, match=r"masks.detach\(\)"):
+            accelerate(model.train(training), x, masks=attached)
     # Weights that are not 0 where the mask says so.
     model[4].weight.data += 1
     said: list[str] = []
@@ -206,6 +207,51 @@ def test_masks_that_do_not_fit() -> None:
     layer, x = model[0], torch.randn(8, 256)
     accelerate(layer, x, masks={"weight": masks["0.weight"]}, report=said.append)
     assert "it is the whole model" in said[1]
+    accelerate(model, x, masks={"0.bias": torch.zeros(512) > 0}, report=said.append)
+    assert "left alone: the mask is of its bias" in said[2]
+
+
+class Keeping(nn.Module):
+    """Keeps an activation; other code of it wants a linear layer."""
+
+    wants = nn.Module
+    last: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not isinstance(self.first, self.wants):
+            raise TypeError("a linear layer please")
+        h = self.first(x)
+        self.last = {"h": [h]}
+        return self.end(self.second(h))
+
+    def end(self, out: Tensor) -> Tensor:
+        return out
+
+
+@pytest.mark.usefixtures("sparse_wins")
+def test_a_model_that_keeps_what_it_computed() -> None:
+    model = Keeping()
+    masks, x = masked(model, 0.5), torch.randn(5, 8)
+    model(x).sum().backward()
+    accelerate(model, x, masks=masks, report=None)
+    assert sparse_layers(model) == ["first", "second"]
+    assert model.last["h"][0].grad_fn is not None
+    restore(model).wants = nn.Linear
+    said: list[str] = []
+    accelerate(model, x, masks=masks, report=said.append)
+    assert sparse_layers(model) == []
+    assert said[0].count("left alone: TypeError: a linear layer please") == 2
+    # The dense model itself cannot be compared, for lack of gradients.
+    vars(model)["end"] = lambda out: out.register_hook(lambda grad: None) and out
+    accelerate(model, x, masks=masks, report=said.append)
+    assert "left alone: RuntimeError: cannot register a hook" in said[1]
+    model.last = (each for each in ())
+    with pytest.raises(ValueError, match=r"model cannot be copied.* without an example"):
+        accelerate(model, x, masks=masks)
 
 
 @pytest.mark.usefixtures("sparse_wins")

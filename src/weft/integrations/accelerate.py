@@ -99,7 +99,7 @@ def accelerate(
 
     Raises:
         ValueError: masks without an example, or for other parameters than the model's, or masks
-            that an optimizer still applies to weights that are to be trained.
+            that an optimizer still applies, or a model that cannot be copied.
     """
     if masks is not None:
         _check_masks(model, example, masks)
@@ -149,7 +149,7 @@ def _check_masks(model: nn.Module, example: Any, masks: Masks | Mapping[str, Ten
         raise ValueError(
             "masks need an example: whether a sparse layer is faster depends on its batch"
         )
-    if model.training and isinstance(masks, Masks) and masks.optimizer is not None:
+    if isinstance(masks, Masks) and masks.optimizer is not None:
         raise ValueError(
             "the masks are attached to an optimizer of the dense weights, which sparse layers do "
             "not have: masks.detach(), and make a new optimizer after weft.accelerate"
@@ -202,7 +202,7 @@ def _tried(
 ) -> tuple[list[LayerReport], dict[str, Tensor]]:
     """All reports after an example, and the masks of the layers that become sparse, by layer."""
     # On a copy, because a pass may change buffers and clears gradients.
-    trial = copy.deepcopy(model)
+    trial = _copy(model)
     _redirect(trial, None)
     if masks is not None:
         put_dense(trial)
@@ -291,7 +291,7 @@ def _fused(row: LayerReport, layer: nn.Module, inputs: Mapping[str, Call]) -> La
         return row
     from weft.integrations.geometric.running import AS_IT_IS, noted
 
-    fast = copy.deepcopy(layer)
+    fast = _copy(layer)
     for part in _geometric().parts_of(fast):
         _geometric().redirect(part)
     with noted() as notes:
@@ -322,20 +322,37 @@ def _sparse(
                 masks[row.name] = mask
         rows.append(row)
     faster = [row.name for row in rows if row.is_faster]
+    choices: list[tuple[str, ...]] = []
+    errors: list[float] = []
+    steps: list[Callable[[], None]] = []
+    refused: dict[str, str] = {}
     # All of them too: neighbouring sparse layers pass on data in the form that suits them.
-    choices = list(dict.fromkeys(map(tuple, ((), faster, masks))))
-    models = [copy.deepcopy(model) for _ in choices]
-    for each, choice in zip(models, choices, strict=True):
+    for choice in dict.fromkeys(map(tuple, ((), faster, masks))):
+        each = _copy(model)
         put_sparse(each, {name: masks[name] for name in choice})
-    with torch.no_grad():
-        errors = [_difference(*copy.deepcopy((models[0], each)), call) for each in models]
-    seconds = fastest([_step(each, call) for each in models])
+        step = _step(each, call)
+        try:
+            with torch.no_grad():
+                error = _difference(_copy(model), _copy(each), call)
+            step()
+        except Exception as problem:
+            # The model's own code may ask for a linear layer.
+            refused.update(dict.fromkeys(choice or masks, _reason(problem)))
+            if not choice:
+                return [replace(row, done=refused.get(row.name, row.done)) for row in rows], {}
+        else:
+            choices.append(choice)
+            errors.append(error)
+            steps.append(step)
+    seconds = fastest(steps)
     best = min(range(len(choices)), key=seconds.__getitem__)
     exact = errors[best] <= _TOLERANCE.get(_dtype(call), 1e-4)
     if not exact or seconds[best] > (1 - _MARGIN) * seconds[0]:
         best = 0
     rows = [
-        row if row.before_ms is None or row.name in choices[best] else replace(row, done=_SLOWER)
+        row
+        if row.before_ms is None or row.name in choices[best]
+        else replace(row, done=refused.get(row.name, _SLOWER))
         for row in rows
     ]
     whole = LayerReport(
@@ -360,14 +377,35 @@ def _compared(
     if call is None:
         return replace(row, done="left alone: the example does not reach it")
     try:
-        error = _difference(*copy.deepcopy((layer, fast)), call, mask)
+        error = _difference(_copy(layer), _copy(fast), call, mask)
+        if not error <= _TOLERANCE.get(_dtype(call), 1e-4):
+            return replace(row, done="left alone: its result would differ", error=error)
+        before, after = fastest([_step(layer, call), _step(fast, call)])
     except Exception as problem:
-        said = f"left alone: {type(problem).__name__}: {problem}"
-        return replace(row, done=said.splitlines()[0])
-    if not error <= _TOLERANCE.get(_dtype(call), 1e-4):
-        return replace(row, done="left alone: its result would differ", error=error)
-    before, after = fastest([_step(layer, call), _step(fast, call)])
+        return replace(row, done=_reason(problem))
     return replace(row, before_ms=before * 1e3, after_ms=after * 1e3, error=error)
+
+
+def _reason(problem: Exception) -> str:
+    return f"left alone: {type(problem).__name__}: {problem}".splitlines()[0]
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    """A deep copy; what the model keeps of its last call is there without its graph.
+
+    Raises:
+        ValueError: the model has something that cannot be copied.
+    """
+    kept = (t for module in model.modules() for t in tensors_in(dict(vars(module))))
+    memo: dict[int, Any] = {id(t): t.detach().clone() for t in kept if not t.is_leaf}
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as problem:
+        raise ValueError(
+            f"the model cannot be copied, and only a copy is tried on the example "
+            f"({type(problem).__name__}: {problem}); call weft.accelerate without an example, or "
+            "before the model stores such a thing"
+        ) from problem
 
 
 def _dtype(call: Call) -> torch.dtype:

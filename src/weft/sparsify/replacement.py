@@ -25,8 +25,10 @@ def dense_reason(model: nn.Module, name: str) -> str | None:
         )
     path, _, own = name.rpartition(".")
     layer = model.get_submodule(path)
-    if own != "weight" or not _is_linear(layer):
+    if not _is_linear(layer):
         return "only linear layers have a sparse form"
+    if own != "weight":
+        return f"the mask is of its {own}, and only its weight has a sparse form"
     if layer is model:
         return "it is the whole model; put it into an nn.Sequential"
     if sum(p is layer.weight for m in model.modules() for p in m._parameters.values()) > 1:
