@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Subset
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, global_add_pool
 
@@ -26,6 +27,18 @@ class GeometricNet(nn.Module):
 def geometric_loss(model: nn.Module, batch: Any) -> Tensor:
     error: Tensor = (model(batch) - batch.y)[batch.graph_mask]
     return error.square().mean()
+
+
+class Doubled(Subset[Data]):
+    """Each graph with its nodes twice."""
+
+    def __getitem__(self, index: Any) -> Any:
+        graph = super().__getitem__(index).clone()
+        graph.x = graph.x.repeat(2, 1)
+        return graph
+
+    def __getitems__(self, indices: list[int]) -> list[Data]:
+        return [self[index] for index in indices]
 
 
 def molecules(count: int) -> list[Data]:

@@ -106,7 +106,8 @@ def test_a_loss_that_fails_is_named(table: GraphTable) -> None:
         ({"policies": ("full",)}, r"policies is \('full',\); give some of dynamic, static-64"),
         ({"compile": "eager"}, "compile is 'eager'; give some of eager, static, dynamic"),
         ({"threads": (0,)}, r"threads is \(0,\); give whole numbers of at least 1"),
-        ({"steps": 0}, "steps is 0; it must be at least 1"),
+        ({"steps": 0}, "steps is 0; it must be a whole number of at least 1"),
+        ({"steps": 1.5}, "steps is 1.5; it must be a whole number"),
         ({"target": "joy"}, "target is 'joy'; it must be time or memory"),
         ({"batch_size": 1}, "batch_size is 1; policy packed needs at least 2"),
         (
@@ -164,12 +165,14 @@ def test_data_and_models_of_torch_geometric(
         ValueError, match="data is a int; give a GraphTable, or a data set of torch"
     ):
         weft.plan(GeometricNet, 3, **options)
+    with pytest.raises(ValueError, match="data is a dict; give a GraphTable, or a data set of tor"):
+        weft.plan(GeometricNet, {"train": data}, **options)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_stored_data_of_torch_geometric_is_the_same(tmp_path: Path) -> None:
     data_of = pytest.importorskip("torch_geometric.data")
-    from own_geometric_model import molecules
+    from own_geometric_model import Doubled, molecules
 
     data = molecules(20)
     whole = data_of.InMemoryDataset()
@@ -189,6 +192,16 @@ def test_stored_data_of_torch_geometric_is_the_same(tmp_path: Path) -> None:
         for i in chosen:
             for name in ("x", "edge_index", "y"):
                 torch.testing.assert_close(found[data[i].name][name], data[i][name])
+    doubled = Doubled(whole, chosen)
+    (batch,) = _batches(_stored(doubled, tmp_path), batching)
+    assert batch.x.shape == (2 * sum(data[i].num_nodes for i in chosen), 3)
+    assert graph_sizes(doubled)[0].tolist() == [2 * data[i].num_nodes for i in chosen]
+    del data[3].y
+    with pytest.raises(ValueError, match="graph 3 of data has no 'y', which graph 0 has"):
+        _stored(data, tmp_path)
+    data[3].y = torch.zeros(1, 7)
+    with pytest.raises(ValueError, match=r"cannot be joined .* one shape in all"):
+        _stored(data, tmp_path)
     whole.transform = lambda graph: graph
     with pytest.raises(ValueError, match=r"data cannot be sent .* top level of a module"):
         _stored(whole, tmp_path)

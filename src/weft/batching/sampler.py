@@ -280,7 +280,8 @@ def graph_sizes(data: Any) -> tuple[Array, Array]:
     """
     if isinstance(data, GraphTable):
         return data.num_nodes, data.num_edges
-    if isinstance(data, Subset) and (whole := _collated_sizes(data.dataset)) is not None:
+    # A class of one's own may change each graph that is taken out.
+    if type(data) is Subset and (whole := _collated_sizes(data.dataset)) is not None:
         chosen = np.asarray(data.indices, dtype=np.int64)
         return whole[0][chosen], whole[1][chosen]
     sizes = _collated_sizes(data)

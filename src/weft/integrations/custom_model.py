@@ -119,7 +119,8 @@ def plan(
             option is not among the legal ones, or no way of training works; the message says why.
     """
     _check_main()
-    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+    indexed = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    if not indexed or isinstance(data, Mapping | str):
         raise ValueError(
             f"data is a {type(data).__name__}; give a GraphTable, or a data set of torch_geometric "
             "such as a list of Data"
@@ -132,8 +133,8 @@ def plan(
     _check_choices("policies", policies, tuple(POLICIES))
     _check_choices("compile", compile, get_args(CompileMode))
     for name, number in (("steps", steps), ("batch_size", batch_size)):
-        if number < 1:
-            raise ValueError(f"{name} is {number}; it must be at least 1")
+        if not isinstance(number, int | np.integer) or number < 1:
+            raise ValueError(f"{name} is {number!r}; it must be a whole number of at least 1")
     if target not in get_args(Target):
         raise ValueError(f"target is {target!r}; it must be {' or '.join(get_args(Target))}")
     modules = (__name__, *(() if isinstance(data, GraphTable) else _GEOMETRIC))
@@ -228,8 +229,9 @@ def _stored(data: Any, folder: Path) -> Path:
         if data.path is None:
             write_table(folder / "graphs.weft", [data], metadata=data.metadata)
         return data.path or folder / "graphs.weft"
+    few = _in_few_tensors(data)
     try:
-        torch.save(_in_few_tensors(data), folder / "graphs.pt")
+        torch.save(few, folder / "graphs.pt")
     except Exception as error:
         raise ValueError(
             f"data cannot be sent to the processes that are timed ({type(error).__name__}: "
@@ -242,17 +244,37 @@ def _in_few_tensors(data: Any) -> Any:
     """The same data set, its graphs joined if they are in memory: written and mapped at once."""
     from torch_geometric.data import InMemoryDataset
 
-    if isinstance(data, Subset):
+    # A class of one's own may change each graph that is taken out.
+    if type(data) is Subset:
         return Subset(_in_few_tensors(data.dataset), data.indices)
     if isinstance(data, list | tuple):
+        _check_attributes(data)
         joined = InMemoryDataset()
-        joined._data, joined.slices = InMemoryDataset.collate(list(data))
+        try:
+            joined._data, joined.slices = InMemoryDataset.collate(list(data))
+        except Exception as error:
+            raise ValueError(
+                f"the graphs of data cannot be joined ({type(error).__name__}: {error}); give "
+                "each attribute one dtype and, after its rows, one shape in all of them"
+            ) from error
         return joined
     data = copy.copy(data)
     if isinstance(data, InMemoryDataset):
         # Graphs that were taken out before.
         data._data_list = None
     return data
+
+
+def _check_attributes(graphs: Sequence[Any]) -> None:
+    first = set(graphs[0].keys()) if graphs else set()
+    for number, graph in enumerate(graphs):
+        if other_names := first ^ set(graph.keys()):
+            name = min(other_names)
+            without, other = (number, 0) if name in first else (0, number)
+            raise ValueError(
+                f"graph {without} of data has no {name!r}, which graph {other} has; give all "
+                "graphs the same attributes"
+            )
 
 
 def _batches(path: Path, batching: BatchingConfig) -> Iterable[Any]:
