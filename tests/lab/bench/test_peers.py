@@ -67,6 +67,15 @@ def test_serve_needs_the_standard_library_alone() -> None:
     assert {name.split(".")[0] for name in names} <= sys.stdlib_module_names
 
 
+@pytest.mark.parametrize(("status", "found"), [("Name:\tpython\n", 0), ("VmHWM:\t 12 kB\n", 12288)])
+def test_the_peak_of_memory_is_0_where_the_system_does_not_tell(
+    status: str, found: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peak = runpy.run_path(str(FOLDER / "serve.py"))["_peak_bytes"]
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: status)
+    assert peak() == found
+
+
 def test_the_protocol(tmp_path: Path) -> None:
     script = tmp_path / "loud.py"
     script.write_text(

@@ -55,8 +55,8 @@ def _peak_bytes() -> int:
         status = Path("/proc/self/status").read_text(encoding="ascii")
     except OSError:
         return 0
-    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024
+    lines = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(next(lines, "VmHWM: 0").split()[1]) * 1024
 
 
 def _module(file: str) -> Any:
