@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 
 import pytest
 
@@ -10,6 +11,8 @@ import pytest
 @pytest.fixture(autouse=True)
 def _few_edges_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("torch_geometric") is not None:
-        from weft.integrations.geometric import redirect
-
+        with warnings.catch_warnings():
+            # torch_geometric's, when it is imported.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            from weft.integrations.geometric import redirect
         monkeypatch.setattr(redirect, "LEAST_NUMBERS", 0)

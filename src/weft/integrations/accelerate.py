@@ -74,9 +74,10 @@ def accelerate(
 
     Layers of torch_geometric run on weft's loops. The model keeps its parameters, state_dict, hooks
     and code, and gives the same results to rounding. A deep copy is accelerated as well; in a
-    shallow copy and in a pickle these layers are not, but sparse ones are sparse. Layers also need less memory, because messages are rarely stored.
-    Edges may be an edge_index, an EdgeIndex or a torch.sparse adjacency; aggregations, scatter,
-    softmax and pooling that the model calls by itself are covered as well. Calls that weft has no
+    shallow copy and in a pickle these layers are not, but sparse ones are sparse. Layers also need
+    less memory, because messages are rarely stored. Edges may be an edge_index, an EdgeIndex or a
+    torch.sparse adjacency; aggregations, scatter, softmax and pooling that the model calls by
+    itself are covered as well. Calls that weft has no
     loops for (other devices, half precision, hooks that read messages, torch.compile), and calls
     with few edges, run as before. An edge_index that is changed through `.data` or numpy is not
     noticed. The process keeps freed memory for the next step from now on
