@@ -41,7 +41,7 @@ lint: .venv/.dev ## style, types, import rules
 # A worker a core, each with one thread: tests that start ranks or measure share them in turn.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
 
-test: lint ## everything that CI runs: about 10 minutes on 2 cores
+test: lint ## everything that CI runs: about 12 minutes on 2 cores
 	$(PYTEST)
 
 test-fast: .venv/.dev ## what a contributor runs at every change: a minute
