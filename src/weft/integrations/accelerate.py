@@ -52,12 +52,12 @@ class LayerReport:
 
     @property
     def left_alone(self) -> bool:
-        """Whether the layer runs as it was."""
+        """Whether the layer was left alone."""
         return self.done.startswith("left alone")
 
     @property
     def is_faster(self) -> bool:
-        """Whether it was timed, and takes less time after than before."""
+        """Whether the layer was timed and became faster."""
         if self.before_ms is None or self.after_ms is None:
             return False
         return self.after_ms < self.before_ms

@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import numpy as np
+from numba.extending import register_jitable
 
 from weft.kernels.vector_math import _in_float32
 from weft.runtime import float_of_bits
@@ -29,8 +30,9 @@ def expm1_negative(x: Any) -> Any:
     return math.expm1(x)
 
 
-@_in_float32(expm1_negative)
-def _expm1_negative(x: Any) -> Any:
+@register_jitable  # type: ignore[untyped-decorator]
+def _scaled(x: Any) -> tuple[Any, Any]:
+    """A power of two and what it multiplies, less 1: e^x = scale + scale · rest, for x ≤ 0."""
     x = max(x, _LOG_LEAST)
     whole = np.floor(x * _LOG2_E + _HALF)
     r = (x - whole * _LN2_HIGH) - whole * _LN2_LOW
@@ -38,7 +40,13 @@ def _expm1_negative(x: Any) -> Any:
     rest = (_C2 + _C3 * r) + ((_C4 + _C5 * r) + (_C6 + _C7 * r) * r2) * r2
     scale = float_of_bits(np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)))
     # The sum with r last: nothing of a small x is lost.
-    return (r2 * rest + r) * scale + (scale - _ONE)
+    return scale, r2 * rest + r
+
+
+@_in_float32(expm1_negative)
+def _expm1_negative(x: Any) -> Any:
+    scale, rest = _scaled(x)
+    return rest * scale + (scale - _ONE)
 
 
 def exp_clamped(x: Any) -> Any:
@@ -48,13 +56,8 @@ def exp_clamped(x: Any) -> Any:
 
 @_in_float32(exp_clamped)
 def _exp_clamped(x: Any) -> Any:
-    x = max(x, _LOG_LEAST)
-    whole = np.floor(x * _LOG2_E + _HALF)
-    r = (x - whole * _LN2_HIGH) - whole * _LN2_LOW
-    r2 = r * r
-    rest = (_C2 + _C3 * r) + ((_C4 + _C5 * r) + (_C6 + _C7 * r) * r2) * r2
-    scale = float_of_bits(np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)))
-    return (r2 * rest + r) * scale + scale
+    scale, rest = _scaled(x)
+    return rest * scale + scale
 
 
 def exp_not_positive(x: Any) -> Any:

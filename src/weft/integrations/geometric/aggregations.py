@@ -34,7 +34,7 @@ def cost_of(module: Any) -> tuple[Reduction, ...]:
 
 
 def is_known(module: Any) -> bool:
-    """Whether `aggregated` has a result for this module."""
+    """Whether weft has a fast form of this aggregation."""
     return needs_of(module) is not None or _is_softmax(module)
 
 

@@ -241,7 +241,7 @@ class TensorColumn:
         return out, picked.slices, increments
 
     def _added(self, picks: Picks) -> tuple[Array | None, Tensor]:
-        """What is added to each graph's values, None for nothing; and the same as a tensor."""
+        """The increment of each graph's values, as an array (None for none) and as a tensor."""
         if self._increments is None:
             return None, picks.nothing
         if len(self._increments):
@@ -373,7 +373,7 @@ def column_of(name: str, values: Sequence[Any], graphs: Sequence[Any]) -> Column
 
 
 def is_word(value: Any) -> bool:
-    """Whether a batch has the values in a list: texts, arrays, and lists of texts or numbers."""
+    """Whether a batch keeps such values in a list: texts, arrays, lists of texts or numbers."""
     if type(value) in (list, tuple):
         return not value or type(value[0]) in _WORDS
     return type(value) is str or type(value) is np.ndarray

@@ -28,12 +28,11 @@ from torch_geometric.utils import is_torch_sparse_tensor
 
 import weft.integrations.geometric.edge_rules  # noqa: F401 - registers the rules
 from weft.integrations.geometric import (
-    constant_features,
     edge_networks,
-    recurrent,
     relations,
     schnet,
     segments,
+    whole_layers,
 )
 from weft.integrations.geometric.aggregations import aggregated, alone, cost_of, is_known
 from weft.integrations.geometric.edge_cache import ends_range
@@ -63,10 +62,10 @@ _any_global_hook: Any = torch_modules._has_any_global_hook
 
 WHOLE: dict[type, tuple[Any, Any]] = {
     **dict.fromkeys(relations.KINDS, (relations.takes, relations.forward)),
-    GCNConv: (constant_features.takes, constant_features.forward),
+    GCNConv: (whole_layers.takes_gcn, whole_layers.gcn),
     NNConv: (edge_networks.takes, edge_networks.forward),
-    GatedGraphConv: (recurrent.takes, recurrent.forward),
-    nn.GRUCell: (recurrent.takes_cell, recurrent.cell),
+    GatedGraphConv: (whole_layers.takes_gated, whole_layers.gated),
+    nn.GRUCell: (whole_layers.takes_cell, whole_layers.cell),
     stock_schnet.SchNet: (schnet.takes, schnet.forward),
     stock_schnet.ShiftedSoftplus: (schnet.softplus_takes, schnet.softplus),
 }
@@ -74,7 +73,7 @@ WHOLE: dict[type, tuple[Any, Any]] = {
 
 
 # Layers whose own form gains on small graphs too.
-_SMALL = {*relations.KINDS, NNConv, GatedGraphConv}
+_GAIN_WHEN_SMALL = {*relations.KINDS, NNConv, GatedGraphConv}
 
 
 def stock_reason(layer: Any) -> str | None:
@@ -249,7 +248,11 @@ def _can_reduce(layer: Any, inputs: Any, edges: Edges, dim_size: Any) -> bool:
 def _call_impl(self: Any, *arguments: Any, **named: Any) -> Any:
     """In place of a module's `_call_impl`: its forward, calling fast forms of helpers."""
     kind: Any = type(self)
-    if isinstance(self, MessagePassing) and kind not in _SMALL and _is_small_call(arguments):
+    if (
+        isinstance(self, MessagePassing)
+        and kind not in _GAIN_WHEN_SMALL
+        and _is_small_call(arguments)
+    ):
         return _stock_call(self, *arguments, **named)
     if stock_reason(self) or has_hooks(self) or _any_global_hook():
         return _stock_call(self, *arguments, **named)
