@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.graphs import Budget, Graph, GraphBatch, GraphTable, assemble, table_from_graphs
-from weft.models.atomistic import energy_and_forces
 from weft.models.config import PaiNNConfig
 from weft.models.painn import PaiNN, painn_from_schnetpack
+from weft.models.properties import energy_and_forces
 
 DATA = Path(__file__).parent / "data"
 CUTOFF = 3.0

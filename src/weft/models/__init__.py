@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from weft.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from weft.models.atomistic import energy_and_forces as energy_and_forces
     from weft.models.config import FNNConfig as FNNConfig
     from weft.models.config import GCNConfig as GCNConfig
     from weft.models.config import GGNNConfig as GGNNConfig
@@ -29,6 +28,9 @@ if TYPE_CHECKING:
     from weft.models.mpeu import MPEU as MPEU
     from weft.models.painn import PaiNN as PaiNN
     from weft.models.painn import painn_from_schnetpack as painn_from_schnetpack
+    from weft.models.properties import Properties as Properties
+    from weft.models.properties import energy_and_forces as energy_and_forces
+    from weft.models.properties import properties_of as properties_of
     from weft.models.schnet import SchNet as SchNet
     from weft.models.schnet import schnet_from_torch_geometric as schnet_from_torch_geometric
     from weft.models.target_scale import Standardised as Standardised

@@ -1,10 +1,10 @@
-"""What models of molecules and crystals share: elements, neighbours, energies and forces."""
+"""What models of molecules and crystals share: elements, neighbours, envelopes, pooling."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -175,27 +175,3 @@ def pool(batch: GraphBatch, values: Tensor, how: Pooling) -> Tensor:
     """A value for each graph, [G], from one for each node, [N] or [N, 1]."""
     reduce = segment_sum if how == "sum" else segment_mean
     return reduce(values.reshape(-1, 1), batch.node_offsets, batch.node_graph)[:, 0]
-
-
-def energy_and_forces(
-    model: Callable[[GraphBatch], Tensor], batch: GraphBatch, *, training: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Energies [G] and the forces -dE/dpos [N, 3] in the energy's unit per Å.
-
-    Args:
-        model: returns an energy for each graph.
-        batch: the structures.
-        training: keep the graph of the forces, so that a loss can use them.
-    """
-    # Inference mode would make the forces zero: it records nothing, even for requires_grad.
-    with torch.inference_mode(False), torch.enable_grad():
-        pos = batch.nodes["pos"].detach().clone().requires_grad_()
-        energy = model(batch.replace(nodes={**batch.nodes, "pos": pos}))
-        # Padding has no forces, but its zero-length edges would put noise there.
-        total = energy.masked_fill(~batch.graph_mask, 0.0).sum()
-        if not total.requires_grad:
-            return energy, torch.zeros_like(pos)
-        (gradient,) = torch.autograd.grad(
-            total, pos, create_graph=training, allow_unused=True, materialize_grads=True
-        )
-    return (energy if training else energy.detach()), -gradient

@@ -1,0 +1,115 @@
+"""Energies and what follows from them by differentiation: forces and stress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.errors import DataError
+from weft.graphs import GraphBatch
+from weft.kernels import gather_receivers
+from weft.kernels.segment_ops import gather
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Properties:
+    """What a potential says of the structures of a batch.
+
+    Attributes:
+        energy: [G].
+        forces: -dE/dpos [N, 3] in the energy's unit per Å; None if not asked for.
+        stress: dE/dstrain / volume [G, 3, 3], symmetric, in the energy's unit per Å³, positive
+            where the structure is stretched (as in ASE); None if not asked for.
+    """
+
+    energy: Tensor
+    forces: Tensor | None = None
+    stress: Tensor | None = None
+
+
+def properties_of(
+    model: Callable[[GraphBatch], Tensor],
+    batch: GraphBatch,
+    *,
+    forces: bool = True,
+    stress: bool = False,
+    training: bool = False,
+) -> Properties:
+    """Energies, forces and stress of the structures in `batch`.
+
+    Args:
+        model: returns an energy for each graph.
+        batch: the structures; for the stress with the graph column `cell` [G, 3, 3] in Å. A
+            structure without a volume gets a stress of 0.
+        forces: whether to compute forces.
+        stress: whether to compute the stress.
+        training: keep the graph of the derivatives, so that a loss can use them.
+    """
+    if stress and "cell" not in batch.graphs:
+        raise DataError("stress is a derivative in the cell, and the structures have none")
+    if not (forces or stress):
+        with torch.set_grad_enabled(training and torch.is_grad_enabled()):
+            return Properties(energy=model(batch))
+    # Inference mode would make the derivatives zero: it records nothing, even for requires_grad.
+    with torch.inference_mode(False), torch.enable_grad():
+        pos = batch.nodes["pos"].detach().clone().requires_grad_(forces)
+        strain = pos.new_zeros(batch.num_graphs, 3, 3).requires_grad_() if stress else None
+        moved = batch.replace(nodes={**batch.nodes, "pos": pos})
+        energy = model(moved if strain is None else _strained(moved, strain))
+        # Padding has no forces, but its zero-length edges would put noise there.
+        total = energy.masked_fill(~batch.graph_mask, 0.0).sum()
+        inputs = [*([pos] if forces else []), *([] if strain is None else [strain])]
+        if total.requires_grad:
+            gradients = torch.autograd.grad(
+                total, inputs, create_graph=training, allow_unused=True, materialize_grads=True
+            )
+        else:
+            gradients = tuple(torch.zeros_like(t) for t in inputs)
+        virial = gradients[-1] if stress else None
+        return Properties(
+            energy=energy if training else energy.detach(),
+            forces=-gradients[0] if forces else None,
+            stress=None if virial is None else virial * _per_volume(batch.graphs["cell"], virial),
+        )
+
+
+def energy_and_forces(
+    model: Callable[[GraphBatch], Tensor], batch: GraphBatch, *, training: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Energies [G] and the forces -dE/dpos [N, 3] in the energy's unit per Å.
+
+    Args:
+        model: returns an energy for each graph.
+        batch: the structures.
+        training: keep the graph of the forces, so that a loss can use them.
+    """
+    found = properties_of(model, batch, training=training)
+    assert found.forces is not None
+    return found.energy, found.forces
+
+
+def _strained(batch: GraphBatch, strain: Tensor) -> GraphBatch:
+    """The batch with positions and images stretched by 1 + strain, which is symmetrised."""
+    # A turn of the whole structure costs no energy, so only the symmetric part is a strain.
+    symmetric = 0.5 * (strain + strain.transpose(1, 2))
+    stretch = gather(symmetric.flatten(1), batch.node_graph, batch.node_offsets, None)
+    pos = _stretched(batch.nodes["pos"], stretch)
+    moved = batch.replace(nodes={**batch.nodes, "pos": pos})
+    if (shift := batch.edges.get("shift")) is None:
+        return moved
+    images = _stretched(shift, gather_receivers(batch, stretch))
+    return moved.replace(edges={**batch.edges, "shift": images})
+
+
+def _stretched(vectors: Tensor, stretch: Tensor) -> Tensor:
+    """Vectors [M, 3] plus each times its own matrix, stretch [M, 9]."""
+    return vectors + (vectors[:, :, None] * stretch.view(-1, 3, 3)).sum(1)
+
+
+def _per_volume(cell: Tensor, like: Tensor) -> Tensor:
+    """One over the volume [G, 1, 1] of cells [G, 3, 3]; 0 where there is none."""
+    volume = torch.linalg.det(cell.to(like.dtype)).abs()
+    return torch.where(volume > 0, 1 / volume.clamp(min=1e-30), 0.0)[:, None, None]
