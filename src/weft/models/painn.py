@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from weft.models.atomistic import Elements, edge_vectors, envelope, glorot, leng
 from weft.models.config import PaiNNConfig, Pooling
 
 # Added to the square of a vector feature's length: the root of 0 has no finite gradient.
-_EPSILON = 1e-8
+EPSILON = 1e-8
 
 
 class Mixing(nn.Module):
@@ -30,7 +30,7 @@ class Mixing(nn.Module):
 
     def forward(self, q: Tensor, mu: Tensor) -> tuple[Tensor, Tensor]:
         """New scalars [N, F] and vectors [N, 3, F]."""
-        context, dot, right = invariants(self.vectors(mu), q, _EPSILON)
+        context, dot, right = invariants(self.vectors(mu), q, EPSILON)
         new_q, new_mu = update(q, mu, self.context(context), dot, right)
         return new_q, new_mu
 
@@ -66,25 +66,36 @@ class PaiNN(nn.Module):
 
         When the atoms turn, q stays and μ turns with them.
         """
-        rows = self.elements.rows[batch.nodes["z"].long()]
         basis, direction = self._geometry(batch)
-        weights = self._filter_weights()
+        first, *others = self.filter_weights()
+        first = first[:, : 2 * self.config.hidden]
+        filters = [basis @ weight for weight in (first, *others)]
+        return self.features_of(batch, filters, direction)
+
+    def features_of(
+        self, batch: GraphBatch, filters: Sequence[Tensor], direction: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """As `features`, with the filters of each layer [P, 3 F] and the edges' directions [E, 3].
+
+        The first layer's filters are [P, 2 F].
+        """
+        rows = self.elements.rows[batch.nodes["z"].long()]
         embedding = self.elements.embedding.weight
         q = functional.embedding(rows, embedding)
         # Until the first message atoms of an element are alike and vectors are 0: the context is
         # computed by element, and without the part that would multiply the vectors.
         used = 2 * self.config.hidden
         x = functional.embedding(rows, self.contexts[0](embedding)[:, :used])
-        dq, mu = painn_message(batch, x, None, basis @ weights[0][:, :used], direction)
+        dq, mu = painn_message(batch, x, None, filters[0], direction)
         q, mu = self.mixings[0](q + dq, mu)
         for weight, context, mixing in zip(
-            weights[1:], self.contexts[1:], self.mixings[1:], strict=True
+            filters[1:], self.contexts[1:], self.mixings[1:], strict=True
         ):
-            dq, dmu = painn_message(batch, context(q), mu, basis @ weight, direction)
+            dq, dmu = painn_message(batch, context(q), mu, weight, direction)
             q, mu = mixing(q + dq, mu + dmu)
         return q, mu
 
-    def _filter_weights(self) -> tuple[Tensor, ...]:
+    def filter_weights(self) -> tuple[Tensor, ...]:
         """By layer [R + 1, 3 F], the bias as last row.
 
         Laid out so that the gradient is basisᵀ G, which is faster than Gᵀ basis.

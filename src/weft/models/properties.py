@@ -12,6 +12,8 @@ from weft.errors import DataError
 from weft.graphs import GraphBatch
 from weft.kernels import gather_receivers
 from weft.kernels.segment_ops import gather
+from weft.models.potential import derivatives, has_fast_forces
+from weft.models.target_scale import Standardised
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,6 +55,22 @@ def properties_of(
     if not (forces or stress):
         with torch.set_grad_enabled(training and torch.is_grad_enabled()):
             return Properties(energy=model(batch))
+    if type(model) is Standardised:
+        raw = properties_of(model.network, batch, forces=forces, stress=stress, training=training)
+        std = model.scale.std
+        return Properties(
+            energy=model.scale(batch, raw.energy),
+            forces=None if raw.forces is None else raw.forces * std.to(raw.forces.dtype),
+            stress=None if raw.stress is None else raw.stress * std.to(raw.stress.dtype),
+        )
+    if has_fast_forces(model, batch):
+        found = derivatives(model, batch, strain=stress, training=training)
+        dtype = batch.nodes["pos"].dtype
+        return Properties(
+            energy=found.energy,
+            forces=-found.positions.to(dtype) if forces else None,
+            stress=None if found.strain is None else _over_volume(found.strain.to(dtype), batch),
+        )
     # Inference mode would make the derivatives zero: it records nothing, even for requires_grad.
     with torch.inference_mode(False), torch.enable_grad():
         pos = batch.nodes["pos"].detach().clone().requires_grad_(forces)
@@ -72,7 +90,7 @@ def properties_of(
         return Properties(
             energy=energy if training else energy.detach(),
             forces=-gradients[0] if forces else None,
-            stress=None if virial is None else virial * _per_volume(batch.graphs["cell"], virial),
+            stress=None if virial is None else _over_volume(virial, batch),
         )
 
 
@@ -109,7 +127,7 @@ def _stretched(vectors: Tensor, stretch: Tensor) -> Tensor:
     return vectors + (vectors[:, :, None] * stretch.view(-1, 3, 3)).sum(1)
 
 
-def _per_volume(cell: Tensor, like: Tensor) -> Tensor:
-    """One over the volume [G, 1, 1] of cells [G, 3, 3]; 0 where there is none."""
-    volume = torch.linalg.det(cell.to(like.dtype)).abs()
-    return torch.where(volume > 0, 1 / volume.clamp(min=1e-30), 0.0)[:, None, None]
+def _over_volume(virial: Tensor, batch: GraphBatch) -> Tensor:
+    """Derivatives in the strain [G, 3, 3] by volume; 0 where there is none."""
+    volume = torch.linalg.det(batch.graphs["cell"].to(virial.dtype)).abs()
+    return virial * torch.where(volume > 0, 1 / volume.clamp(min=1e-30), 0.0)[:, None, None]

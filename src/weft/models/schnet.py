@@ -40,7 +40,7 @@ class Interaction(nn.Module):
 
     def forward(self, near: NeighbourPairs, h: Tensor, weight: Tensor) -> Tensor:
         """New features [N, H] of h [N, H]; weight [P, F], a row for each pair."""
-        weights = self._weights()
+        weights = self.weights()
         # Training on forces needs second derivatives, which the operator does not have.
         if (
             weights is not None
@@ -53,7 +53,7 @@ class Interaction(nn.Module):
         changed: Tensor = h + self.out(shifted_softplus(self.update(messages)))
         return changed
 
-    def _weights(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None] | None:
+    def weights(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None] | None:
         """Those of `interaction`, or None where a layer is another one or more than its weights."""
         layers: tuple[Any, ...] = (self.message, self.update, self.out)
         message, update, out = layers

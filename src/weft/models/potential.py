@@ -1,0 +1,134 @@
+"""Forces and stress to learn from, without second derivatives in the positions.
+
+A loss of energies, forces and stress needs its gradient in the weights alone. With the gradients of
+the loss in energy, forces and stress given, that is the gradient of the energy and of its
+derivative along one direction of all positions and cells, which is taken forwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from weft.graphs import GraphBatch
+from weft.kernels import (
+    gather_receivers,
+    gather_senders,
+    segment_sum,
+    sum_to_receivers,
+    sum_to_senders,
+)
+from weft.kernels.custom_op import is_fusable
+from weft.kernels.segment_ops import gather
+from weft.models.atomistic import edge_vectors, is_only_linear
+from weft.models.painn import PaiNN
+from weft.models.painn_forces import PaiNNForces
+from weft.models.schnet import SchNet
+from weft.models.schnet_forces import SchNetForces
+
+
+class Evaluation(Protocol):
+    """A potential on one batch."""
+
+    def energy_and_gradient(self) -> tuple[Tensor, Tensor]:
+        """Energies [G] and their derivative in the vectors of the edges [E, 3]; no graph."""
+
+    def directional(self, tangents: Tensor) -> tuple[Tensor, Tensor]:
+        """Energies [G] and their derivatives along tangents [E, 3] of the edges' vectors."""
+
+
+_FAST: dict[type, Callable[[Any, GraphBatch], Evaluation]] = {
+    SchNet: SchNetForces,
+    PaiNN: PaiNNForces,
+}
+
+
+def has_fast_forces(model: Any, batch: GraphBatch) -> bool:
+    """Whether `derivatives` takes this model and batch, here and now."""
+    pos, shift = batch.nodes["pos"], batch.edges.get("shift")
+    if type(model) not in _FAST or not _is_plain(model) or not is_fusable(*model.parameters()):
+        return False
+    return pos.is_cpu and not (pos.requires_grad or (shift is not None and shift.requires_grad))
+
+
+def _is_plain(model: nn.Module) -> bool:
+    """Whether nothing but the layers' own weights is computed with: no hook, no other layer."""
+    for module in model.modules():
+        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+            return False
+        if isinstance(module, nn.Linear) and not is_only_linear(module):
+            return False
+    return True
+
+
+class Derivatives(NamedTuple):
+    """Energies [G], their derivatives in the positions [N, 3] and in a strain [G, 3, 3].
+
+    The last is None where it is not wanted.
+    """
+
+    energy: Tensor
+    positions: Tensor
+    strain: Tensor | None
+
+
+def derivatives(model: Any, batch: GraphBatch, *, strain: bool, training: bool) -> Derivatives:
+    """Energies and their derivatives; with `training` a loss can use them."""
+    make = _FAST[type(model)]
+    # Inference mode would record nothing.
+    with torch.inference_mode(False):
+        if not training:
+            return _derivatives(make(model, batch), batch, strain)
+        learned = [weight for weight in model.parameters() if weight.requires_grad]
+        with torch.enable_grad():
+            evaluation = make(model, batch)
+            found = _Learned.apply(evaluation, batch, strain, *learned)  # type: ignore[no-untyped-call]
+    return Derivatives(*found)
+
+
+def _derivatives(evaluation: Evaluation, batch: GraphBatch, strain: bool) -> Derivatives:
+    energy, gradient = evaluation.energy_and_gradient()
+    positions = sum_to_senders(batch, gradient) - sum_to_receivers(batch, gradient)
+    if not strain:
+        return Derivatives(energy, positions, None)
+    products = edge_vectors(batch)[:, :, None] * gradient[:, None, :]
+    # Edges are sorted by receiver, and nodes by graph.
+    offsets = batch.in_offsets[batch.node_offsets.long()]
+    virial = segment_sum(products.flatten(1), offsets).view(-1, 3, 3)
+    return Derivatives(energy, positions, 0.5 * (virial + virial.transpose(1, 2)))
+
+
+class _Learned(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, evaluation: Evaluation, batch: GraphBatch, strain: bool, *learned: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        ctx.given = evaluation, batch
+        ctx.save_for_backward(*learned)
+        ctx.set_materialize_grads(False)
+        return _derivatives(evaluation, batch, strain)
+
+    @staticmethod
+    def backward(
+        ctx: Any, to_energy: Tensor | None, to_positions: Tensor | None, to_strain: Tensor | None
+    ) -> tuple[Any, ...]:
+        evaluation, batch = ctx.given
+        learned = ctx.saved_tensors
+        tangents = torch.zeros_like(batch.nodes["pos"][batch.senders.long()])
+        if to_positions is not None:
+            tangents = gather_senders(batch, to_positions) - gather_receivers(batch, to_positions)
+        if to_strain is not None:
+            symmetric = 0.5 * (to_strain + to_strain.transpose(1, 2))
+            by_node = gather(symmetric.flatten(1), batch.node_graph, batch.node_offsets, None)
+            stretch = gather_receivers(batch, by_node).view(-1, 3, 3)
+            tangents = tangents + (edge_vectors(batch)[:, :, None] * stretch).sum(1)
+        with torch.enable_grad():
+            energy, along = evaluation.directional(tangents)
+            total = along.masked_fill(~batch.graph_mask, 0.0).sum()
+            if to_energy is not None:
+                total = total + (energy * to_energy).sum()
+        grads = torch.autograd.grad(total, learned, retain_graph=True, allow_unused=True)
+        return None, None, None, *grads
