@@ -10,6 +10,9 @@ from weft_lab.checks import at_least, fractions, scratch_folder, some_of
 
 CommunicationCase = Literal["exact", "bytes", "model", "speed", "scale"]
 MoleculesCase = Literal["schnet-32", "schnet-128", "mpeu-32", "mpeu-128", "painn-64", "painn-128"]
+ForcesModel = Literal["painn-64", "painn-128", "schnet-64", "schnet-128"]
+ForcesTask = Literal["training", "forces"]
+Structures = Literal["molecules", "cells"]
 PlanCase = Literal[
     "molecules-32", "molecules-128", "crystals", "programs", "full-graph", "sparse", "short"
 ]
@@ -113,6 +116,25 @@ class MoleculesBench(_Bench):
     molecules: int = 20_000
     rounds: int = 10
     steps: int = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForcesBench(_Bench):
+    """Energies and forces of a shuffled batch, and an update in training.
+
+    Attributes:
+        models: Models to run, by the features of an atom.
+        structures: Batches of 32 generated molecules of 27 atoms, or of 8 periodic cells of 64.
+        tasks: Training steps, or energies and forces alone.
+        rounds: Turns of each candidate.
+        steps: Steps in a turn.
+    """
+
+    models: tuple[ForcesModel, ...] = get_args(ForcesModel)
+    structures: tuple[Structures, ...] = get_args(Structures)
+    tasks: tuple[ForcesTask, ...] = get_args(ForcesTask)
+    rounds: int = 5
+    steps: int = 5
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from weft_lab.bench_settings import (
     AssembleBench,
     CitationsBench,
     CommunicationBench,
+    ForcesBench,
     GCNBench,
     MoleculesBench,
     PlanBench,
@@ -94,6 +95,10 @@ _BENCHES: dict[str, tuple[type[Any], str, str]] = {
     "molecules": (
         *(MoleculesBench, "molecules"),
         "SchNet, MPEU and PaiNN on QM9, a step: weft, torch_geometric, JAX and SchNetPack.",
+    ),
+    "forces": (
+        *(ForcesBench, "forces"),
+        "Potentials, a training step and forces alone: weft, SchNetPack, torch_geometric, MACE.",
     ),
     "programs": (
         *(ProgramsBench, "programs"),

@@ -31,6 +31,7 @@ def _shuffled(case: dict[str, Any]) -> Iterator[Any]:
             pos=arrays["pos"][nodes[i] : nodes[i + 1]],
             edge_index=edge_index[:, edges[i] : edges[i + 1]].contiguous(),
             y=arrays["y"][i : i + 1],
+            **({} if "forces" not in arrays else _of_forces(arrays, nodes, edges, i)),
         )
         for i in range(len(nodes) - 1)
     ]
@@ -41,6 +42,15 @@ def _shuffled(case: dict[str, Any]) -> Iterator[Any]:
             yield from loader
 
     return batches()
+
+
+def _of_forces(
+    arrays: dict[str, Tensor], nodes: list[int], edges: list[int], i: int
+) -> dict[str, Tensor]:
+    return {
+        "forces": arrays["forces"][nodes[i] : nodes[i + 1]],
+        "shift": arrays["shift"][edges[i] : edges[i + 1]],
+    }
 
 
 def batches(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
@@ -87,6 +97,44 @@ def schnet(case: dict[str, Any]) -> tuple[Callable[[], dict[str, float]], dict[s
         functional.mse_loss(energies, current.y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return {"graphs": current.num_graphs, "batching": batching}
+
+    return step, _VERSIONS
+
+
+def forces(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
+    """Energies and forces by autograd, and with case["training"] an update, a step."""
+    torch.manual_seed(0)
+    source = _shuffled(case)
+    current: Any = None
+
+    def pairs(pos: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        """The neighbours of the batch at hand: its own search would need another package."""
+        sender, receiver = current.edge_index
+        return current.edge_index, (pos[sender] - pos[receiver] + current.shift).norm(dim=-1)
+
+    model = SchNet(
+        hidden_channels=case["hidden"],
+        num_filters=case["hidden"],
+        num_interactions=3,
+        num_gaussians=20,
+        cutoff=case["cutoff"],
+        interaction_graph=pairs,
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        nonlocal current
+        current = next(source)
+        pos = current.pos.requires_grad_()
+        energies = model(current.z, pos, current.batch)[:, 0]
+        training = case["training"]
+        (gradient,) = torch.autograd.grad(energies.sum(), pos, create_graph=training)
+        if training:
+            loss = functional.mse_loss(energies, current.y)
+            loss = loss + functional.mse_loss(-gradient, current.forces)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
 
     return step, _VERSIONS
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -33,6 +34,7 @@ from weft.models import (
     PaiNNConfig,
     SchNet,
     SchNetConfig,
+    energy_and_forces,
     with_first_product,
 )
 from weft.training import prepare_process
@@ -127,12 +129,7 @@ def molecules(case: dict[str, Any]) -> tuple[Callable[[], dict[str, float]], dic
     model = _model(case)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
 
-    def batches() -> Iterator[GraphBatch]:
-        for epoch in itertools.count():
-            loader.set_epoch(epoch)
-            yield from loader
-
-    source = batches()
+    source = _endless(loader)
 
     def step() -> dict[str, float]:
         before, waited = loader.seconds, loader.waiting_seconds
@@ -151,6 +148,47 @@ def molecules(case: dict[str, Any]) -> tuple[Callable[[], dict[str, float]], dic
         }
 
     return step, _VERSIONS
+
+
+def forces(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
+    """Energies and forces of a batch, and with case["training"] an update, a step."""
+    prepare_process()
+    torch.manual_seed(0)
+    table = open_table(case["table"])
+    config = BatchingConfig(policy="unpadded", batch_size=case["size"])
+    loader = GraphLoader(table, GraphSampler(*graph_sizes(table), config))
+    elements = tuple(np.unique(np.asarray(table.column("z"))).tolist())
+    shape: dict[str, Any] = {"hidden": case["hidden"], "readout": "sum", "elements": elements}
+    if case["model"] == "painn":
+        model: nn.Module = PaiNN(PaiNNConfig(cutoff=case["cutoff"], **shape))
+    else:
+        shape |= {"filters": case["hidden"], "cutoff": case["cutoff"], "aggregation": "sum"}
+        # The same function as SchNetPack's: its Gaussians, biases, no activation after a filter.
+        spacing = case["cutoff"] / 19
+        shape |= {"centres": 20, "spacing": spacing, "sharpness": 0.5 / spacing**2}
+        model = SchNet(SchNetConfig(bias=True, activate_filter=False, **shape))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
+    source = _endless(loader)
+
+    def step() -> None:
+        batch = next(source)
+        if not case["training"]:
+            energy_and_forces(model, batch)
+            return
+        optimizer.zero_grad()
+        energy, found = energy_and_forces(model, batch, training=True)
+        loss = functional.mse_loss(energy, batch.graphs["y"])
+        loss = loss + functional.mse_loss(found, batch.nodes["forces"])
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step, _VERSIONS
+
+
+def _endless(loader: GraphLoader) -> Iterator[GraphBatch]:
+    for epoch in itertools.count():
+        loader.set_epoch(epoch)
+        yield from loader
 
 
 def citations(case: dict[str, Any]) -> tuple[Callable[[], float], dict[str, str]]:
