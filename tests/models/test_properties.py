@@ -8,7 +8,17 @@ import pytest
 import torch
 
 from weft.errors import DataError
-from weft.models import MPEU, MPEUConfig, PaiNN, PaiNNConfig, SchNet, SchNetConfig, properties_of
+from weft.models import (
+    MPEU,
+    MPEUConfig,
+    PaiNN,
+    PaiNNConfig,
+    SchNet,
+    SchNetConfig,
+    Standardised,
+    TargetScale,
+    properties_of,
+)
 
 MODELS = {
     "schnet": lambda: SchNet(
@@ -92,3 +102,16 @@ def test_a_structure_without_a_cell_has_no_stress(atoms_batch):
     found = properties_of(MODELS["schnet"]().double(), flat, stress=True)
     assert found.stress is not None
     assert not found.stress.any()
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_the_parts_of_the_atoms_add_up(atoms_batch, name):
+    torch.manual_seed(0)
+    references = torch.arange(119, dtype=torch.float64).numpy()
+    model = Standardised(MODELS[name]().double(), TargetScale(-3.0, 2.0, references))
+    batch = atoms_batch(3, periodic=True, padded=False)
+    atoms = model.atomic_values(batch)
+    assert atoms.shape == (batch.num_nodes,)
+    sums = torch.zeros(batch.num_graphs, dtype=torch.float64)
+    sums.index_add_(0, batch.node_graph.long(), atoms.detach())
+    torch.testing.assert_close(sums, model(batch).detach(), rtol=1e-12, atol=1e-10)

@@ -94,9 +94,13 @@ class MPEU(nn.Module):
 
     def forward(self, batch: GraphBatch) -> Tensor:
         """Values [G]; those of padding graphs are meaningless."""
+        return pool(batch, self.atomic_values(batch), self.config.readout)
+
+    def atomic_values(self, batch: GraphBatch) -> Tensor:
+        """Values [N] of the atoms; a graph's value is their sum or mean."""
         first, second = self.readout
-        values = second(shifted_softplus(first(self.features(batch))))
-        return pool(batch, values, self.config.readout)
+        values: Tensor = second(shifted_softplus(first(self.features(batch))))
+        return values[:, 0]
 
     def features(self, batch: GraphBatch) -> Tensor:
         """Features of the atoms after the last interaction, [N, H]."""

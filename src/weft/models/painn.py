@@ -58,8 +58,13 @@ class PaiNN(nn.Module):
 
     def forward(self, batch: GraphBatch) -> Tensor:
         """Values [G]; those of padding graphs are meaningless."""
+        return pool(batch, self.atomic_values(batch), self.config.readout)
+
+    def atomic_values(self, batch: GraphBatch) -> Tensor:
+        """Values [N] of the atoms; a graph's value is their sum or mean."""
         q, _ = self.features(batch)
-        return pool(batch, self.readout(q), self.config.readout)
+        values: Tensor = self.readout(q)[:, 0]
+        return values
 
     def features(self, batch: GraphBatch) -> tuple[Tensor, Tensor]:
         """Scalars q [N, F] and vectors μ [N, 3, F] after the last layer.

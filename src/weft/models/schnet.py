@@ -92,6 +92,12 @@ class SchNet(nn.Module):
                 return readout(h, *weights, batch.node_offsets, mean=mean)
         return pool(batch, second(shifted_softplus(first(h))), self.config.readout)
 
+    def atomic_values(self, batch: GraphBatch) -> Tensor:
+        """Values [N] of the atoms; a graph's value is their sum or mean."""
+        first, second = self.readout
+        values: Tensor = second(shifted_softplus(first(self.features(batch))))
+        return values[:, 0]
+
     def features(self, batch: GraphBatch) -> Tensor:
         """Features of the atoms after the last interaction, [N, H]."""
         h: Tensor = self.elements(batch.nodes["z"])

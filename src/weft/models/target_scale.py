@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,6 +49,11 @@ class TargetScale(nn.Module):
         base = segment_sum(atoms, batch.node_offsets, batch.node_graph)[:, 0]
         return raw.double() * self.std + self.mean + base
 
+    def of_atoms(self, batch: GraphBatch, raw: Tensor) -> Tensor:
+        """Each atom's part [N] of the target, float64, of its part of the output, raw [N]."""
+        share = self.mean / batch.node_offsets.diff().clamp(min=1)[batch.node_graph.long()]
+        return raw.double() * self.std + share + self.references[batch.nodes["z"].long()]
+
     def standardise(self, table: GraphTable, target: Array) -> Array:
         """What a network should return for `target` [g] of the table's graphs: float32 [g]."""
         base = _sums(table, self.references.numpy(force=True)[table.columns["z"]])
@@ -71,6 +77,14 @@ class Standardised(nn.Module):
         """Values [G], float64, in the target's unit; those of padding graphs are meaningless."""
         values: Tensor = self.scale(batch, self.network(batch))
         return values
+
+    def atomic_values(self, batch: GraphBatch) -> Tensor:
+        """Each atom's part [N] of the value, float64: their sums are the values of the graphs.
+
+        For networks that add up their atoms, and have `atomic_values` of their own.
+        """
+        network: Any = self.network
+        return self.scale.of_atoms(batch, network.atomic_values(batch))
 
 
 def learn_scale(
