@@ -95,6 +95,14 @@ def with_neighbours(
     return found
 
 
+def neighbour_pairs(table: GraphTable, neighbours: Neighbours) -> Pairs:
+    """The edges of the structures of `table`, as `with_neighbours` finds them, with their images.
+
+    Atoms are numbered through the table; edges are sorted so that reverse ones match up.
+    """
+    return _edges(table, _Structures(table), neighbours, 0)
+
+
 class _Structures:
     """A table's structures: where they are periodic and how large their cells are.
 
