@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from weft.graphs import table_from_graphs as table_from_graphs
     from weft.integrations.accelerate import accelerate as accelerate
     from weft.integrations.accelerate import restore as restore
+    from weft.integrations.ase_calculator import calculator as calculator
     from weft.integrations.custom_model import plan as plan
     from weft.models import FNN as FNN
     from weft.models import GCN as GCN

@@ -131,3 +131,15 @@ def small_qm9(tmp_path: Path) -> Path:
     ]
     write_table(path, graphs)
     return path
+
+
+@pytest.fixture
+def weft_run(weft: Callable[..., Said], tmp_path: Path, small_molecules: Path) -> Path:
+    """A run of PaiNN on energies and forces of small molecules."""
+    said = weft(
+        *("train", "molecules", "--data", small_molecules, "--target", "energy"),
+        *("--forces", "forces", "--model", "painn", "--hidden", "8", "--layers", "1"),
+        *("--epochs", "1", "--out", "run", "--quiet"),
+    )
+    assert said.code == 0, said.err
+    return tmp_path / "run"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -140,7 +141,7 @@ def predict_table(
     progress: bool = False,
 ) -> Predictions:
     """Predict every structure of a table with `z`, `pos` and, if periodic, `cell` and `pbc`."""
-    _check_atoms(trained, table, name)
+    check_elements(trained.elements, np.asarray(table.column("z")), table.num_nodes, name)
     config = trained.config
     try:
         check_periodicity(table, config.neighbours)
@@ -171,21 +172,28 @@ def predict_table(
     )
 
 
-def _check_atoms(trained: TrainedStructures, table: GraphTable, name: str) -> None:
-    empty = np.flatnonzero(table.num_nodes == 0)
+def check_elements(elements: Sequence[int], z: Array, num_atoms: Array, name: str) -> None:
+    """Raise DataError where a structure has no atoms, or one of none of the `elements`.
+
+    Args:
+        elements: atomic numbers that a model was trained on.
+        z: int [N], atomic numbers of all structures.
+        num_atoms: int [S], atoms of each.
+        name: where they are from, for messages.
+    """
+    empty = np.flatnonzero(num_atoms == 0)
     if len(empty):
         raise DataError(f"{name}, structure {empty[0]} has no atoms; remove it")
-    z = np.asarray(table.column("z"))
-    unknown = np.flatnonzero(~np.isin(z, trained.elements))
+    unknown = np.flatnonzero(~np.isin(z, elements))
     if len(unknown):
-        atom = int(unknown[0])
-        graph = int(np.searchsorted(table.node_offsets, atom, side="right")) - 1
-        known = ", ".join(_SYMBOLS[number] for number in trained.elements)
+        atom, stops = int(unknown[0]), np.cumsum(num_atoms)
+        graph = int(np.searchsorted(stops, atom, side="right"))
+        known = ", ".join(_SYMBOLS[number] for number in elements)
         raise DataError(
-            f"{name}, structure {graph}: atom {atom - int(table.node_offsets[graph])} is "
-            f"{_SYMBOLS[int(z[atom])]}, an element that the model has not been trained on "
-            f"({known}); {len(unknown)} such atoms in all: remove their structures, or train on "
-            "data that has the element"
+            f"{name}, structure {graph}: atom {atom - int(stops[graph] - num_atoms[graph])} is "
+            f"{_SYMBOLS.get(int(z[atom]), 'no element')}, an element that the model has not been "
+            f"trained on ({known}); {len(unknown)} such atoms in all: remove their structures, or "
+            "train on data that has the element"
         )
 
 

@@ -1,0 +1,151 @@
+"""Trained potentials as a simulation needs them: energies, forces and stress of moving atoms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from weft.errors import DataError
+from weft.graphs import GraphBatch
+from weft.models import Properties, Standardised, properties_of
+from weft.models.atomistic import pool
+from weft.recipes.structures.prediction import check_elements, load_structures
+from weft.sources.verlet_list import Fixed, VerletList
+
+Precision = Literal["float32", "float64"]
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Answer:
+    """What a potential says of a batch; of several models the mean.
+
+    Attributes:
+        energy: float64 [S], eV.
+        energies: float64 [N], eV, each atom's part.
+        forces: float64 [N, 3], eV/Å.
+        stress: float64 [S, 3, 3], eV/Å³; None if not asked for.
+        energy_spread: float64 [S], standard deviation over the models; None of one model.
+        forces_spread: float64 [N, 3], the same of the forces.
+    """
+
+    energy: Tensor
+    energies: Tensor
+    forces: Tensor
+    stress: Tensor | None
+    energy_spread: Tensor | None = None
+    forces_spread: Tensor | None = None
+
+
+class Potential:
+    """One trained model, or several whose mean is taken.
+
+    Args:
+        models: that add up their atoms; in evaluation mode, their weights are not learned.
+        cutoff: beyond which atoms do not see each other, Å.
+        elements: atomic numbers that all of them were trained on.
+        dtype: to compute in; energies are added up in float64.
+        device: to compute on.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[Standardised],
+        *,
+        cutoff: float,
+        elements: Sequence[int],
+        dtype: Precision = "float32",
+        device: torch.device | str | None = None,
+    ) -> None:
+        if dtype not in _DTYPES:
+            raise ValueError(f"dtype is {dtype!r}; choose from {', '.join(_DTYPES)}")
+        self.cutoff, self.elements = cutoff, tuple(elements)
+        self.dtype, self.device = _DTYPES[dtype], device
+        self.models = list(models)
+        for model in self.models:
+            model.network.to(self.dtype)
+            model.to(device).eval().requires_grad_(False)
+
+    def neighbours(self, fixed: Fixed, *, skin: float, name: str = "the structure") -> VerletList:
+        """The neighbour list for these structures; `name` is theirs in messages.
+
+        Raises:
+            DataError: there are no atoms, or one of an element that the model has not seen.
+        """
+        check_elements(self.elements, fixed.z, fixed.num_atoms, name)
+        return VerletList(
+            fixed, cutoff=self.cutoff, skin=skin, dtype=self.dtype, device=self.device
+        )
+
+    def __call__(self, batch: GraphBatch, *, stress: bool = False) -> Answer:
+        """Energies and forces of the structures; with `stress`, of periodic ones, that too."""
+        found = [self._one(model, batch, stress) for model in self.models]
+        energies = torch.stack([part for _, part in found])
+        energy = torch.stack([each.energy.double() for each, _ in found])
+        forces = torch.stack([_given(each.forces).double() for each, _ in found])
+        several = len(found) > 1
+        return Answer(
+            energy=energy.mean(0).cpu(),
+            energies=energies.mean(0).cpu(),
+            forces=forces.mean(0).cpu(),
+            stress=torch.stack([_given(each.stress).double() for each, _ in found]).mean(0).cpu()
+            if stress
+            else None,
+            energy_spread=energy.std(0, correction=0).cpu() if several else None,
+            forces_spread=forces.std(0, correction=0).cpu() if several else None,
+        )
+
+    def _one(
+        self, model: Standardised, batch: GraphBatch, stress: bool
+    ) -> tuple[Properties, Tensor]:
+        """What one model says, and the energies of the atoms."""
+        parts: list[Tensor] = []
+
+        def energy(moved: GraphBatch) -> Tensor:
+            parts.append(model.atomic_values(moved))
+            return pool(moved, parts[0], "sum")
+
+        return properties_of(energy, batch, stress=stress), parts[0].detach()
+
+
+def _given(values: Tensor | None) -> Tensor:
+    assert values is not None
+    return values
+
+
+def load_potential(
+    runs: str | Path | Sequence[str | Path],
+    *,
+    dtype: Precision = "float32",
+    device: torch.device | str | None = None,
+) -> Potential:
+    """The potential of a run of `weft train molecules` or `crystals`, or the mean of several.
+
+    Raises:
+        DataError: no such run, or its target is no energy in eV.
+        ValueError: its forces would not be the gradient of a sound energy; the message says why.
+    """
+    folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
+    if not folders:
+        raise ValueError("no run is named; give the folder of one, or a list of them")
+    trained = [load_structures(folder) for folder in folders]
+    for folder, each in zip(folders, trained, strict=True):
+        if reason := each.config.why_no_forces():
+            raise ValueError(f"{folder} cannot move atoms: {reason}")
+        if each.unit not in ("", "eV"):
+            raise DataError(
+                f"{folder} predicts '{each.config.target}' in {each.unit}; forces are the gradient "
+                "of an energy in eV: train on one"
+            )
+    return Potential(
+        [each.model for each in trained],
+        cutoff=max(each.config.neighbours.cutoff for each in trained),
+        elements=sorted(set.intersection(*(set(each.elements) for each in trained))),
+        dtype=dtype,
+        device=device,
+    )
