@@ -24,6 +24,7 @@ _OWN = {
         "apply a trained run to new structures, graphs or code: weft predict RUN [FILE]",
         "weft.cli.predict",
     ),
+    "md": ("move atoms by a trained potential: weft md RUN FILE", "weft.cli.md"),
     "plan": ("which way to train is fastest here: weft plan molecules", "weft.cli.plan_command"),
     "report": ("one page on runs, plans and studies: weft report RUN", "weft.cli.report"),
     "compile": (

@@ -11,7 +11,8 @@ import torch
 
 from weft.errors import DataError
 from weft.graphs import Array
-from weft.integrations.potential import Potential, Precision, load_potential
+from weft.integrations.md.config import Precision
+from weft.integrations.potential import Potential, load_potential
 from weft.sources.verlet_list import Fixed, VerletList
 
 try:
@@ -70,6 +71,14 @@ class WeftCalculator(Calculator):  # type: ignore[misc]
         self.potential, self.skin = potential, skin
         self.neighbours: VerletList | None = None
         self._stress_wanted = False
+
+    def check_state(self, atoms: Any, tol: float = 0.0) -> list[str]:
+        """What has changed since the last calculation, of all that matters to this one."""
+        if self.atoms is None:
+            return list(all_changes)
+        # ASE's own comparison takes longer than the neighbour list of a step.
+        names = ("positions", "numbers", "cell", "pbc")
+        return [n for n in names if not np.array_equal(getattr(atoms, n), getattr(self.atoms, n))]
 
     def calculate(
         self,

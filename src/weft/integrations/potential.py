@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from weft.errors import DataError
 from weft.graphs import GraphBatch
+from weft.integrations.md.config import Precision
 from weft.models import Properties, Standardised, properties_of
 from weft.models.atomistic import pool
 from weft.recipes.structures.prediction import check_elements, load_structures
 from weft.sources.verlet_list import Fixed, VerletList
 
-Precision = Literal["float32", "float64"]
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 

@@ -1,0 +1,1 @@
+"""Molecular dynamics and relaxation with trained potentials: `weft md`."""

@@ -1,0 +1,64 @@
+"""What a simulation is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from weft.errors import check_choices, check_least
+
+Ensemble = Literal["nve", "nvt", "npt", "relax"]
+Precision = Literal["float32", "float64"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MDConfig:
+    """How atoms are to move.
+
+    Attributes:
+        ensemble: nve keeps the energy (velocity Verlet), nvt the temperature (Langevin, BAOAB), npt
+            the temperature and the pressure by the volume (Martyna-Tobias-Klein, the cell keeps
+            its shape), relax moves the atoms to where the forces are 0 (FIRE).
+        temperature: In K; also of the first velocities, unless the file has some.
+        pressure: In bar, of npt and of --relax-cell.
+        steps: Number of steps, of relax at most.
+        timestep: In fs.
+        friction: Friction of nvt, 1/fs; npt acts on the temperature in the time 1 / friction, on
+            the volume in ten times as long.
+        relax_cell: Relax the cell too.
+        fmax: Relax until no force is larger, eV/Å.
+        dtype: Precision of the model; energies are added up in float64.
+        seed: Seed of velocities and of the thermostat.
+        every: Write a frame every so many steps.
+    """
+
+    ensemble: Ensemble = "nvt"
+    temperature: float = 300.0
+    pressure: float = 1.0
+    steps: int = 1000
+    timestep: float = 0.5
+    friction: float = 0.01
+    relax_cell: bool = False
+    fmax: float = 0.01
+    dtype: Precision = "float32"
+    seed: int = 0
+    every: int = 10
+
+    def __post_init__(self) -> None:
+        check_choices(self, ensemble=Ensemble, dtype=Precision)
+        check_least(self, temperature=0, friction=0, steps=1, every=1, seed=0)
+        for name, unit in (("timestep", "fs"), ("fmax", "eV/Å")):
+            if not 0 < (value := getattr(self, name)) < float("inf"):
+                raise ValueError(f"{name} is {value} {unit}; it must be above 0 and finite")
+        if self.ensemble == "npt" and not (self.temperature > 0 and self.friction > 0):
+            raise ValueError(
+                f"temperature is {self.temperature} and friction {self.friction}; npt needs both "
+                "above 0"
+            )
+        if self.relax_cell and self.ensemble != "relax":
+            raise ValueError(f"--relax-cell is for --ensemble relax, not for {self.ensemble}")
+
+    @property
+    def needs_cell(self) -> bool:
+        """Whether the cell changes, which takes structures that are periodic all around."""
+        return self.ensemble == "npt" or self.relax_cell
