@@ -41,9 +41,9 @@ def test_a_crystal_with_images(weft, weft_run, carbon):
     for words in ("Temperature", "Energy drift", "Radial distribution", "C–C", "--steps 25"):
         assert words in page
     # It goes on with the velocities of a frame.
-    write("last.extxyz", frames[-1])
-    said = weft("md", "run", "last.extxyz", "--ensemble", "nve", "--steps", 1, "--every", 1)
-    first = read("last-nve.extxyz", 0)
+    words = ("--index", -1, "--ensemble", "nve", "--steps", 1, "--out", "more.extxyz")
+    assert weft("md", "run", "carbon-nvt.extxyz", *words).code == 0
+    first = read("more.extxyz", 0)
     np.testing.assert_allclose(first.get_momenta(), frames[-1].get_momenta(), atol=1e-7)
 
 
@@ -120,6 +120,7 @@ def test_what_cannot_be(mistake, weft_run, carbon, tmp_path):
     out = ("md", "run", "carbon.extxyz", "--out")
     assert "written as .extxyz or .traj, not as a.xyz" in mistake(*out, "a.xyz")
     assert "there is no folder no" in mistake(*out, "no/a.extxyz")
+    assert "--index is 1, and carbon.extxyz has 1 structures" in mistake(*out[:3], "--index", 1)
     assert "is the file to read" in mistake(*out, "carbon.extxyz")
     Path("folder.extxyz").mkdir()
     assert "folder.extxyz" in mistake(*out, "folder.extxyz")

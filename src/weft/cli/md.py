@@ -27,23 +27,27 @@ class Md:
       weft md runs/molecules-water water.extxyz --ensemble nve --dtype float64
       weft md runs/crystals-si si.cif --ensemble npt --temperature 600 --pressure 1000
       weft md runs/crystals-si si.cif --ensemble relax --relax-cell --dtype float64
+      weft md runs/crystals-si si-relax.extxyz --index -1        (from the last frame)
       weft md runs/molecules-water many.extxyz --out many.traj   (many-0.traj, many-1.traj, ...)
 
     Attributes:
         run: The folder of a run of `weft train molecules` or `crystals` whose readout is a sum.
         file: The structures: a file that ASE reads (extxyz, CIF, traj, an ASE database).
+        index: Take only this structure of the file, counted from 0; -1 for the last one, as of a
+            trajectory.
         out: Write the trajectory here, .extxyz or .traj; by default FILE-ENSEMBLE.extxyz here.
         quiet: No progress.
     """
 
     COMMON: ClassVar[tuple[str, ...]] = (
         *("run", "file", "ensemble", "temperature", "pressure", "steps", "timestep"),
-        *("relax_cell", "dtype", "every", "out"),
+        *("relax_cell", "dtype", "every", "index", "out"),
     )
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     config: MDConfig = field(default_factory=MDConfig)
+    index: int | None = None
     out: Path | None = None
     quiet: bool = False
 
@@ -62,7 +66,13 @@ class Md:
 
         prepare_process()
         return simulate(
-            self.run, self.file, self.config, console=console, out=self.out, quiet=self.quiet
+            self.run,
+            self.file,
+            self.config,
+            console=console,
+            index=self.index,
+            out=self.out,
+            quiet=self.quiet,
         )
 
 

@@ -84,19 +84,15 @@ class Potential:
     def __call__(self, batch: GraphBatch, *, stress: bool = False) -> Answer:
         """Energies and forces of the structures; with `stress`, of periodic ones, that too."""
         found = [self._one(model, batch, stress) for model in self.models]
-        energies = torch.stack([part for _, part in found])
-        energy = torch.stack([each.energy.double() for each, _ in found])
-        forces = torch.stack([_given(each.forces).double() for each, _ in found])
-        several = len(found) > 1
+        energy, energy_spread = _mean([each.energy for each, _ in found])
+        forces, forces_spread = _mean([each.forces for each, _ in found])
         return Answer(
-            energy=energy.mean(0).cpu(),
-            energies=energies.mean(0).cpu(),
-            forces=forces.mean(0).cpu(),
-            stress=torch.stack([_given(each.stress).double() for each, _ in found]).mean(0).cpu()
-            if stress
-            else None,
-            energy_spread=energy.std(0, correction=0).cpu() if several else None,
-            forces_spread=forces.std(0, correction=0).cpu() if several else None,
+            energy=energy,
+            energies=_mean([parts for _, parts in found])[0],
+            forces=forces,
+            stress=_mean([each.stress for each, _ in found])[0] if stress else None,
+            energy_spread=energy_spread,
+            forces_spread=forces_spread,
         )
 
     def _one(
@@ -112,9 +108,14 @@ class Potential:
         return properties_of(energy, batch, stress=stress), parts[0].detach()
 
 
-def _given(values: Tensor | None) -> Tensor:
-    assert values is not None
-    return values
+def _mean(values: Sequence[Tensor | None]) -> tuple[Tensor, Tensor | None]:
+    """The mean in float64 on the CPU, and the standard deviation of more than one."""
+    given = [value.double().cpu() for value in values if value is not None]
+    assert len(given) == len(values)
+    if len(given) == 1:
+        return given[0], None
+    all_of_them = torch.stack(given)
+    return all_of_them.mean(0), all_of_them.std(0, correction=0)
 
 
 def load_potential(

@@ -30,16 +30,17 @@ from weft.report.page import (
 _MOST_LINES = 6
 
 
-def write_md_page(record: Record, run: Path, file: Path, path: Path) -> str:
+def write_md_page(record: Record, run: Path, file: Path, index: int | None, path: Path) -> str:
     """Write the page to `path`; a sentence that says where it is, or why there is none."""
     try:
-        write_html(Page(title=path.stem, chapters=[_chapter(record, run, file)]), path)
+        chapter = _chapter(record, run, file, _command(record, run, file, index))
+        write_html(Page(title=path.stem, chapters=[chapter]), path)
     except DataError as error:
         return f"There is no page: {error}."
     return f"Page: {path}."
 
 
-def _chapter(record: Record, run: Path, file: Path) -> Chapter:
+def _chapter(record: Record, run: Path, file: Path, command: str) -> Chapter:
     config, system = record.config, record.system
     count, atoms = len(system.num_atoms), int(system.num_atoms.sum())
     what = f"{count:,} structures with {atoms:,} atoms" if count > 1 else f"{atoms:,} atoms"
@@ -53,7 +54,7 @@ def _chapter(record: Record, run: Path, file: Path) -> Chapter:
             Part(title="In numbers", blocks=[Facts(facts=_facts(record))]),
             Part(title="Over time", blocks=_over_time(record)),
             Part(title="Distances between atoms", blocks=_distances(record)),
-            Part(title="Again", blocks=[Code(caption="", text=_command(record, run, file))]),
+            Part(title="Again", blocks=[Code(caption="", text=command)]),
         ],
     )
 
@@ -123,9 +124,10 @@ def _distances(record: Record) -> list[Block]:
     return present(curves(title, record.distances(), x="r [Å]", y=y), Words(words=[note]))
 
 
-def _command(record: Record, run: Path, file: Path) -> str:
+def _command(record: Record, run: Path, file: Path, index: int | None) -> str:
     config, plain = record.config, MDConfig()
     words = [f"weft md {run} {file} --ensemble {config.ensemble}"]
+    words += [] if index is None else [f"--index {index}"]
     for name in MDConfig.__dataclass_fields__:
         value = getattr(config, name)
         if name != "ensemble" and value != getattr(plain, name):

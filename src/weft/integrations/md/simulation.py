@@ -36,10 +36,11 @@ def simulate(
     config: MDConfig,
     *,
     console: Console,
+    index: int | None = None,
     out: Path | None = None,
     quiet: bool = False,
 ) -> int:
-    """Move the structures of `file` by the model of `run`; gives the exit code.
+    """Move the structures of `file`, or one of them, by the model of `run`; gives the exit code.
 
     The trajectories are whole whether it comes to its end, is stopped by a signal, or the atoms fly
     apart.
@@ -55,7 +56,7 @@ def simulate(
         "trajectories",
     )
     potential = load_potential(run, dtype=config.dtype)
-    structures = _read(file, config)
+    structures = _read(file, index, config)
     system = System(structures)
     check_elements(potential.elements, system.fixed.z, system.num_atoms, str(file))
     trajectory = Trajectory(out, system)
@@ -70,7 +71,7 @@ def simulate(
         except DataError as error:
             failure = f"{error} after step {record.steps:,}"
     _keep(record, trajectory)
-    page = write_md_page(record, run, file, out.with_suffix(".html"))
+    page = write_md_page(record, run, file, index, out.with_suffix(".html"))
     _tell(record, trajectory, page, console)
     if failure:
         raise DataError(
@@ -84,13 +85,16 @@ def simulate(
     return 0
 
 
-def _read(file: Path, config: MDConfig) -> list[Any]:
+def _read(file: Path, index: int | None, config: MDConfig) -> list[Any]:
     """The structures, each of which can be moved as asked."""
     if reader_of(file) != "atoms":
         raise DataError(f"{file}: structures to move come from a file that ASE reads, as .extxyz")
-    found = []
-    for structure in read_structures(files_of([file]), lambda *position, **total: None):
-        where, atoms = structure.where, structure.atoms
+    structures = list(read_structures(files_of([file]), lambda *position, **total: None))
+    if index is not None:
+        if not -len(structures) <= index < len(structures):
+            raise DataError(f"--index is {index}, and {file} has {len(structures)} structures")
+        structures = [structures[index]]
+    for where, atoms, _, _ in structures:
         check_structure(where, atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
         if config.needs_cell and not atoms.pbc.all():
             what = "npt" if config.ensemble == "npt" else "--relax-cell"
@@ -104,8 +108,7 @@ def _read(file: Path, config: MDConfig) -> list[Any]:
                 f"{where} has constraints ({kinds}), which would be ignored; remove them, or use "
                 "weft.calculator with ASE's own dynamics, which keep them"
             )
-        found.append(atoms)
-    return found
+    return [structure.atoms for structure in structures]
 
 
 def _move(
