@@ -19,8 +19,9 @@ def with_snippets() -> list[Path]:
     return [page for page in PAGES if SNIPPET.search(page.read_text(encoding="utf-8"))]
 
 
-# torch_geometric's, when it is imported; Python shows a reader none of them.
+# torch_geometric's and TorchSim's, when they are imported; Python shows a reader none of them.
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.vesin.torch. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("page", with_snippets(), ids=lambda page: page.stem)
 def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 from pathlib import Path
 
@@ -127,3 +129,20 @@ def test_what_cannot_be(mistake, weft_run, carbon, tmp_path):
     write("same.extxyz", Atoms("CO", [[0, 0, 0], [0, 0, 0]]))
     assert "atoms 0 and 1 are in one place" in mistake("md", "run", "same.extxyz")
     assert "timestep is -1.0 fs" in mistake("md", "run", "carbon.extxyz", "--timestep", -1)
+
+
+def test_the_commands_of_the_docs(weft, small_molecules):
+    text = (Path(__file__).parents[2] / "docs" / "md.md").read_text()
+    (block,) = re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    commands = [shlex.split(line)[1:] for line in block.splitlines()]
+    assert len(commands) == 6
+    write("mine.extxyz", [atoms for atoms in read(small_molecules, ":") if len(atoms) > 2])
+    for words in commands:
+        if words[0] == "train":
+            words += ["--hidden", "8", "--layers", "1", "--epochs", "1", "--quiet"]
+        if words[0] == "md":
+            words += ["--steps", "3", "--quiet"]
+        said = weft(*words)
+        assert said.code == 0, said.err
+    assert read("free.extxyz", -1).info["step"] == 3
+    assert Path("free.html").exists()
