@@ -25,9 +25,11 @@ from weft.models import (
     SchNet,
     candidate_loss,
     energy_and_forces,
+    properties_of,
 )
 from weft.runtime import compilations
 from weft.sources import small_graphs
+from weft.sources.verlet_list import Fixed, VerletList
 from weft.sparsify import SparseLinear
 from weft.walks import node2vec_walks, temporal_walks, uniform_walks
 
@@ -50,6 +52,7 @@ def compile_all(progress: Progress) -> None:
             "molecules and crystals with SchNet": lambda: _structure_steps(SchNet(), table),
             "molecules and crystals with MPEU": lambda: _structure_steps(MPEU(), table),
             "molecules and crystals with PaiNN": lambda: _structure_steps(PaiNN(), table),
+            "molecular dynamics": _moves,
             "nodes": _node_steps,
             "programs": _program_step,
             "links": _walks,
@@ -87,6 +90,17 @@ def _structure_steps(model: nn.Module, table: GraphTable) -> None:
         energy_and_forces(model, batch)
         with torch.inference_mode():
             model(batch)
+
+
+def _moves() -> None:
+    """Energies and forces of a molecule in both precisions."""
+    # Not periodic: that would need vesin.
+    fixed = Fixed(z=np.array([8, 1, 1]), num_atoms=np.array([3]), pbc=np.zeros((1, 3), dtype=bool))
+    pos = np.array([[0, 0, 0], [0, 0.8, 0.6], [0, -0.8, 0.6]])
+    for dtype in (torch.float32, torch.float64):
+        batch = VerletList(fixed, cutoff=3.0, dtype=dtype).batch(pos, np.zeros((1, 3, 3)))
+        for model in (SchNet(), PaiNN()):
+            properties_of(model.to(dtype), batch, stress=True)
 
 
 def _learn(values: Tensor) -> None:
