@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -64,7 +64,9 @@ class WeftCalculator(Calculator):  # type: ignore[misc]
         neighbours: the neighbour list of the atoms seen last; None before.
     """
 
-    implemented_properties = ("energy", "free_energy", "energies", "forces", "stress")
+    implemented_properties: ClassVar[list[str]] = [
+        *("energy", "free_energy", "energies", "forces", "stress")
+    ]
 
     def __init__(self, potential: Potential, *, skin: float = 0.5) -> None:
         super().__init__()

@@ -60,7 +60,7 @@ def _chapter(record: Record, run: Path, file: Path, command: str) -> Chapter:
 
 
 def _facts(record: Record) -> list[tuple[str, str, str]]:
-    config, last = record.config, record.samples[-1]
+    config = record.config
     facts = [("steps a second", number(record.steps_per_second, 3), "")]
     if config.ensemble == "relax":
         facts.append(
@@ -68,11 +68,11 @@ def _facts(record: Record) -> list[tuple[str, str, str]]:
         )
     else:
         mean = float(np.mean([sample.temperature for sample in record.samples]))
-        drift = 1e3 * float(np.abs(last.drift).max())
+        drift = 1e3 * float(record.largest_drift().max())
         facts += [
             ("simulated a day", number(record.ns_per_day, 3), "ns"),
             ("mean temperature", number(mean), "K"),
-            ("energy drift", number(drift, 3), "meV per atom, the largest of a structure"),
+            ("energy drift", number(drift, 3), "meV per atom, at most"),
         ]
     return [*facts, ("in neighbour lists", percent(record.list_share), "of the time")]
 

@@ -146,6 +146,11 @@ class Record:
         self._counts += np.bincount(where, minlength=self._counts.size).reshape(self._counts.shape)
         return host.num_nodes
 
+    def largest_drift(self) -> Array:
+        """How far the conserved energy of each structure was from its first value, eV per atom."""
+        largest: Array = np.abs([sample.drift for sample in self.samples]).max(axis=0)
+        return largest
+
     def distances(self) -> dict[str, list[tuple[float, float]]]:
         """By pair of elements, points (r in Å, g(r)) of the radial distribution.
 

@@ -182,9 +182,9 @@ def _tell(record: Record, trajectory: Trajectory, page: str, console: Console) -
     first, last, config = record.samples[0], record.samples[-1], record.config
     headings, rows = ["structure", "atoms", "energy before [eV]", "after [eV]"], []
     relaxes = config.ensemble == "relax"
-    headings += ["largest force [eV/Å]"] if relaxes else ["mean T [K]", "drift [meV/atom]"]
+    headings += ["largest force [eV/Å]"] if relaxes else ["mean T [K]", "largest drift [meV/atom]"]
     headings += ["volume [Å³]"] if config.needs_cell else []
-    forces = record.moves.largest_force()
+    forces, drift = record.moves.largest_force(), record.largest_drift()
     for number in range(min(_SHOWN, len(forces))):
         row = [str(number), f"{record.system.num_atoms[number]:,}"]
         row += [f"{sample.energy[number]:.6f}" for sample in (first, last)]
@@ -192,7 +192,7 @@ def _tell(record: Record, trajectory: Trajectory, page: str, console: Console) -
             row.append(f"{forces[number]:.3g}")
         else:
             mean = sum(sample.temperature[number] for sample in record.samples)
-            row += [f"{mean / len(record.samples):.0f}", f"{1e3 * last.drift[number]:.3g}"]
+            row += [f"{mean / len(record.samples):.0f}", f"{1e3 * drift[number]:.3g}"]
         rows.append([*row, *([f"{last.volume[number]:.6g}"] if config.needs_cell else [])])
     more = len(forces) - len(rows)
     print_scores(f"{config.ensemble}: {record.steps:,} steps", headings, rows, console)
@@ -202,11 +202,13 @@ def _tell(record: Record, trajectory: Trajectory, page: str, console: Console) -
         said += f"{done:,} of {len(forces):,} are relaxed to {config.fmax:g} eV/Å. "
     files = trajectory.files
     where = str(files[0]) if len(files) == 1 else f"{files[0]} to {files[-1].name}"
-    pace = "" if relaxes else f", {record.ns_per_day:.3g} ns/day"
-    many = f" of {len(files):,} structures" if len(files) > 1 else ""
+    if record.steps:
+        many = f" of {len(files):,} structures" if len(files) > 1 else ""
+        pace = "" if relaxes else f", {record.ns_per_day:.3g} ns/day"
+        said += f"{record.steps_per_second:.3g} steps/s{many}{pace}, "
+        said += f"{record.list_share:.1%} of the time in neighbour lists. "
     console.print(
-        f"{said}{record.steps_per_second:.3g} steps/s{many}{pace}, {record.list_share:.1%} of the "
-        f"time in neighbour lists. Trajectory: {where}. {page}",
+        f"{said}Trajectory: {where}. {page}",
         soft_wrap=True,
         highlight=False,
     )
