@@ -12,8 +12,7 @@ from torch import Tensor
 from weft.errors import DataError
 from weft.graphs import GraphBatch
 from weft.integrations.md.config import Precision
-from weft.models import Properties, Standardised, properties_of
-from weft.models.atomistic import pool
+from weft.models import Standardised, properties_of
 from weft.recipes.structures.prediction import check_elements, load_structures
 from weft.sources.verlet_list import Fixed, VerletList
 
@@ -83,29 +82,17 @@ class Potential:
 
     def __call__(self, batch: GraphBatch, *, stress: bool = False) -> Answer:
         """Energies and forces of the structures; with `stress`, of periodic ones, that too."""
-        found = [self._one(model, batch, stress) for model in self.models]
-        energy, energy_spread = _mean([each.energy for each, _ in found])
-        forces, forces_spread = _mean([each.forces for each, _ in found])
+        found = [properties_of(model, batch, stress=stress, atoms=True) for model in self.models]
+        energy, energy_spread = _mean([each.energy for each in found])
+        forces, forces_spread = _mean([each.forces for each in found])
         return Answer(
             energy=energy,
-            energies=_mean([parts for _, parts in found])[0],
+            energies=_mean([each.atomic for each in found])[0],
             forces=forces,
-            stress=_mean([each.stress for each, _ in found])[0] if stress else None,
+            stress=_mean([each.stress for each in found])[0] if stress else None,
             energy_spread=energy_spread,
             forces_spread=forces_spread,
         )
-
-    def _one(
-        self, model: Standardised, batch: GraphBatch, stress: bool
-    ) -> tuple[Properties, Tensor]:
-        """What one model says, and the energies of the atoms."""
-        parts: list[Tensor] = []
-
-        def energy(moved: GraphBatch) -> Tensor:
-            parts.append(model.atomic_values(moved))
-            return pool(moved, parts[0], "sum")
-
-        return properties_of(energy, batch, stress=stress), parts[0].detach()
 
 
 def _mean(values: Sequence[Tensor | None]) -> tuple[Tensor, Tensor | None]:

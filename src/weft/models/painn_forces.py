@@ -56,14 +56,15 @@ class PaiNNForces:
         self.filters = [first[:, :used].contiguous(), *others]
         self.slopes = [first_slope[:, :used].contiguous(), *other_slopes]
 
-    def energy_and_gradient(self) -> tuple[Tensor, Tensor]:
-        """Energies [G] and their derivative in the vectors of the edges [E, 3]."""
+    def energy_and_gradient(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Energies [G], each atom's part [N], and the derivative in the edges' vectors [E, 3]."""
         batch, near = self.batch, self.near
         leaves = [weight.detach().requires_grad_() for weight in self.filters]
         direction = self.directions.detach().requires_grad_()
         with torch.enable_grad():
             q, _ = self.model.features_of(batch, leaves, direction)
-            energy = pool(batch, self.model.readout(q), self.model.config.readout)
+            atomic = self.model.readout(q)[:, 0]
+            energy = pool(batch, atomic, self.model.config.readout)
             total = energy.masked_fill(~batch.graph_mask, 0.0).sum()
             *grads, turning = torch.autograd.grad(total, [*leaves, direction])
         along = (self.directions * turning).sum(1, keepdim=True)
@@ -71,7 +72,7 @@ class PaiNNForces:
         by_distance = row_dots(grads, [slope.detach() for slope in self.slopes])
         forward = near.forward.long()
         gradient[forward] += by_distance[:, None] * self.directions[forward]
-        return energy.detach(), gradient
+        return energy.detach(), atomic.detach(), gradient
 
     def directional(self, tangents: Tensor) -> tuple[Tensor, Tensor]:
         """Energies [G] and their derivatives along the edges' tangents [E, 3]."""

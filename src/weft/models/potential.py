@@ -33,8 +33,8 @@ from weft.models.schnet_forces import SchNetForces
 class Evaluation(Protocol):
     """A potential on one batch."""
 
-    def energy_and_gradient(self) -> tuple[Tensor, Tensor]:
-        """Energies [G] and their derivative in the vectors of the edges [E, 3]; no graph."""
+    def energy_and_gradient(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Energies [G], each atom's part [N], and the derivative in the edges' vectors [E, 3]."""
 
     def directional(self, tangents: Tensor) -> tuple[Tensor, Tensor]:
         """Energies [G] and their derivatives along tangents [E, 3] of the edges' vectors."""
@@ -65,12 +65,13 @@ def _is_plain(model: nn.Module) -> bool:
 
 
 class Derivatives(NamedTuple):
-    """Energies [G], their derivatives in the positions [N, 3] and in a strain [G, 3, 3].
+    """Energies [G], each atom's part [N], derivatives in positions [N, 3] and strain [G, 3, 3].
 
-    The last is None where it is not wanted.
+    The last is None where it is not wanted. A loss does not see the parts.
     """
 
     energy: Tensor
+    atomic: Tensor
     positions: Tensor
     strain: Tensor | None
 
@@ -90,30 +91,36 @@ def derivatives(model: Any, batch: GraphBatch, *, strain: bool, training: bool) 
 
 
 def _derivatives(evaluation: Evaluation, batch: GraphBatch, strain: bool) -> Derivatives:
-    energy, gradient = evaluation.energy_and_gradient()
+    energy, atomic, gradient = evaluation.energy_and_gradient()
     positions = sum_to_senders(batch, gradient) - sum_to_receivers(batch, gradient)
     if not strain:
-        return Derivatives(energy, positions, None)
+        return Derivatives(energy, atomic, positions, None)
     products = edge_vectors(batch)[:, :, None] * gradient[:, None, :]
     # Edges are sorted by receiver, and nodes by graph.
     offsets = batch.in_offsets[batch.node_offsets.long()]
     virial = segment_sum(products.flatten(1), offsets).view(-1, 3, 3)
-    return Derivatives(energy, positions, 0.5 * (virial + virial.transpose(1, 2)))
+    return Derivatives(energy, atomic, positions, 0.5 * (virial + virial.transpose(1, 2)))
 
 
 class _Learned(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, evaluation: Evaluation, batch: GraphBatch, strain: bool, *learned: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         ctx.given = evaluation, batch
         ctx.save_for_backward(*learned)
         ctx.set_materialize_grads(False)
-        return _derivatives(evaluation, batch, strain)
+        found = _derivatives(evaluation, batch, strain)
+        ctx.mark_non_differentiable(found.atomic)
+        return found
 
     @staticmethod
     def backward(
-        ctx: Any, to_energy: Tensor | None, to_positions: Tensor | None, to_strain: Tensor | None
+        ctx: Any,
+        to_energy: Tensor | None,
+        _: Tensor | None,
+        to_positions: Tensor | None,
+        to_strain: Tensor | None,
     ) -> tuple[Any, ...]:
         evaluation, batch = ctx.given
         learned = ctx.saved_tensors

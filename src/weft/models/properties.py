@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from weft.errors import DataError
 from weft.graphs import GraphBatch
 from weft.kernels import gather_receivers
 from weft.kernels.segment_ops import gather
+from weft.models.atomistic import pool
 from weft.models.potential import derivatives, has_fast_forces
 from weft.models.target_scale import Standardised
 
@@ -22,12 +24,14 @@ class Properties:
 
     Attributes:
         energy: [G].
+        atomic: [N], each atom's part of the energy; None if not asked for.
         forces: -dE/dpos [N, 3] in the energy's unit per Å; None if not asked for.
         stress: dE/dstrain / volume [G, 3, 3], symmetric, in the energy's unit per Å³, positive
             where the structure is stretched (as in ASE); None if not asked for.
     """
 
     energy: Tensor
+    atomic: Tensor | None = None
     forces: Tensor | None = None
     stress: Tensor | None = None
 
@@ -38,6 +42,7 @@ def properties_of(
     *,
     forces: bool = True,
     stress: bool = False,
+    atoms: bool = False,
     training: bool = False,
 ) -> Properties:
     """Energies, forces and stress of the structures in `batch`.
@@ -48,26 +53,33 @@ def properties_of(
             structure without a volume gets a stress of 0.
         forces: whether to compute forces.
         stress: whether to compute the stress.
+        atoms: whether to give each atom's part of the energy; the model has `atomic_values`.
         training: keep the graph of the derivatives, so that a loss can use them.
     """
     if stress and "cell" not in batch.graphs:
         raise DataError("stress is a derivative in the cell, and the structures have none")
-    if not (forces or stress):
-        with torch.set_grad_enabled(training and torch.is_grad_enabled()):
-            return Properties(energy=model(batch))
     if type(model) is Standardised:
-        raw = properties_of(model.network, batch, forces=forces, stress=stress, training=training)
+        wanted = {"forces": forces, "stress": stress, "atoms": atoms, "training": training}
+        raw = properties_of(model.network, batch, **wanted)
         std = model.scale.std
+        parts = None if raw.atomic is None else model.scale.of_atoms(batch, raw.atomic)
         return Properties(
-            energy=model.scale(batch, raw.energy),
+            # Energies are large, their differences small: atoms are added up in float64.
+            energy=model.scale(batch, raw.energy) if parts is None else pool(batch, parts, "sum"),
+            atomic=parts,
             forces=None if raw.forces is None else raw.forces * std.to(raw.forces.dtype),
             stress=None if raw.stress is None else raw.stress * std.to(raw.stress.dtype),
         )
+    if not (forces or stress):
+        with torch.set_grad_enabled(training and torch.is_grad_enabled()):
+            energy, parts = _energy(model, batch, atoms)
+            return Properties(energy=energy, atomic=parts)
     if has_fast_forces(model, batch):
         found = derivatives(model, batch, strain=stress, training=training)
         dtype = batch.nodes["pos"].dtype
         return Properties(
             energy=found.energy,
+            atomic=found.atomic.detach() if atoms else None,
             forces=-found.positions.to(dtype) if forces else None,
             stress=None if found.strain is None else _over_volume(found.strain.to(dtype), batch),
         )
@@ -76,7 +88,8 @@ def properties_of(
         pos = batch.nodes["pos"].detach().clone().requires_grad_(forces)
         strain = pos.new_zeros(batch.num_graphs, 3, 3).requires_grad_() if stress else None
         moved = batch.replace(nodes={**batch.nodes, "pos": pos})
-        energy = model(moved if strain is None else _strained(moved, strain))
+        moved = moved if strain is None else _strained(moved, strain)
+        energy, parts = _energy(model, moved, atoms)
         # Padding has no forces, but its zero-length edges would put noise there.
         total = energy.masked_fill(~batch.graph_mask, 0.0).sum()
         inputs = [*([pos] if forces else []), *([] if strain is None else [strain])]
@@ -89,9 +102,18 @@ def properties_of(
         virial = gradients[-1] if stress else None
         return Properties(
             energy=energy if training else energy.detach(),
+            atomic=None if parts is None else parts.detach(),
             forces=-gradients[0] if forces else None,
             stress=None if virial is None else _over_volume(virial, batch),
         )
+
+
+def _energy(model: Any, batch: GraphBatch, atoms: bool) -> tuple[Tensor, Tensor | None]:
+    """Energies [G] and, if wanted, each atom's part [N]."""
+    if not atoms:
+        return model(batch), None
+    parts = model.atomic_values(batch)
+    return pool(batch, parts, model.config.readout), parts
 
 
 def energy_and_forces(

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.graphs import GraphBatch
+from weft.kernels import shifted_softplus
 from weft.kernels.schnet_interaction import interaction
-from weft.kernels.schnet_readout import readout
 from weft.kernels.tangents import row_dots, tangent_softplus, tangent_spmm
 from weft.models.atomistic import edge_vectors, neighbours_of, pool
 from weft.models.radial import (
@@ -45,8 +45,8 @@ class SchNetForces:
         )
         self.filters, self.slopes = rows[: config.layers], rows[config.layers :]
 
-    def energy_and_gradient(self) -> tuple[Tensor, Tensor]:
-        """Energies [G] and their derivative in the vectors of the edges [E, 3]."""
+    def energy_and_gradient(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Energies [G], each atom's part [N], and the derivative in the edges' vectors [E, 3]."""
         config, batch, near = self.model.config, self.batch, self.near
         mean = config.aggregation == "mean"
         leaves = [weight.detach().requires_grad_() for weight in self.filters]
@@ -59,15 +59,15 @@ class SchNetForces:
             first, second = self._readout()
             weights = (first.weight, first.bias, second.weight, second.bias)
             one, one_bias, two, two_bias = _detached(*weights)
-            averaged = config.readout == "mean"
-            offsets = batch.node_offsets
-            energy = readout(h, one, one_bias, two, two_bias, offsets, mean=averaged)
+            inner = shifted_softplus(functional.linear(h, one, one_bias))
+            atomic = functional.linear(inner, two, two_bias)[:, 0]
+            energy = pool(batch, atomic, config.readout)
             total = energy.masked_fill(~batch.graph_mask, 0.0).sum()
             grads = torch.autograd.grad(total, leaves)
         by_distance = row_dots(list(grads), [slope.detach() for slope in self.slopes])
         gradient = self.units.new_zeros(batch.num_edges, 3)
         gradient[near.forward.long()] = by_distance[:, None] * self.units
-        return energy.detach(), gradient
+        return energy.detach(), atomic.detach(), gradient
 
     def directional(self, tangents: Tensor) -> tuple[Tensor, Tensor]:
         """Energies [G] and their derivatives along the edges' tangents [E, 3]."""

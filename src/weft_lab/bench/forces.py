@@ -101,7 +101,7 @@ def cells(count: int = _COUNT["cells"], seed: int = 0) -> GraphTable:
     blocks = np.stack(np.meshgrid(*[np.arange(2)] * 3, indexing="ij"), axis=-1).reshape(-1, 1, 3)
     ideal = ((basis + blocks).reshape(-1, 3) / 2) * width
     pos = ideal + rng.normal(0, 0.1, (count, 64, 3))
-    return _table(rng, pos, rng.choice([6, 14], (count, 64)), cell=np.diag([width] * 3))
+    return _table(rng, pos, rng.choice([6, 14], (count, 64)), cell=np.eye(3) * width)
 
 
 def _chain(rng: np.random.Generator, count: int, bond: float) -> Array:
@@ -129,11 +129,11 @@ def _table(rng: np.random.Generator, pos: Array, z: Array, cell: Array | None = 
         "forces": Column(level="node", dtype="float32", shape=(3,), unit="eV/Å"),
         "y": Column(level="graph", dtype="float32", unit="eV"),
     }
-    columns = {
+    columns: dict[str, Array] = {
         "z": z.reshape(-1).astype(np.uint8),
         "pos": pos.reshape(-1, 3).astype(np.float32),
         "forces": rng.normal(size=(count * atoms, 3)).astype(np.float32),
-        "y": rng.normal(size=count).astype(np.float32),
+        "y": rng.normal(size=(count,)).astype(np.float32),
     }
     if cell is not None:
         schema["cell"] = Column(level="graph", dtype="float32", shape=(3, 3), unit="Å")
