@@ -43,6 +43,8 @@ class PaiNNForces:
         self.batch = replace(batch, pairs=pairs)
         rows = at_distances(
             near.distance,
+            model,
+            [model.filters.weight, model.filters.bias],
             self._tables,
             centres=config.radial,
             spacing=self.spacing,

@@ -49,19 +49,28 @@ _FAST: dict[type, Callable[[Any, GraphBatch], Evaluation]] = {
 def has_fast_forces(model: Any, batch: GraphBatch) -> bool:
     """Whether `derivatives` takes this model and batch, here and now."""
     pos, shift = batch.nodes["pos"], batch.edges.get("shift")
-    if type(model) not in _FAST or not _is_plain(model) or not is_fusable(*model.parameters()):
+    if type(model) not in _FAST or not pos.is_cpu:
         return False
-    return pos.is_cpu and not (pos.requires_grad or (shift is not None and shift.requires_grad))
+    weights = _plain_weights(model)
+    if weights is None or not is_fusable(*weights):
+        return False
+    return not (pos.requires_grad or (shift is not None and shift.requires_grad))
 
 
-def _is_plain(model: nn.Module) -> bool:
-    """Whether nothing but the layers' own weights is computed with: no hook, no other layer."""
+def _plain_weights(model: nn.Module) -> list[Tensor] | None:
+    """All weights, if nothing but them is computed with; None with a hook or another layer."""
+    weights: list[Tensor] = []
     for module in model.modules():
         if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
-            return False
-        if isinstance(module, nn.Linear) and not is_only_linear(module):
-            return False
-    return True
+            return None
+        if module._modules:
+            # A parametrized layer holds its parametrization as a module.
+            if isinstance(module, nn.Linear | nn.Embedding):
+                return None
+        elif isinstance(module, nn.Linear) and not is_only_linear(module):
+            return None
+        weights += [weight for weight in module._parameters.values() if weight is not None]
+    return weights
 
 
 class Derivatives(NamedTuple):
@@ -82,7 +91,8 @@ def derivatives(model: Any, batch: GraphBatch, *, strain: bool, training: bool) 
     # Inference mode would record nothing.
     with torch.inference_mode(False):
         if not training:
-            return _derivatives(make(model, batch), batch, strain)
+            with torch.no_grad():
+                return _derivatives(make(model, batch), batch, strain)
         learned = [weight for weight in model.parameters() if weight.requires_grad]
         with torch.enable_grad():
             evaluation = make(model, batch)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from weft.kernels.chebyshev import TERMS, bin_width, in_bins, nodes_of
 from weft.kernels.gaussians import reach
 from weft.kernels.radial_tables import interpolate
+
+_Tables = Callable[[Tensor], Tensor]
 
 # Below as many distances for each node of the bins, the functions themselves are faster.
 _ROWS_A_NODE = 2
@@ -45,19 +48,41 @@ def aligned_width(sharpness: float, cutoff: float | None) -> float:
     return width if cutoff is None else cutoff / math.ceil(cutoff / width)
 
 
+# By model: the weights of its radial functions, and their table at the nodes of the bins.
+_KEPT: WeakKeyDictionary[nn.Module, tuple[list[Tensor], Tensor]] = WeakKeyDictionary()
+
+
+def _table_at(nodes: Tensor, model: nn.Module, weights: list[Tensor], tables: _Tables) -> Tensor:
+    """The table; the last one where nothing learns from it and no weight has changed since."""
+    if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
+        return tables(nodes)
+    before, table = _KEPT.get(model, ([], None))
+    same = len(before) == len(weights) and all(map(torch.equal, before, weights))
+    # Compared by value: a change through `.data` leaves no other trace.
+    if table is None or not same or table.shape[1] != len(nodes):
+        with torch.no_grad():
+            table = tables(nodes)
+        _KEPT[model] = [weight.detach().clone() for weight in weights], table
+    return table
+
+
 def at_distances(
     d: Tensor,
-    tables: Callable[[Tensor], Tensor],
+    model: nn.Module,
+    weights: list[Tensor],
+    tables: _Tables,
     *,
     centres: int,
     spacing: float,
     sharpness: float,
     cutoff: float | None,
 ) -> tuple[Tensor, ...]:
-    """Rows [P, F] of several functions of a distance; the graph goes to what `tables` reads.
+    """Rows [P, F] of several functions of a distance; the graph goes to the weights.
 
     Args:
         d: [P], Å; nothing learns from it. Fastest by bins of `aligned_width`.
+        model: whose functions they are.
+        weights: all that the functions depend on.
         tables: gives the functions [L, R, F] at distances [R].
         centres: of the Gaussians that the functions are made of.
         spacing: between the centres, Å.
@@ -69,10 +94,12 @@ def at_distances(
         end = min((centres - 1) * spacing + reach(sharpness), float(d.max()))
         bins = max(1, math.ceil(end / width))
         if cutoff is not None:
-            # What lies beyond the cutoff has a bin of zeros.
-            bins = min(bins, round(cutoff / width) + 1)
+            # What lies beyond the cutoff has a bin of zeros. As many bins whatever the distances,
+            # so that atoms that move leave the table as it is.
+            bins = round(cutoff / width) + 1
         if len(d) > _ROWS_A_NODE * TERMS * bins:
-            rows = interpolate(tables(nodes_of(bins, width)), in_bins(d, width, bins), width)
+            table = _table_at(nodes_of(bins, width), model, weights, tables)
+            rows = interpolate(table, in_bins(d, width, bins), width)
             if rows is not None:
                 return rows
     return tables(d).unbind(0)

@@ -37,6 +37,13 @@ class SchNetForces:
         self.units = (self.vectors / near.distance[:, None]).to(dtype)
         rows = at_distances(
             near.distance,
+            model,
+            [
+                weight
+                for layer in self._layers()
+                for part in (layer.basis, layer.filter)
+                for weight in part.parameters()
+            ],
             self._tables,
             centres=config.centres,
             spacing=config.spacing,
