@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from weft.checked_indices import right_pairs, trust
 from weft.graphs import GraphBatch
 from weft.kernels import gather_receivers, gather_senders, segment_mean, segment_sum
+from weft.kernels.custom_op import is_plain
 from weft.kernels.edge_pairs import EdgePairs, Pairs, pair_spmm, sorted_pairs
 from weft.kernels.message_passing import matrix_of
 from weft.kernels.segment_ops import Matrix
@@ -136,7 +137,9 @@ def _pairs(batch: GraphBatch) -> tuple[Tensor, Tensor, Tensor]:
     if batch.pairs:
         return batch.pairs["forward"], batch.pairs["backward"], batch.pairs["of_edge"]
     alone = torch.arange(batch.num_edges, dtype=batch.senders.dtype, device=batch.senders.device)
-    trust(right_pairs, (alone, alone, alone), batch.num_edges)
+    # Tensors of a tracer have nothing to check.
+    if is_plain(alone):
+        trust(right_pairs, (alone, alone, alone), batch.num_edges)
     return alone, alone, alone
 
 
