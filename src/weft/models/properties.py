@@ -151,5 +151,7 @@ def _stretched(vectors: Tensor, stretch: Tensor) -> Tensor:
 
 def _over_volume(virial: Tensor, batch: GraphBatch) -> Tensor:
     """Derivatives in the strain [G, 3, 3] by volume; 0 where there is none."""
-    volume = torch.linalg.det(batch.graphs["cell"].to(virial.dtype)).abs()
+    a, b, c = batch.graphs["cell"].to(virial.dtype).unbind(1)
+    # Not torch.linalg.det, which not every runtime of an exported model has.
+    volume = (torch.linalg.cross(a, b) * c).sum(1).abs()
     return virial * torch.where(volume > 0, 1 / volume.clamp(min=1e-30), 0.0)[:, None, None]
