@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from weft.batching import BatchingConfig as BatchingConfig
     from weft.errors import DataError as DataError
     from weft.front_door import adjacency as adjacency
+    from weft.front_door import export as export
     from weft.front_door import fit as fit
     from weft.front_door import loader as loader
     from weft.front_door import open as open  # noqa: A004

@@ -1,4 +1,4 @@
-"""The short forms of the front door: `weft.open`, `weft.loader`, `weft.fit`, `weft.adjacency`.
+"""The short forms of the front door: `weft.open`, `weft.loader`, `weft.fit`, `weft.export`, ...
 
 Each is a thin function over the rooms, which have all options.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ from weft.graphs.store import MANIFEST
 from weft.layout import AnyAdjacency, LayoutConfig, adjacency_of
 from weft.layout.config import Form
 from weft.parallel import joined
+from weft.recipes.recipe import ExportOptions, recipe_of_run
 from weft.recipes.structures.config import NeighbourConfig
 from weft.recipes.structures.data import neighbour_table, own_table, reader_of
 from weft.sources import data_folder, with_neighbours
@@ -36,6 +37,9 @@ from weft.sources.atoms import files_of, read_structures
 from weft.training import FitConfig, FitResult, Run, Stateful
 from weft.training import fit as _fit
 from weft.training.step import Loss, Step
+
+if TYPE_CHECKING:
+    from weft.models.exported_program import Exported
 
 world = joined
 
@@ -273,3 +277,24 @@ def adjacency(
         DataError: the form cannot hold the batch.
     """
     return adjacency_of(batch, types, LayoutConfig(form=form, hidden=hidden))
+
+
+def export(
+    run: str | Path, path: str | Path, *, forces: bool = True, stress: bool = False
+) -> Exported:
+    """Write the model of a run for programs without weft; see docs/export.md for its inputs.
+
+    The file is compared with the run at several sizes before it is kept.
+
+    Args:
+        run: the folder of a run of `weft train`.
+        path: model.pt2, for torch's AOTInductor on processors like this one, or model.onnx.
+        forces: forces of structures too.
+        stress: stress of structures too; runs on crystals have it wherever they have forces.
+
+    Raises:
+        DataError: no such run, another suffix, a model without sound forces, no C++ compiler, or a
+            file that would give other results than the run.
+    """
+    options = ExportOptions(forces=forces, stress=stress)
+    return recipe_of_run(Path(run)).export(Path(run), Path(path), options)

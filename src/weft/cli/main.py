@@ -25,6 +25,10 @@ _OWN = {
         "weft.cli.predict",
     ),
     "md": ("move atoms by a trained potential: weft md RUN FILE", "weft.cli.md"),
+    "export": (
+        "write a trained model for programs without weft: weft export RUN model.pt2",
+        "weft.cli.export",
+    ),
     "plan": ("which way to train is fastest here: weft plan molecules", "weft.cli.plan_command"),
     "report": ("one page on runs, plans and studies: weft report RUN", "weft.cli.report"),
     "compile": (

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from weft.kernels.gaussians import gaussian_basis
 from weft.kernels.softplus import _LN2
 
 
@@ -87,10 +86,6 @@ def _edge_softplus(
     return _shifted_softplus(a.index_select(0, senders) + b.index_select(0, receivers) + c)
 
 
-def _gaussian_product(d: Tensor, weight: Tensor, spacing: float, sharpness: float) -> Tensor:
-    return gaussian_basis(d, weight.shape[0], spacing, sharpness) @ weight
-
-
 def _painn_message(
     x: Tensor,
     mu: Tensor | None,
@@ -131,7 +126,6 @@ _FORMS: dict[str, Callable[..., Any]] = {
     "sorted_pairs": _sorted_pairs,
     "shifted_softplus": _shifted_softplus,
     "edge_softplus": _edge_softplus,
-    "gaussian_product": _gaussian_product,
     "painn_message": _painn_message,
     "painn_invariants": _painn_invariants,
     "painn_update": _painn_update,

@@ -24,6 +24,7 @@ from weft.files import read_object
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from weft.models.exported_program import Exported
     from weft.parallel.world import World
     from weft.planning.task import PlanTask
     from weft.recipes.planned_runs import PlanOption
@@ -150,6 +151,19 @@ class PredictOptions:
     quiet: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """What an exported model gives; each recipe takes some of these.
+
+    Attributes:
+        forces: Forces of structures too, minus the gradient of the energy in the positions.
+        stress: Stress of structures too, eV/Å³; runs on crystals have it wherever they have forces.
+    """
+
+    forces: bool = True
+    stress: bool = False
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Start:
     """How a run is started.
@@ -271,6 +285,10 @@ class Recipe(ABC):
         raise DataError(
             f"{run} is a run of `weft train {self.name}`, which keeps nothing for predictions"
         )
+
+    def export(self, run: Path, path: Path, options: ExportOptions) -> Exported:
+        """Write the model of a run as a program for other runtimes."""
+        raise DataError(f"{run} is a run of `weft train {self.name}`, which cannot be exported yet")
 
 
 class StandardRecipe(Recipe):

@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.recipes.recipe import DataOptions, PredictOptions, StandardRecipe
+from weft.recipes.recipe import DataOptions, ExportOptions, PredictOptions, StandardRecipe
 from weft.recipes.structures.config import BEFORE, StructuresConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from weft.graphs import GraphTable
+    from weft.models.exported_program import Exported
     from weft.parallel.world import World
     from weft.recipes.structures.candidates import StructuresTask
     from weft.recipes.structures.training import Prepared
@@ -180,6 +181,13 @@ class MoleculesRecipe(StandardRecipe):
         rows = [(str(number), str(atoms), f"{v:.6g}") for number, atoms, v in found.rows(10)]
         headings = ("structure", "atoms", found.heading)
         print_predictions(headings, rows, len(found.values), out, console)
+
+    def export(self, run: Path, path: Path, options: ExportOptions) -> Exported:
+        """Write the potential of a run: energies, forces and stress."""
+        from weft.recipes.structures.export import export_structures
+
+        stress = options.stress or (options.forces and self.name == "crystals")
+        return export_structures(run, path, forces=options.forces, stress=stress)
 
 
 class CrystalsRecipe(MoleculesRecipe):
