@@ -100,6 +100,11 @@ class NeighbourPairs:
         out: Tensor = pair_spmm(x, weight, *matrix, *pairs)
         return out
 
+    def of(self, batch: GraphBatch) -> GraphBatch:
+        """The batch with its pairs in this order."""
+        pairs = {"forward": self.forward, "backward": self.backward, "of_edge": self.of_edge}
+        return batch.replace(pairs=pairs)
+
     @functools.cached_property
     def pairs(self) -> EdgePairs:
         """The edges, for operators that take them as one."""

@@ -185,3 +185,13 @@ class PaiNNConfig:
         check_least(self, hidden=2, layers=1, radial=2)
         _check_positive(self, cutoff="Å")
         check_choices(self, readout=Pooling)
+
+    @property
+    def spacing(self) -> float:
+        """Distance between the centres of two Gaussians, Å."""
+        return self.cutoff / (self.radial - 1)
+
+    @property
+    def sharpness(self) -> float:
+        """A Gaussian is exp(-sharpness · (d - centre)²), in 1 / Å²."""
+        return 0.5 / self.spacing**2

@@ -117,11 +117,9 @@ class PaiNN(nn.Module):
         vectors = edge_vectors(batch)
         length = lengths(vectors)
         d = length.index_select(0, batch.pairs["forward"]) if batch.pairs else length
-        cutoff = self.config.cutoff
-        fade = envelope(d, cutoff)[:, None]
-        radial = self.config.radial
-        spacing = cutoff / (radial - 1)
-        basis = gaussian_basis(d, radial, spacing, 0.5 / spacing**2) * fade
+        config = self.config
+        fade = envelope(d, config.cutoff)[:, None]
+        basis = gaussian_basis(d, config.radial, config.spacing, config.sharpness) * fade
         return torch.cat([basis, fade], dim=1), vectors / length[:, None]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,32 +30,29 @@ class PaiNNForces:
         self.model = model
         config = model.config
         dtype = model.elements.embedding.weight.dtype
-        self.spacing = config.cutoff / (config.radial - 1)
-        self.sharpness = 0.5 / self.spacing**2
-        width = aligned_width(self.sharpness, config.cutoff)
+        width = aligned_width(config.sharpness, config.cutoff)
         self.near = near = neighbours_of(batch, step=width, dtype=dtype)
         vectors = edge_vectors(batch)
         self.distances = lengths(vectors)[:, None].to(dtype)
         self.directions = vectors.to(dtype) / self.distances
         # Its own pairs are sorted by distance, as the filters are.
-        pairs = {"forward": near.forward, "backward": near.backward, "of_edge": near.of_edge}
-        self.batch = replace(batch, pairs=pairs)
+        self.batch = near.of(batch)
         rows = at_distances(
             near.distance,
             model,
             [model.filters.weight, model.filters.bias],
             self._tables,
             centres=config.radial,
-            spacing=self.spacing,
-            sharpness=self.sharpness,
+            spacing=config.spacing,
+            sharpness=config.sharpness,
             cutoff=config.cutoff,
         )
         # The first layer has no vectors to multiply.
         used = 2 * config.hidden
         first, *others = rows[: config.layers]
         first_slope, *other_slopes = rows[config.layers :]
-        self.filters = [first[:, :used].contiguous(), *others]
-        self.slopes = [first_slope[:, :used].contiguous(), *other_slopes]
+        self.filters = [first[:, :used], *others]
+        self.slopes = [first_slope[:, :used], *other_slopes]
 
     def energy_and_gradient(self) -> tuple[Tensor, Tensor, Tensor]:
         """Energies [G], each atom's part [N], and the derivative in the edges' vectors [E, 3]."""
@@ -101,7 +97,7 @@ class PaiNNForces:
     def _tables(self, d: Tensor) -> Tensor:
         """Filters of all layers and then their derivatives at distances d [R]: [2 L, R, 3 F]."""
         config = self.model.config
-        basis, slope = gaussians_with_slopes(d, config.radial, self.spacing, self.sharpness)
+        basis, slope = gaussians_with_slopes(d, config.radial, config.spacing, config.sharpness)
         fade, fall = envelope_with_slope(d, config.cutoff)
         values = torch.cat([basis * fade, fade], dim=1)
         slopes = torch.cat([slope * fade + basis * fall, fall], dim=1)
