@@ -138,6 +138,21 @@ class ForcesBench(_Bench):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MDBench(_Bench):
+    """One step of ASE's velocity Verlet in silicon at 300 K, 0.5 fs, with PaiNN of 64 features.
+
+    Attributes:
+        atoms: Sizes of the cells, 8 n³ atoms each.
+        rounds: Turns of each candidate.
+        steps: Steps in a turn.
+    """
+
+    atoms: tuple[int, ...] = (64, 216, 512)
+    rounds: int = 5
+    steps: int = 20
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProgramsBench(_Bench):
     """One training step: rounds of messages forward, backward, Adam.
 

@@ -1,4 +1,4 @@
-"""Benchmarks of potentials: training steps on energies and forces, and forces alone."""
+"""Benchmarks of potentials: training steps on forces, forces alone, molecular dynamics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.graphs import Array, Column, GraphTable, table_from_columns
 from weft.sources import Cutoff, with_neighbours
 from weft_lab.bench.result import BenchResult, CaseResult
 from weft_lab.bench.runner import Candidate, ours, run_case
-from weft_lab.bench_settings import ForcesBench, ForcesModel, ForcesTask, Structures
+from weft_lab.bench_settings import ForcesBench, ForcesModel, ForcesTask, MDBench, Structures
 
 _CUTOFF = 5.0
 _COUNT = {"molecules": 256, "cells": 64}
@@ -34,6 +34,38 @@ def bench_forces(config: ForcesBench, progress: Progress) -> BenchResult:
                 for task in config.tasks
             ]
     return BenchResult(name="forces", cases=cases)
+
+
+def bench_md(config: MDBench, progress: Progress) -> BenchResult:
+    """Steps of molecular dynamics with each library's calculator and neighbour lists."""
+    candidates = {
+        "weft": Candidate(script="dynamics_steps:weft", peer=False),
+        "SchNetPack": Candidate(script="dynamics_steps:schnetpack", settings={"skin": 0.5}),
+        "SchNetPack, new lists": Candidate(
+            script="dynamics_steps:schnetpack", settings={"skin": 0.0}
+        ),
+    }
+    cases = []
+    for atoms in config.atoms:
+        repeats = round((atoms / 8) ** (1 / 3))
+        if 8 * repeats**3 != atoms:
+            raise ValueError(
+                f"atoms is {atoms}; a cubic cell of silicon holds 8 n³: choose 64, 216, 512 ..."
+            )
+        cases.append(
+            run_case(
+                f"{atoms}-atoms",
+                f"a step of velocity Verlet, PaiNN with 64 features, {atoms} atoms of silicon, "
+                f"cutoff {_CUTOFF:g} Å; batching: neighbour lists",
+                candidates,
+                {"repeats": repeats, "cutoff": _CUTOFF},
+                rounds=config.rounds,
+                steps=config.steps,
+                warmup=5,
+                progress=progress,
+            )
+        )
+    return BenchResult(name="md", cases=cases)
 
 
 def _run(

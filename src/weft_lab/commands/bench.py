@@ -18,6 +18,7 @@ from weft_lab.bench_settings import (
     CommunicationBench,
     ForcesBench,
     GCNBench,
+    MDBench,
     MoleculesBench,
     PlanBench,
     ProgramsBench,
@@ -99,6 +100,10 @@ _BENCHES: dict[str, tuple[type[Any], str, str]] = {
     "forces": (
         *(ForcesBench, "forces"),
         "Potentials, a training step and forces alone: weft, SchNetPack, torch_geometric, MACE.",
+    ),
+    "md": (
+        *(MDBench, "forces"),
+        "Molecular dynamics with ASE, a step: weft's calculator and SchNetPack's.",
     ),
     "programs": (
         *(ProgramsBench, "programs"),

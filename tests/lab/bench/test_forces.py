@@ -9,7 +9,7 @@ import pytest
 from rich.progress import Progress
 
 from weft_lab.bench import forces
-from weft_lab.bench_settings import ForcesBench
+from weft_lab.bench_settings import ForcesBench, MDBench
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
 
@@ -37,3 +37,12 @@ def test_structures_are_like_matter():
         pos = np.asarray(table.column("pos"))[:atoms]
         apart = np.linalg.norm(pos[:, None] - pos[None], axis=2) + 10 * np.eye(atoms)
         assert 0.9 < apart.min() < 2.4
+
+
+def test_dynamics():
+    (case,) = forces.bench_md(MDBench(atoms=(64,), rounds=1, steps=2), Progress(disable=True)).cases
+    steps = case.candidates["weft"].details
+    assert len(steps) == 2
+    assert all(0 < step["batching"] < step["seconds"] for step in steps)
+    with pytest.raises(ValueError, match="atoms is 100"):
+        forces.bench_md(MDBench(atoms=(100,)), Progress(disable=True))
