@@ -10,8 +10,9 @@ from torch.nn import functional
 
 from weft.graphs import GraphBatch
 from weft.kernels.painn_mixing_tangents import tangent_invariants, tangent_update
+from weft.kernels.painn_potential import Layer, painn_values
 from weft.kernels.painn_tangents import painn_tangent_message
-from weft.kernels.tangents import row_dots, tangent_silu
+from weft.kernels.tangents import tangent_silu
 from weft.models.atomistic import edge_vectors, lengths, neighbours_of, pool
 from weft.models.painn import EPSILON, PaiNN
 from weft.models.radial import (
@@ -56,21 +57,35 @@ class PaiNNForces:
 
     def energy_and_gradient(self) -> tuple[Tensor, Tensor, Tensor]:
         """Energies [G], each atom's part [N], and the derivative in the edges' vectors [E, 3]."""
-        batch, near = self.batch, self.near
-        leaves = [weight.detach().requires_grad_() for weight in self.filters]
-        direction = self.directions.detach().requires_grad_()
-        with torch.enable_grad():
-            q, _ = self.model.features_of(batch, leaves, direction)
-            atomic = self.model.readout(q)[:, 0]
-            energy = pool(batch, atomic, self.model.config.readout)
-            total = energy.masked_fill(~batch.graph_mask, 0.0).sum()
-            *grads, turning = torch.autograd.grad(total, [*leaves, direction])
+        model, batch, near = self.model, self.batch, self.near
+        rows = model.elements.rows[batch.nodes["z"].long()]
+        embedding = model.elements.embedding.weight
+        sent = model.contexts[0](embedding)[:, : 2 * model.config.hidden]
+        q, x = (functional.embedding(rows, t).detach() for t in (embedding, sent))
+        mixings: list[Any] = list(model.mixings)
+        layers = [
+            Layer(_weights(context), mixing.vectors.weight, _weights(mixing.context))
+            for context, mixing in zip(model.contexts, mixings, strict=True)
+        ]
+        seeds = batch.graph_mask[batch.node_graph.long()].to(embedding.dtype)
+        if model.config.readout == "mean":
+            seeds = seeds / batch.node_offsets.diff()[batch.node_graph.long()]
+        atomic, by_distance, turning = painn_values(
+            (q, x),
+            layers,
+            _weights(model.readout),
+            (self.filters, self.slopes),
+            (self.directions, batch.edge_mask),
+            seeds,
+            near.pairs,
+            EPSILON,
+        )
+        energy = pool(batch, atomic, model.config.readout)
         along = (self.directions * turning).sum(1, keepdim=True)
         gradient = (turning - along * self.directions) / self.distances
-        by_distance = row_dots(grads, [slope.detach() for slope in self.slopes])
         forward = near.forward.long()
         gradient[forward] += by_distance[:, None] * self.directions[forward]
-        return energy.detach(), atomic.detach(), gradient
+        return energy, atomic, gradient
 
     def directional(self, tangents: Tensor) -> tuple[Tensor, Tensor]:
         """Energies [G] and their derivatives along the edges' tangents [E, 3]."""
@@ -106,6 +121,11 @@ class PaiNNForces:
         count, width = len(weights), weights.shape[2]
         tables = made.view(count, 2, len(d), width).transpose(0, 1)
         return tables.reshape(2 * count, len(d), width)
+
+
+def _weights(perceptron: Any) -> list[Tensor]:
+    first, _, second = perceptron
+    return [first.weight, first.bias, second.weight, second.bias]
 
 
 def _still(x: Tensor) -> Tensor:
