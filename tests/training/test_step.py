@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_fits import adam, data, fixed_model, quiet, squared_error
+from small_fits import adam, data, fixed_model, losses, quiet, squared_error
 from torch import Tensor, nn
 
 from weft.training import Run, fit, read_metrics
@@ -98,3 +98,25 @@ def test_a_step_that_was_stopped_is_used_again():
     assert (first.stopped, first.steps) == ("interrupted by SIGTERM", 2)
     second = fit(model, adam(model), [data()], step, config=quiet(epochs=5))
     assert (second.stopped, second.steps) == ("finished", 5)
+
+
+def test_a_loss_can_weigh_its_terms_by_the_epoch_and_resumes_to_the_bit(tmp_path):
+    def trained(folder, epochs: int, **options: Any) -> list[float]:
+        model = fixed_model()
+
+        def late(model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, float]]:
+            weight = 1.0 if step.epoch < 2 else 10.0
+            return weight * squared_error(model, batch), {"weight": weight}
+
+        step = LossStep(late)
+        with Run.create(folder, {}, tensorboard=False, resume=True) as run:
+            config = quiet(epochs=epochs, log_every=1, **options)
+            fit(model, adam(model), [data()] * 3, step, config=config, run=run)
+        return losses(folder)
+
+    whole = trained(tmp_path / "whole", 4)
+    weights = [line["weight"] for line in read_metrics(tmp_path / "whole") if "weight" in line]
+    assert weights == [1.0] * 6 + [10.0] * 6
+    # Stopped inside the first epoch of the other weight.
+    trained(tmp_path / "cut", 4, max_steps=8)
+    assert trained(tmp_path / "cut", 4) == whole

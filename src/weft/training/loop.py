@@ -200,6 +200,7 @@ class _Fit:
             measured = at.position == 0 or at.evaluated_step == at.step
             if at.epoch >= self.config.epochs or (self.is_over() and measured):
                 return "finished"
+            self.stepper.epoch = at.epoch
             batches = self.batches.open(at.epoch)
             total = self.total_steps()
             while not self.is_over():

@@ -44,9 +44,12 @@ class Step:
     Attributes:
         world: the ranks that take the step together; None for this process alone.
         extras: what has a state that a checkpoint must hold, by name.
+        epoch: the epoch under way, from 0; `fit` sets it, after a resume too, so that a loss can
+            weigh its terms by it.
     """
 
     world: World | None = None
+    epoch: int = 0
     extras: Mapping[str, Stateful] = {}
     _heard: Callable[[], str | None] = staticmethod(lambda: None)
     _agreed: str | None = None
