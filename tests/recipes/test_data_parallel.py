@@ -18,7 +18,7 @@ from weft.training.launch import launch
 CASES: list[Case] = [
     ("molecules", "structures", {}, 0),
     ("forces", "structures", {"forces": "forces", "readout": "sum", "model": "painn"}, 0),
-    ("links", "links", {"momentum": 0.5}, 0),
+    ("links", "links", {"momentum": 0.5, "ema": 0.9}, 0),
     ("rigl", "links", {"sparsify": "rigl", "sparsity": 0.5}, 0),
     ("admm", "links", {"sparsify": "admm", "sparsity": 0.5}, 0),
     ("nodes", "nodes", {}, 0),

@@ -81,7 +81,13 @@ def train(case: str, folder: Path, at_step: int, act: Callable[[], None]) -> Non
             return {"val": float((model(probe) - probe.sum(1, keepdim=True).sin()).abs().mean())}
 
     config = FitConfig(
-        epochs=EPOCHS, monitor="val", checkpoint_every=3, log_every=1, clip_norm=5.0, quiet=True
+        epochs=EPOCHS,
+        monitor="val",
+        checkpoint_every=3,
+        log_every=1,
+        clip_norm=5.0,
+        ema=0.9 if case == "generator" else 0.0,
+        quiet=True,
     )
     with Run.create(folder, {"case": case}, resume=True, tensorboard=False) as run:
         result = fit(

@@ -298,8 +298,11 @@ class StandardRecipe(Recipe):
     """Settings that the config.json of older runs lacks, as they were trained."""
 
     def as_now(self, recorded: Mapping[str, Any]) -> dict[str, Any]:
-        """The configuration of an older run as it would be recorded today."""
-        return {**self.before, **recorded}
+        """The configuration of an older run as it would be recorded today.
+
+        A setting that came later is the default of today, unless `before` says otherwise.
+        """
+        return _completed({**self.before, **recorded}, asdict(self.default()))
 
     def note(self, data: Any, console: Console) -> None:
         """Tell what is worth knowing of the data before the training."""
@@ -396,6 +399,16 @@ class StandardRecipe(Recipe):
             show=lambda: self.show(trained, prepared, folder, console),
             is_first=first,
         )
+
+
+def _completed(recorded: Mapping[str, Any], today: Mapping[str, Any]) -> dict[str, Any]:
+    """What was recorded, and what is missing in it and in the objects inside it."""
+    found = {**today, **recorded}
+    for name, value in found.items():
+        default = today.get(name)
+        if isinstance(value, Mapping) and isinstance(default, Mapping):
+            found[name] = _completed(value, default)
+    return found
 
 
 def _launched(name: str, asked: Any, start: Start) -> Finished:

@@ -199,7 +199,12 @@ def train_network(
         step.optimizer,
         batches,
         step,
-        config=step.fit_config(checkpoint_every=config.checkpoint_every, patience=config.patience),
+        config=step.fit_config(
+            checkpoint_every=config.checkpoint_every,
+            patience=config.patience,
+            clip_norm=config.clip_norm,
+            ema=config.ema,
+        ),
         evaluate=step.selecting(prepared.evaluate, prepared.score),
         scheduler=step.scheduler,
         run=run,
@@ -225,6 +230,7 @@ class SparseTask(PlanTask):
     planned = ("form",)
     idle = (
         *("data", "walks", "length", "learning_rate", "momentum", "weight_decay", "schedule"),
+        *("clip_norm", "ema"),
         *("epochs", "patience", "checkpoint_every", "seed", "death", "rho"),
         *("test", "validation", "compat", "input_dropout"),
     )

@@ -45,6 +45,7 @@ class SparseLinear(nn.Module):
             out_features x in_features weights to what `dense_gradient` gives; it costs as much as a
             dense layer's.
         replaced: the layer whose place it has in a model, if `weft.restore` is to put it back.
+        companions: tensors [K] that go with the weights wherever `topology` moves them.
     """
 
     values: nn.Parameter
@@ -52,6 +53,7 @@ class SparseLinear(nn.Module):
     pattern: Tensor
     # In a tuple: a module attribute would become a part of this one.
     replaced: tuple[Any, ...] = ()
+    companions: Sequence[Tensor] = ()
 
     def __init__(
         self,
@@ -260,7 +262,7 @@ class SparseLinear(nn.Module):
             )
         kept = old[torch.isin(old, new)]
         source, target = torch.searchsorted(old, kept), torch.searchsorted(new, kept)
-        for tensor in (self.values.data, *slots):
+        for tensor in (self.values.data, *self.companions, *slots):
             saved = tensor[source]
             tensor.zero_()
             tensor[target] = saved

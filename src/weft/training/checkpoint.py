@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 CHECKPOINT = "last.pt"
 WEIGHTS = "weights.safetensors"
+AVERAGES = "averaged weights"
+"""The part of a checkpoint's extras with the averages of `AveragedWeights`."""
 _FORMAT = "weft checkpoint"
 _VERSION = 1
 _SUM = "sha256"
@@ -196,6 +198,11 @@ def put_weights(model: nn.Module, weights: Mapping[str, Any], source: str) -> No
     model.load_state_dict(dict(weights), strict=False)
 
 
+def as_sparse(values: Mapping[str, Tensor], weights: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Values in the shapes of the weights of these names, 0 where those are exactly 0."""
+    return {name: value.masked_fill(weights[name] == 0, 0) for name, value in values.items()}
+
+
 def save_weights(path: Path, weights: Mapping[str, Any], about: Mapping[str, Any]) -> None:
     """Write a state_dict's tensors as safetensors, with the JSON values `about` in the header.
 
@@ -235,8 +242,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not path.exists():
         raise DataError(f"{path} does not exist; weights come from a .safetensors, .pt or a run")
     if path.suffix == ".pt":
-        weights: dict[str, Tensor] = load_checkpoint(path, "model")["model"]
-        return weights
+        state = load_checkpoint(path, "model")
+        weights: dict[str, Tensor] = state["model"]
+        # As in a run's weights file: the averaged ones, where the run has them.
+        averages = state.get("extras", {}).get(AVERAGES, {"averages": {}})["averages"]
+        return weights | as_sparse(averages, weights)
     try:
         with safe_open(path, framework="pt") as file:
             header = (file.metadata() or {}).get("weft", "{}")

@@ -65,6 +65,8 @@ class FitConfig:
         log_every: steps from one line of metrics to the next, None for no such lines; each epoch
             has one line besides.
         clip_norm: gradients are scaled down to this norm.
+        ema: decay of an exponential moving average of the weights, such as 0.999; the averages are
+            evaluated, kept and left in the model in place of the weights. 0 for none.
         quiet: no progress.
     """
 
@@ -79,6 +81,7 @@ class FitConfig:
     checkpoint_seconds: float = 30.0
     log_every: int | None = 10
     clip_norm: float | None = None
+    ema: float = 0.0
     quiet: bool = False
 
     def __post_init__(self) -> None:
@@ -86,10 +89,26 @@ class FitConfig:
         check_least(self, patience=1, evaluate_every=1, log_every=1)
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ValueError(f"clip_norm is {self.clip_norm}; it must be above 0, or None")
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"ema is {self.ema}; it is a decay below 1, such as 0.999, or 0")
         if self.mode not in ("min", "max"):
             raise ValueError(f"mode is {self.mode!r}; it must be 'min' or 'max'")
         if self.patience is not None and self.monitor is None:
             raise ValueError("patience needs monitor, the name of the metric to watch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopOptions:
+    """Options of the training loop that every recipe has.
+
+    Attributes:
+        clip_norm: Scale gradients down to this norm; none leaves them as they are.
+        ema: Decay of a moving average of the weights, such as 0.999: the averages are evaluated,
+            kept and used for predictions; 0 for none.
+    """
+
+    clip_norm: float | None = None
+    ema: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

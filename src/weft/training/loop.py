@@ -6,6 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,8 +18,10 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from weft.errors import DataError
 from weft.sparsify.snapshots import in_evaluation
+from weft.training.averages import AveragedWeights
 from weft.training.batches import Batches, Stateful
 from weft.training.checkpoint import (
+    AVERAGES,
     copy_weights,
     plain_module,
     put_weights,
@@ -101,7 +104,7 @@ def fit(
         scheduler: stepped after every optimizer step (ReduceLROnPlateau: at every evaluation,
             with the monitored metric).
         run: a folder for checkpoints and metrics; of several ranks that of rank 0 alone is used.
-        extras: whatever else has a state to be resumed, by name: averaged weights, masks.
+        extras: whatever else has a state to be resumed, by name, such as masks.
 
     Raises:
         NonFiniteLoss: the loss is nan or infinite: the weights are those before that step, and
@@ -145,6 +148,10 @@ class _Fit:
     def __post_init__(self) -> None:
         if self.stepper.world is not None and self.stepper.world.rank > 0:
             self.run = None
+        self.averages: AveragedWeights | None = None
+        if self.config.ema:
+            self.averages = AveragedWeights(self.model, self.config.ema)
+            self.extras = {**self.extras, AVERAGES: self.averages}
         self.at = FitState()
         self.best_weights: dict[str, Any] | None = None
         self.best_is_saved = True
@@ -170,6 +177,8 @@ class _Fit:
             self.stepper.listen(lambda: request.signal)
             stopped = self.train(progress)
             self.save()
+        if self.averages is not None:
+            self.averages.put()
         if self.best_weights is not None:
             put_weights(self.model, self.best_weights, "the best epoch")
         elif self.run is not None:
@@ -265,6 +274,8 @@ class _Fit:
                 self.fail(f"the norm of the gradients is {norm}")
         rate = float(self.optimizer.param_groups[0]["lr"])
         self.optimizer.step()
+        if self.averages is not None:
+            self.averages.update()
         if self.scheduler is not None and not isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step()
         self.stepper.updated()
@@ -291,14 +302,12 @@ class _Fit:
         number, count = at.epoch + 1, self.batches.count()
         cut = self.is_over() and (count is None or at.position < count)
         evaluated = number % config.evaluate_every == 0 or number == config.epochs or self.is_over()
-        if evaluated and self.evaluate is not None:
-            with in_evaluation(self.model):
-                values = metrics_of(self.evaluate(self.model), at.metrics)
-            progress.evaluated(values)
-            at.metrics |= values
-        if evaluated and config.monitor is not None:
-            self.compare(config.monitor, number, cut=cut)
         if evaluated:
+            self.stepper.before_evaluation()
+            with nullcontext() if self.averages is None else self.averages.in_model():
+                self.measure(progress)
+                if config.monitor is not None:
+                    self.compare(config.monitor, number, cut=cut)
             at.evaluated_step = at.step
         if not cut:
             # From here on the epoch counts as done; a checkpoint taken now is between two epochs.
@@ -310,6 +319,14 @@ class _Fit:
         self.log({**at.metrics, **more, "graphs_per_second": self.recent.value()})
         if not config.checkpoint_every and self.is_due():
             self.save()
+
+    def measure(self, progress: FitProgress) -> None:
+        """Evaluate the model as it is."""
+        if self.evaluate is not None:
+            with in_evaluation(self.model):
+                values = metrics_of(self.evaluate(self.model), self.at.metrics)
+            progress.evaluated(values)
+            self.at.metrics |= values
 
     def compare(self, monitor: str, epoch: int, *, cut: bool) -> None:
         """Keep these weights if the monitored metric is the best so far."""

@@ -165,17 +165,26 @@ class SparseStep(LossStep):
         self.extras = {} if self._method is None else {"sparsifier": self._method}
         self.masks = _masks_of(self._method)
 
-    def fit_config(self, *, checkpoint_every: int = 0, patience: int | None = None) -> FitConfig:
-        """What `fit` is asked to do: it keeps the weights of the best `selection`."""
+    def fit_config(self, **options: Any) -> FitConfig:
+        """What `fit` is asked to do: keep the weights of the best `selection`, and the options."""
         return FitConfig(
             epochs=self._epochs,
             monitor=SELECTION,
             mode="max",
-            patience=patience,
-            checkpoint_every=checkpoint_every,
             log_every=50,
             quiet=self._quiet,
+            **options,
         )
+
+    def before_evaluation(self) -> None:
+        """Tell a method that prunes by epochs of the end of one."""
+
+        @torch.no_grad()
+        def objective() -> Tensor:
+            return self._loss(self._model, self._sample)
+
+        if isinstance(self._method, TrainAndPrune):
+            self._method.end_epoch(objective)
 
     def selecting(
         self, evaluate: Callable[[Any], Mapping[str, float]], score: str
@@ -183,17 +192,10 @@ class SparseStep(LossStep):
         """`evaluate` with the metric `selection`, by which `fit` chooses the best weights.
 
         It is the metric `score`, from 0 to 1, which should be large, in epochs in which the model
-        is as sparse as asked; while it is not yet, the score less 1. The method is told of the
-        end of the epoch before the evaluation.
+        is as sparse as asked; while it is not yet, the score less 1.
         """
 
-        @torch.no_grad()
-        def objective() -> Tensor:
-            return self._loss(self._model, self._sample)
-
         def measure(model: nn.Module) -> dict[str, float]:
-            if isinstance(self._method, TrainAndPrune):
-                self._method.end_epoch(objective)
             values = rank0_metrics(self.world, lambda: evaluate(model))
             if self._config.sparsify != "none":
                 values["sparsity"] = self._sparsity()

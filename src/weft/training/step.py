@@ -61,6 +61,9 @@ class Step:
     def updated(self) -> None:
         """The optimizer has updated the weights: the step is over."""
 
+    def before_evaluation(self) -> None:
+        """The model is about to be evaluated: it has the weights of the last step, no averages."""
+
     def epoch_metrics(self) -> Mapping[str, float]:
         """Values of the epoch that is over, which are no means over its graphs."""
         return {}

@@ -60,7 +60,7 @@ class FullGraphTask(PlanTask):
     config: FullGraphConfig
     idle = (
         *("data", "features", "labels", "learning_rate", "weight_decay", "epochs", "patience"),
-        *("evaluate_every", "checkpoint_every", "seed", "timeout"),
+        *("ema", "evaluate_every", "checkpoint_every", "seed", "timeout"),
     )
 
     def __init__(

@@ -13,7 +13,7 @@ from weft.parallel.cost_model import NETWORKS, Estimate, Machine, Problem, choos
 from weft.parallel.grid import Grid, grid_of, grids_for
 from weft.parallel.method import DeviceName, Method, Model
 from weft.sources.config import EdgeColumn
-from weft.training.config import FitConfig, ScheduleConfig
+from weft.training.config import FitConfig, LoopOptions, ScheduleConfig
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +44,7 @@ _PLACEMENT = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class FullGraphConfig:
+class FullGraphConfig(LoopOptions):
     """Node classification on one graph that many ranks share.
 
     Attributes:
@@ -74,7 +74,6 @@ class FullGraphConfig:
         learning_rate: Learning rate of Adam.
         weight_decay: Weight decay on the first layer's weights.
         schedule: how the learning rate moves; a step is an epoch here.
-        clip_norm: gradients are scaled down to this norm.
         epochs: full-graph steps.
         patience: stop after this many epochs without a better validation accuracy.
         evaluate_every: epochs from one evaluation to the next.
@@ -105,7 +104,6 @@ class FullGraphConfig:
     learning_rate: float = 0.01
     weight_decay: float = 5e-4
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    clip_norm: float | None = None
     epochs: int = 200
     patience: int | None = None
     evaluate_every: int = 1
@@ -138,7 +136,8 @@ class FullGraphConfig:
         """What decides the result; a run is resumed with the same only."""
         found = {name: value for name, value in asdict(self).items() if name not in _PLACEMENT}
         # Runs from before there was a choice go on.
-        only = {"columns": type(self).columns, "schedule": ScheduleConfig(), "clip_norm": None}
+        only = {"columns": type(self).columns, "schedule": ScheduleConfig()}
+        only |= asdict(LoopOptions())
         for name, value in only.items():
             if getattr(self, name) == value:
                 del found[name]
@@ -155,6 +154,7 @@ class FullGraphConfig:
             checkpoint_every=self.checkpoint_every,
             log_every=None,
             clip_norm=self.clip_norm,
+            ema=self.ema,
             quiet=quiet,
         )
 

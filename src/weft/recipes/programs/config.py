@@ -9,13 +9,13 @@ from weft.errors import check_choices, check_least
 from weft.layout import LayoutConfig
 from weft.models import GGNNConfig
 from weft.recipes.structures.config import check_split
-from weft.training.config import CompileMode, FitConfig, ScheduleConfig
+from weft.training.config import CompileMode, FitConfig, LoopOptions, ScheduleConfig
 
 PolicyName = Literal["packed", "dynamic"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProgramsConfig:
+class ProgramsConfig(LoopOptions):
     """A gated graph network that chooses the variable of a slot in a program.
 
     Attributes:
@@ -42,7 +42,6 @@ class ProgramsConfig:
         limit: use only this many samples, drawn at random.
         learning_rate: Learning rate of Adam, for one supergraph a step.
         schedule: how the learning rate moves; the warm-up is cut to a fifth of a short run.
-        clip_norm: gradients are scaled down to this norm.
         epochs: passes over the training samples, at most.
         max_steps: Stop after this many optimizer steps.
         patience: stop after this many epochs without a better validation accuracy.
@@ -136,5 +135,6 @@ class ProgramsConfig:
             patience=self.patience,
             checkpoint_every=self.checkpoint_every,
             clip_norm=self.clip_norm,
+            ema=self.ema,
             quiet=quiet,
         )

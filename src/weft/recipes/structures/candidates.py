@@ -30,7 +30,7 @@ class StructuresTask(PlanTask):
     planned = (_POLICY, "compile")
     idle = (
         *("data", "force_weight", "learning_rate", "schedule", "epochs", "max_steps", "patience"),
-        *("checkpoint_every", "seed", "batching.seed", "monitor"),
+        *("checkpoint_every", "seed", "batching.seed", "monitor", "clip_norm", "ema"),
     )
 
     def __init__(self, name: str, table: GraphTable, config: StructuresConfig) -> None:

@@ -11,7 +11,7 @@ from weft.batching import BatchingConfig
 from weft.errors import check_choices, check_least
 from weft.models.config import Pooling
 from weft.sources.config import Cutoff, FullyConnected, Nearest, Neighbours
-from weft.training.config import CompileMode, FitConfig, ScheduleConfig
+from weft.training.config import CompileMode, FitConfig, LoopOptions, ScheduleConfig
 
 BEFORE: Mapping[str, Any] = {"envelope": False, "monitor": "validation_mae"}
 """Settings that the config.json of older runs lacks, as they were trained."""
@@ -68,7 +68,7 @@ class NeighbourConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StructuresConfig:
+class StructuresConfig(LoopOptions):
     """A network that predicts one value a structure.
 
     Attributes:
@@ -233,6 +233,8 @@ class StructuresConfig:
             patience=self.patience,
             checkpoint_every=self.checkpoint_every,
             log_every=50,
+            clip_norm=self.clip_norm,
+            ema=self.ema,
             quiet=quiet,
         )
 

@@ -1,0 +1,58 @@
+"""Options of the training loop that every recipe has: averages, clipping, schedules, loggers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from weft.training import read_metrics
+
+MOLECULES = ("train", "molecules", "--data", "mols.extxyz", "--target", "energy", "--hidden", 8)
+
+
+def losses(folder: Path) -> list[dict[str, Any]]:
+    """The metrics without what the clock gave."""
+    timed = ("seconds", "graphs_per_second")
+    return [{k: v for k, v in line.items() if k not in timed} for line in read_metrics(folder)]
+
+
+def test_averaged_weights_are_kept_and_predict_and_a_resume_goes_on_to_the_bit(
+    weft, tmp_path, small_molecules
+):
+    words = (*MOLECULES, "--ema", 0.9, "--clip-norm", 1, "--checkpoint-every", 1, "--quiet")
+    words = (*words, "--batching.batch-size", 6)
+    assert weft(*words, "--epochs", 3, "--out", "whole").code == 0
+    assert weft(*MOLECULES, "--epochs", 3, "--out", "plain", "--quiet").code == 0
+    cut = (*words, "--epochs", 3, "--out", "cut")
+    assert weft(*cut, "--max-steps", 5).code == 0
+    # As it would be asked for at once.
+    config = tmp_path / "cut" / "config.json"
+    whole = json.loads(config.read_text())
+    config.write_text(json.dumps(whole | {"config": whole["config"] | {"max_steps": None}}))
+    assert weft(*cut, "--resume").code == 0
+    # Where it was cut it was evaluated once more.
+    lines = [line for line in losses(tmp_path / "cut") if line["step"] != 5]
+    assert lines == losses(tmp_path / "whole")
+    kept, again, plain = (
+        load_file(tmp_path / run / "weights.safetensors") for run in ("whole", "cut", "plain")
+    )
+    assert all(kept[name].equal(again[name]) for name in kept)
+    assert not all(kept[name].equal(plain[name]) for name in kept)
+    for run in ("whole", "cut"):
+        said = weft("predict", run, "mols.extxyz", "--out", f"{run}.csv", "--quiet")
+        assert said.code == 0
+    assert (tmp_path / "whole.csv").read_bytes() == (tmp_path / "cut.csv").read_bytes()
+
+
+@pytest.mark.parametrize("recipe", ["molecules", "crystals", "programs", "nodes", "links"])
+def test_every_recipe_has_the_options_of_the_loop(weft, mistake, recipe):
+    words = ("--ema", 0.99, "--clip-norm", 2.5)
+    said = weft("train", recipe, *words, "--print-config")
+    asked = json.loads(said.out)
+    assert (asked["ema"], asked["clip_norm"]) == (0.99, 2.5)
+    assert "ema is 1.5" in mistake("train", recipe, "--ema", 1.5)
+    assert "clip_norm is 0.0" in mistake("train", recipe, "--clip-norm", 0)
