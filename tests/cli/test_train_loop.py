@@ -24,7 +24,8 @@ def test_averaged_weights_are_kept_and_predict_and_a_resume_goes_on_to_the_bit(
     weft, tmp_path, small_molecules
 ):
     words = (*MOLECULES, "--ema", 0.9, "--clip-norm", 1, "--checkpoint-every", 1, "--quiet")
-    words = (*words, "--batching.batch-size", 6)
+    words = (*words, "--batching.batch-size", 6, "--schedule.shape", "plateau")
+    words = (*words, "--schedule.patience", 0, "--schedule.threshold", 0.5)
     assert weft(*words, "--epochs", 3, "--out", "whole").code == 0
     assert weft(*MOLECULES, "--epochs", 3, "--out", "plain", "--quiet").code == 0
     cut = (*words, "--epochs", 3, "--out", "cut")
@@ -50,9 +51,10 @@ def test_averaged_weights_are_kept_and_predict_and_a_resume_goes_on_to_the_bit(
 
 @pytest.mark.parametrize("recipe", ["molecules", "crystals", "programs", "nodes", "links"])
 def test_every_recipe_has_the_options_of_the_loop(weft, mistake, recipe):
-    words = ("--ema", 0.99, "--clip-norm", 2.5)
+    words = ("--ema", 0.99, "--clip-norm", 2.5, "--schedule.shape", "plateau")
     said = weft("train", recipe, *words, "--print-config")
     asked = json.loads(said.out)
     assert (asked["ema"], asked["clip_norm"]) == (0.99, 2.5)
+    assert asked["schedule"]["shape"] == "plateau"
     assert "ema is 1.5" in mistake("train", recipe, "--ema", 1.5)
     assert "clip_norm is 0.0" in mistake("train", recipe, "--clip-norm", 0)

@@ -177,7 +177,7 @@ def train_network(
 
     def optimizer_for(model: nn.Module) -> tuple[Optimizer, LRScheduler]:
         optimizer = prepared.optimizer(model)
-        return optimizer, make_scheduler(optimizer, config.schedule, max(1, steps))
+        return optimizer, make_scheduler(optimizer, config.schedule, max(1, steps), "max")
 
     step = SparseStep(
         model,

@@ -100,6 +100,7 @@ def train_on_table(
     """
     optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
     steps = planned_steps(config, len(train))
+    how = config.fit_config(quiet=quiet or (world is not None and world.rank > 0))
 
     def scores(part: str) -> dict[str, float]:
         return {f"{part}_{name}": value for name, value in measure(part).items()}
@@ -110,9 +111,9 @@ def train_on_table(
         optimizer,
         train,
         step,
-        config=config.fit_config(quiet=quiet or (world is not None and world.rank > 0)),
+        config=how,
         evaluate=lambda _: scores("validation"),
-        scheduler=make_scheduler(optimizer, schedule, max(1, steps)),
+        scheduler=make_scheduler(optimizer, schedule, max(1, steps), how.mode),
         run=run,
     )
     seconds = time.perf_counter() - began

@@ -10,7 +10,7 @@ from weft.errors import check_choices, check_least
 
 CompileMode = Literal["eager", "static", "dynamic"]
 Form = Literal["dense", "sparse"]
-Shape = Literal["constant", "linear", "cosine", "exponential"]
+Shape = Literal["constant", "linear", "cosine", "exponential", "plateau"]
 SparsifierName = Literal[
     "none",
     "rigl",
@@ -200,13 +200,18 @@ class ScheduleConfig:
 
     Attributes:
         shape: after the warm-up: constant; a straight line or a half cosine down to `floor` at
-            the last step; or exponential.
+            the last step; exponential; or plateau: lower where the monitored metric has not become
+            better for a while.
         warmup: steps over which the rate rises in a straight line from 0.
         scale: factor on the optimizer's rate, for the linear scaling rule: k times the graphs in
             a batch (or k ranks), k times the rate.
-        floor: where linear and cosine end, as a fraction of the rate.
+        floor: where linear, cosine and plateau end, as a fraction of the rate.
         factor: exponential: what the rate is multiplied by in `every` steps.
         every: exponential: steps in which the rate falls, continuously, by `factor`.
+        reduction: plateau: what the rate is multiplied by.
+        patience: plateau: evaluations in a row without a better value that leave the rate as it
+            is; the next one lowers it, and they are counted anew.
+        threshold: plateau: by which fraction of the best value a better one has to be better.
     """
 
     shape: Shape = "constant"
@@ -215,6 +220,9 @@ class ScheduleConfig:
     floor: float = 0.0
     factor: float = 0.96
     every: int = 100_000
+    reduction: float = 0.5
+    patience: int = 10
+    threshold: float = 1e-4
 
     def __post_init__(self) -> None:
         check_choices(self, shape=Shape)
@@ -224,6 +232,9 @@ class ScheduleConfig:
             ("floor", 0, 1),
             ("factor", 0, math.inf),
             ("every", 1, math.inf),
+            ("reduction", 0, 1),
+            ("patience", 0, math.inf),
+            ("threshold", 0, math.inf),
         ):
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"{name} is {getattr(self, name)}; it is from {low} to {high}")

@@ -33,6 +33,7 @@ from weft.training.config import FitConfig, FitResult, NonFiniteLoss
 from weft.training.numerics import denormals_flushed
 from weft.training.progress import FitProgress, RecentRate
 from weft.training.run import Run
+from weft.training.schedules import PlateauLR
 from weft.training.step import Loss, LossStep, Step, metrics_of
 from weft.training.step_hooks import current_pace
 from weft.training.stopping import stop_on_signals
@@ -116,8 +117,9 @@ def fit(
     """
     if isinstance(optimizer, LBFGS):
         raise ValueError("LBFGS evaluates the loss several times a step, which fit does not do")
-    if config.monitor is None and isinstance(scheduler, ReduceLROnPlateau):
-        raise ValueError("ReduceLROnPlateau needs config.monitor, the metric it watches")
+    if config.monitor is None and isinstance(scheduler, ReduceLROnPlateau | PlateauLR):
+        name = type(scheduler).__name__
+        raise ValueError(f"{name} needs config.monitor, the metric it watches")
     if run is not None and run.trained:
         raise ValueError(
             f"the run in {run.folder} has been trained already; give each fit its own folder, or "
@@ -348,6 +350,8 @@ class _Fit:
         # A run resumed inside the epoch must find the rate of one that was never cut.
         if isinstance(self.scheduler, ReduceLROnPlateau) and not cut:
             self.scheduler.step(value)
+        elif isinstance(self.scheduler, PlateauLR) and not cut:
+            self.scheduler.evaluated(value)
         best = at.best_value
         better = best is None or (value < best if self.config.mode == "min" else value > best)
         if better:

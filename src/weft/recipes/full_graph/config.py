@@ -141,6 +141,9 @@ class FullGraphConfig(LoopOptions):
         for name, value in only.items():
             if getattr(self, name) == value:
                 del found[name]
+        if "schedule" in found and self.schedule.shape != "plateau":
+            for name in ("reduction", "patience", "threshold"):
+                del found["schedule"][name]
         return found
 
     def fit_config(self, *, quiet: bool) -> FitConfig:

@@ -129,11 +129,14 @@ def train_shared(
     optimizer = torch.optim.Adam(
         [group for group in groups if group["params"]], lr=config.learning_rate
     )
-    scheduler = make_scheduler(optimizer, config.schedule, max(1, config.epochs))
+    validated = shard.counts["validation"] > 0
+    fit_config = config.fit_config(quiet=quiet or world.rank > 0)
+    if not validated:
+        fit_config = dataclasses.replace(fit_config, monitor="train_loss", mode="min")
+    scheduler = make_scheduler(optimizer, config.schedule, max(1, config.epochs), fit_config.mode)
     source = "the checkpoint" if run is None else str(run.checkpoint)
     fingerprint = _Fingerprint(table, config, model, source)
     step = GridStep(network, config.seed, scheduler, {"fingerprint": fingerprint})
-    validated = shard.counts["validation"] > 0
     if run is not None:
         about = {
             "kind": KIND,
@@ -160,9 +163,6 @@ def train_shared(
             shown["validation_loss"] = found["validation_loss"]
         return shown
 
-    fit_config = config.fit_config(quiet=quiet or world.rank > 0)
-    if not validated:
-        fit_config = dataclasses.replace(fit_config, monitor="train_loss", mode="min")
     result = fit(
         model,
         optimizer,
