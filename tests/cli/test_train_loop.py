@@ -58,3 +58,25 @@ def test_every_recipe_has_the_options_of_the_loop(weft, mistake, recipe):
     assert asked["schedule"]["shape"] == "plateau"
     assert "ema is 1.5" in mistake("train", recipe, "--ema", 1.5)
     assert "clip_norm is 0.0" in mistake("train", recipe, "--clip-norm", 0)
+
+
+@pytest.mark.parametrize("recipe", ["citations", "full-graph"])
+def test_loggers_are_chosen(weft, tmp_path, small_cora, monkeypatch, recipe):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    said = weft("train", recipe, "--epochs", 2, "--out", "run", "--logger", "mlflow", "--quiet")
+    assert said.code == 0
+    assert "tensorboard" not in said.out
+    run = tmp_path / "run"
+    assert not (run / "tensorboard").exists()
+    own = json.loads((run / "loggers.json").read_text())["mlflow"]
+    (accuracy,) = run.glob(f"mlruns/*/{own}/metrics/validation_accuracy")
+    assert len(accuracy.read_text().splitlines()) == 2
+
+
+def test_a_logger_whose_package_is_missing(mistake, tmp_path, monkeypatch):
+    monkeypatch.setattr("weft.training.loggers.find_spec", lambda name: None)
+    told = mistake("train", "molecules", "--logger", "tensorboard", "wandb", "--out", "run")
+    assert "pip install 'weft[loggers]'" in told
+    assert not (tmp_path / "run").exists()

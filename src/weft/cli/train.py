@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from weft.cli.options import print_config
 from weft.errors import DataError
 from weft.recipes.recipe import RECIPES, DataOptions, Recipe, Start, recipe_named
+from weft.training.loggers import LoggerName
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,6 +66,8 @@ class Train(RecipeCommand):
         plan: Follow a plan of `weft plan`, or auto: the one kept for this data, model and machine,
             or a new one, found by measuring first.
         threads: Number of threads to compute with; by default the plan's, or one for each core.
+        logger: Log metrics to these, beside metrics.jsonl; wandb and mlflow need `pip install
+            'weft[loggers]'`, and WANDB_MODE=offline writes to the run's folder.
         quiet: Show no progress.
         print_config: Print the settings as JSON and stop.
     """
@@ -74,6 +77,7 @@ class Train(RecipeCommand):
     init_from: Path | None = None
     plan: str | None = None
     threads: int | None = None
+    logger: tuple[LoggerName, ...] = ("tensorboard",)
     quiet: bool = False
     print_config: bool = False
 
@@ -82,6 +86,7 @@ class Train(RecipeCommand):
         from weft.recipes.planned_runs import PlanOption
         from weft.training import prepare_process
         from weft.training.launch import is_a_rank
+        from weft.training.loggers import make_loggers
         from weft.training.run import recorded_config
 
         recipe = self.recipe
@@ -102,6 +107,8 @@ class Train(RecipeCommand):
         # Of several hosts, rank 0's alone needs it, and says so if it has none.
         if self.init_from and not is_a_rank() and not self.init_from.exists():
             raise DataError(f"--init-from {self.init_from} does not exist")
+        # Before anything long: whether their packages are there.
+        make_loggers(self.logger, folder)
         if earlier is None:
             recipe.check(asked)
         if recipe.replaced_by and not self.quiet:
@@ -120,6 +127,7 @@ class Train(RecipeCommand):
                 quiet=self.quiet,
                 console=console,
                 ranks=ranks,
+                loggers=self.logger,
             ),
         )
         if finished.result.stopped.startswith("interrupted"):

@@ -47,7 +47,8 @@ def print_scores(
 def where(folder: Path, then: str = "") -> str:
     """Where a run is and, if there is a next command, how to go on."""
     following = f" Next:\n  {then}" if then else ""
-    return f"Everything is in {folder} (tensorboard --logdir {folder}).{following}"
+    curves = f" (tensorboard --logdir {folder})" if (folder / "tensorboard").exists() else ""
+    return f"Everything is in {folder}{curves}.{following}"
 
 
 def way_on(folder: Path, before: str = " ") -> str:

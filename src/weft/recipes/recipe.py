@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from weft.planning.task import PlanTask
     from weft.recipes.planned_runs import PlanOption
     from weft.training import FitResult, Run
+    from weft.training.loggers import LoggerName
 
 RECIPES = {
     "molecules": "weft.recipes.structures.recipe:MOLECULES",
@@ -178,6 +179,7 @@ class Start:
         console: to print to.
         ranks: processes to be started that share every batch; 1 for this one alone, or those that
             torchrun has started.
+        loggers: what metrics go to beside metrics.jsonl.
     """
 
     folder: Path
@@ -188,6 +190,7 @@ class Start:
     quiet: bool
     console: Console
     ranks: int = 1
+    loggers: tuple[LoggerName, ...] = ("tensorboard",)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -383,6 +386,8 @@ class StandardRecipe(Recipe):
                 world,
                 data=checksums,
                 resume=start.resume,
+                tensorboard=False,
+                loggers=start.loggers,
                 as_now=self.as_now,
                 recipe=self.name,
             ) as run:

@@ -1,28 +1,32 @@
-"""Metrics as JSON lines and, for live curves, TensorBoard."""
+"""Metrics as JSON lines and, for live curves, TensorBoard and other loggers."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from weft.errors import DataError
 from weft.files import json_text, parse_json, write_atomically
+from weft.training.loggers import Logger
 
 
 class MetricsLog:
-    """Appends measurements to a file of JSON lines, and to TensorBoard where asked.
+    """Appends measurements to a file of JSON lines, and to TensorBoard and loggers where asked.
 
     A line is one object: `step`, `epoch` (both counted from 1), `seconds` since the run began,
     and the values by name. Floats are written so that reading gives the same bits; what is not
     finite is written null.
     """
 
-    def __init__(self, path: Path, tensorboard: Path | None = None) -> None:
+    def __init__(
+        self, path: Path, tensorboard: Path | None = None, loggers: Sequence[Logger] = ()
+    ) -> None:
         self.path = path
+        self._loggers, self._known_lines = loggers, 0
         self._tensorboard = tensorboard
         self._file: TextIO | None = None
         self._writer: Any = None
@@ -33,7 +37,10 @@ class MetricsLog:
     def keep(self, lines: int, step: int) -> None:
         """Go on after the first `lines` lines, at `step`; later ones are of steps to be redone."""
         self.close()
-        whole = _whole_lines(self.path)[:lines]
+        every = _whole_lines(self.path)
+        whole = every[:lines]
+        # Steps that are done again give the same lines, which loggers have had.
+        self._known_lines = len(every)
         if self.path.exists():
             write_atomically(self.path, lambda file: file.writelines(whole))
         self.lines = len(whole)
@@ -53,6 +60,9 @@ class MetricsLog:
             with _writing(self._tensorboard):
                 for name, number in numbers.items():
                     self._summary_writer().add_scalar(name, number, step)
+        if self.lines > self._known_lines:
+            for logger in self._loggers:
+                logger.log(step, numbers)
 
     def _summary_writer(self) -> Any:
         if self._writer is None:
@@ -76,8 +86,8 @@ class MetricsLog:
             with _writing(self._tensorboard):
                 self._writer.flush()
 
-    def close(self) -> None:
-        """Close the files; logging again opens them.
+    def close(self, *, failed: bool = False) -> None:
+        """Close the files and loggers; logging again opens them.
 
         `log` has already reported a full disk: every line was written there and then.
         """
@@ -90,6 +100,8 @@ class MetricsLog:
                 self._writer.close()
             self._writer = None
             self._unhook()
+        for logger in self._loggers:
+            logger.close(failed=failed)
 
 
 def _hush_tensorboard() -> Callable[[], None]:

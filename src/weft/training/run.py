@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from weft.files import json_text, read_object, write_atomically
 from weft.training.checkpoint import CHECKPOINT, WEIGHTS
 from weft.training.config import FitResult
 from weft.training.hardware import hardware
+from weft.training.loggers import make_loggers
 from weft.training.metrics import MetricsLog
 
 CONFIG = "config.json"
@@ -41,12 +42,14 @@ class Run:
         trained: whether a `fit` has come to its end with this object; the next is refused.
     """
 
-    def __init__(self, folder: Path, *, tensorboard: bool) -> None:
+    def __init__(self, folder: Path, *, tensorboard: bool, loggers: Sequence[str] = ()) -> None:
         self.folder = folder
         self.resumed = False
         self.trained = False
         self.metrics = MetricsLog(
-            folder / "metrics.jsonl", folder / "tensorboard" if tensorboard else None
+            folder / "metrics.jsonl",
+            folder / "tensorboard" if tensorboard or "tensorboard" in loggers else None,
+            make_loggers(loggers, folder),
         )
         self._lock = _lock(folder)
 
@@ -59,6 +62,7 @@ class Run:
         data: Mapping[str, str] | None = None,
         resume: bool = False,
         tensorboard: bool = True,
+        loggers: Sequence[str] = (),
         as_now: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
         recipe: str | None = None,
     ) -> Run:
@@ -72,19 +76,20 @@ class Run:
                 them is only resumed with the same.
             resume: go on with the run in `path`; where there is none it starts.
             tensorboard: also write TensorBoard files.
+            loggers: also log metrics to these: `tensorboard`, `wandb`, `mlflow`.
             as_now: gives the config of an older run as it would be recorded today.
             recipe: name of the recipe, which is recorded beside the config.
 
         Raises:
             DataError: a run is there already and `resume` is not given; it was made with another
                 config (names the field) or on other data (names the parts); the folder holds other
-                files, is in use, or cannot be written.
+                files, is in use, or cannot be written; a logger's package is missing.
         """
         folder = Path(path)
         asked = _as_json(config)
         # Before the lock, which would leave its file among somebody's others.
         _check_is_for_runs(folder)
-        run = cls(folder, tensorboard=tensorboard)
+        run = cls(folder, tensorboard=tensorboard, loggers=loggers)
         whole: dict[str, Any] = {} if recipe is None else {"recipe": recipe}
         sessions: list[Any] = []
         sums = None if data is None else dict(data)
@@ -125,9 +130,9 @@ class Run:
         earlier = read_object(path, remedy=remedy) if path.exists() else {}
         _write_json(path, {**earlier, **values})
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """Close the log and let others use the folder."""
-        self.metrics.close()
+        self.metrics.close(failed=failed)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -135,8 +140,8 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *error: object) -> None:
+        self.close(failed=kind is not None)
 
 
 _LOCK = ".lock"

@@ -138,6 +138,7 @@ class FullGraphRecipe(Recipe):
                     init_from=start.init_from,
                     quiet=start.quiet,
                     max_restarts=source.max_restarts,
+                    loggers=start.loggers,
                     tell=lambda text: console.print(text, soft_wrap=True, highlight=False),
                 )
             except RankError as error:

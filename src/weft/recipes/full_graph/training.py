@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ def train_full_graph(
     quiet: bool = False,
     max_restarts: int = 3,
     tell: Callable[[str], object] = lambda text: None,
+    loggers: Sequence[str] = ("tensorboard",),
 ) -> TrainedFullGraph:
     """Train with the ranks that `config` asks for, and keep everything in the run's folder.
 
@@ -52,6 +53,7 @@ def train_full_graph(
         quiet: no progress.
         max_restarts: how often ranks are started again at most.
         tell: takes a sentence for the user about each restart.
+        loggers: what metrics go to beside metrics.jsonl, see `Run.create`.
 
     Raises:
         DataError: the folder holds another run; a checkpoint is of another model or data; ranks
@@ -69,6 +71,7 @@ def train_full_graph(
         # Ranks only compare what the manifest says. Rank 0 of each host checks the files.
         open_table(table.path, check=True)
     session: dict[str, Any] = {"folder": folder, "init_from": init_from, "quiet": quiet}
+    session["loggers"] = loggers
     if is_a_rank() or grid.ranks == 1:
         return _train_rank(table, config, grid, resume=resume, **session)
     if table.path is None:
@@ -93,13 +96,22 @@ def train_full_graph(
     return found
 
 
-def open_run(table: GraphTable, config: FullGraphConfig, folder: Path, *, resume: bool) -> Run:
+def open_run(
+    table: GraphTable,
+    config: FullGraphConfig,
+    folder: Path,
+    *,
+    resume: bool,
+    loggers: Sequence[str] = (),
+) -> Run:
     """The run in `folder`, see `Run.create`."""
     return Run.create(
         folder,
         config.recipe(),
         data=table.metadata.get("contents"),
         resume=resume,
+        tensorboard=False,
+        loggers=loggers,
         recipe="full-graph",
     )
 
@@ -155,6 +167,7 @@ def _train_rank(
     resume: bool | None,
     init_from: Path | None,
     quiet: bool,
+    loggers: Sequence[str],
 ) -> TrainedFullGraph:
     """Train as one of the ranks, or alone; `resume` is None where the launcher has begun the run.
 
@@ -165,9 +178,9 @@ def _train_rank(
 
         def open_here() -> None:
             if resume is None:
-                run = Run(folder, tensorboard=True)
+                run = Run(folder, tensorboard=False, loggers=loggers)
             else:
-                run = open_run(table, config, folder, resume=resume)
+                run = open_run(table, config, folder, resume=resume, loggers=loggers)
             runs.append(opened.enter_context(run))
 
         world.broadcast_from_rank0(open_here)
