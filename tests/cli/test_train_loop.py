@@ -80,3 +80,30 @@ def test_a_logger_whose_package_is_missing(mistake, tmp_path, monkeypatch):
     told = mistake("train", "molecules", "--logger", "tensorboard", "wandb", "--out", "run")
     assert "pip install 'weft[loggers]'" in told
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("recipe", ["molecules", "programs", "nodes", "links"])
+def test_a_device_that_is_not_there(mistake, tmp_path, recipe):
+    for device in ("cuda", "cuda:1", "tpu"):
+        for ranks in ((), ("--ranks", 2)):
+            told = mistake("train", recipe, "--device", device, "--out", "run", *ranks)
+            assert "choose" in told
+            assert device in told
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("forces", [(), ("--forces", "forces", "--model", "painn")])
+def test_products_in_bfloat16(weft, tmp_path, small_molecules, forces):
+    words = (*MOLECULES, *forces, "--epochs", 2, "--quiet")
+    for precision in ("float32", "bf16"):
+        assert weft(*words, "--precision", precision, "--out", precision).code == 0
+    exact, near = (losses(tmp_path / run)[-1]["train_loss"] for run in ("float32", "bf16"))
+    assert near != exact
+    assert near == pytest.approx(exact, rel=0.1)
+    weights = load_file(tmp_path / "bf16" / "weights.safetensors")
+    assert {str(each.dtype) for each in weights.values()} == {"torch.float32", "torch.float64"}
+
+
+def test_the_option_that_programs_had_before(weft):
+    words = ("train", "programs", "--layout.form", "banded", "--print-config")
+    assert json.loads(weft(*words, "--bf16").out)["precision"] == "bf16"

@@ -13,7 +13,7 @@ from rank_processes import results_of
 
 from weft.graphs import open_table
 from weft.parallel import world as worlds
-from weft.parallel.device import backend_of, device_of, own_device
+from weft.parallel.device import backend_of, device_of, own_device, replica_device
 from weft.parallel.grid import grid_of
 from weft.parallel.method import PUBLISHED, Method
 from weft.parallel.network import GridNetwork
@@ -72,6 +72,31 @@ def test_ranks_are_counted_by_host_where_the_launcher_tells(monkeypatch):
         own_device(ranks=5)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
     assert own_device() == CPU
+
+
+def test_a_device_by_its_name(monkeypatch):
+    assert replica_device() == replica_device("cpu", ranks=3) == CPU
+    for name in ("tpu", "cuda:x", "cpu:0", ""):
+        with pytest.raises(ValueError, match=r"choose from cpu, cuda, cuda:N"):
+            replica_device(name)
+    with pytest.raises(ValueError, match="device is mps, which has no float64"):
+        replica_device("mps")
+    with pytest.raises(ValueError, match="device is cuda, but torch finds no GPUs here"):
+        replica_device("cuda")
+    with pytest.raises(ValueError, match="device is cuda, but torch finds no GPU here"):
+        replica_device("cuda", ranks=2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    assert replica_device("cuda") == torch.device("cuda", 0)
+    assert replica_device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(ValueError, match="device is cuda:2, but torch finds 2 GPUs here"):
+        replica_device("cuda:2")
+    with pytest.raises(ValueError, match="cuda:1, one GPU, and there are several ranks"):
+        replica_device("cuda:1", ranks=2)
+    for name, value in {"RANK": 1, "WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    assert replica_device("cuda") == torch.device("cuda", 1)
 
 
 def trained(path, grid, replication, model, method, device):

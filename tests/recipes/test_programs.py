@@ -79,7 +79,7 @@ def test_forms_of_the_layout_give_the_same_losses(table, monkeypatch):
 
 def test_bf16_is_near(table, monkeypatch):
     expected, _ = losses_of(table, monkeypatch, max_steps=4, layout=BANDED)
-    found, trained = losses_of(table, monkeypatch, max_steps=4, layout=BANDED, bf16=True)
+    found, trained = losses_of(table, monkeypatch, max_steps=4, layout=BANDED, precision="bf16")
     assert found != expected
     assert found == pytest.approx(expected, rel=0.02)
     assert {p.dtype for p in trained.model.parameters()} == {torch.float32}
@@ -252,7 +252,7 @@ def test_tables_that_cannot_be_used(table):
         ({"compile": "static"}, "only the banded form with a block"),
         ({"compile": "static", "layout": replace(BANDED, outside="spill")}, "outside raise or"),
         ({"compile": "dynamic"}, "take static"),
-        ({"bf16": True}, "the layout is csr"),
+        ({"precision": "bf16"}, "the layout is csr"),
         ({"policy": "unpadded"}, "packed, dynamic"),
         ({"split": (0.5, 0.2, 0.2)}, "must add up to 1"),
         ({"split": (0.0, 0.5, 0.5)}, "above 0"),

@@ -49,9 +49,12 @@ class RankOptions:
     Attributes:
         ranks: Processes that share every batch, started here; their losses are those of one. Over
             several hosts they are started with torchrun instead.
+        device: Compute on cpu, cuda (with --ranks, a GPU for each of them) or cuda:N. A run may go
+            on with another device.
     """
 
     ranks: int = 1
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +95,8 @@ class Train(RecipeCommand):
         recipe = self.recipe
         folder = self.out or Path("runs") / recipe.run_name(self.config)
         earlier = recorded_config(folder) if self.resume else None
-        ranks = self.ranks if isinstance(self, RankOptions) else 1
+        shared = self if isinstance(self, RankOptions) else RankOptions()
+        ranks = shared.ranks
         asked = recipe.settled(self.config, earlier)
         plan = PlanOption(
             recipe.name,
@@ -128,6 +132,7 @@ class Train(RecipeCommand):
                 console=console,
                 ranks=ranks,
                 loggers=self.logger,
+                device=shared.device,
             ),
         )
         if finished.result.stopped.startswith("interrupted"):

@@ -57,6 +57,41 @@ def device_of(name: DeviceName, *, gpus: int, local_rank: int, local_ranks: int)
     return torch.device("cuda", local_rank)
 
 
+def replica_device(name: str = "cpu", *, ranks: int | None = None) -> torch.device:
+    """The device of this process where each has the whole model: cpu, cuda or cuda:N.
+
+    Args:
+        name: `cuda` for a GPU, of several ranks on a host one for each.
+        ranks: processes on this host, where they have not been started yet.
+
+    Raises:
+        ValueError: no such name or no such GPU, or fewer GPUs than ranks.
+    """
+    kind, _, number = name.partition(":")
+    if kind == "mps":
+        raise ValueError(
+            "device is mps, which has no float64, the precision of scales and scores: choose cpu "
+            "or cuda"
+        )
+    if kind not in ("cpu", "cuda") or (":" in name and not (kind == "cuda" and number.isdigit())):
+        raise ValueError(f"device is {name!r}; choose from cpu, cuda, cuda:N")
+    several = (ranks or int(os.environ.get("WORLD_SIZE", "1"))) > 1
+    if kind == "cpu" or several:
+        if number:
+            raise ValueError(
+                f"device is {name}, one GPU, and there are several ranks, which need one each: "
+                "choose cuda"
+            )
+        return own_device("cuda" if kind == "cuda" else "cpu", ranks=ranks)
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if int(number or 0) >= gpus:
+        raise ValueError(
+            f"device is {name}, but torch finds {gpus or 'no'} GPU{'s' * (gpus != 1)} here; choose "
+            "cpu, or install a torch for this machine's GPUs"
+        )
+    return torch.device("cuda", int(number or 0))
+
+
 def backend_of(device: torch.device) -> str:
     """The backend that carries messages: NCCL for tensors on a GPU, gloo for those on the CPU."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"

@@ -372,12 +372,14 @@ def joined(
             dist.destroy_process_group()
 
 
-def joined_replicas(timeout: timedelta = _LONG_TIMEOUT) -> AbstractContextManager[World]:
-    """The processes that torchrun has started, each with the whole model, on the CPU.
+def joined_replicas(
+    timeout: timedelta = _LONG_TIMEOUT, device: torch.device | None = None
+) -> AbstractContextManager[World]:
+    """The processes that torchrun has started, each with the whole model, by default on the CPU.
 
     They share every batch of a training run. Without torchrun this process is alone.
     """
-    return joined("1d", device=torch.device("cpu"), timeout=timeout)
+    return joined("1d", device=device or torch.device("cpu"), timeout=timeout)
 
 
 def _groups(

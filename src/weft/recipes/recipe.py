@@ -180,6 +180,7 @@ class Start:
         ranks: processes to be started that share every batch; 1 for this one alone, or those that
             torchrun has started.
         loggers: what metrics go to beside metrics.jsonl.
+        device: where to compute, see `replica_device`.
     """
 
     folder: Path
@@ -191,6 +192,7 @@ class Start:
     console: Console
     ranks: int = 1
     loggers: tuple[LoggerName, ...] = ("tensorboard",)
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -343,9 +345,11 @@ class StandardRecipe(Recipe):
 
     def run(self, asked: Any, start: Start) -> Finished:
         """Read, plan, prepare, train and summarise: the whole of `weft train`."""
+        from weft.parallel.device import replica_device
         from weft.parallel.world import joined_replicas
         from weft.training.ranks import agree, shared_run
 
+        device = replica_device(start.device, ranks=start.ranks if start.ranks > 1 else None)
         if start.ranks != 1:
             return _launched(self.name, asked, start)
         ranks_started = int(os.environ.get("WORLD_SIZE", "1"))
@@ -355,7 +359,7 @@ class StandardRecipe(Recipe):
                 f"{ranks_started}; leave torchrun out"
             )
         plan, folder, console = start.plan, start.folder, start.console
-        with joined_replicas() as world:
+        with joined_replicas(device=device) as world:
             first = world.rank == 0
             # The first builds what is cached, and the others find it.
             with world.in_turn():

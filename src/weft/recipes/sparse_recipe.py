@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from weft.errors import DataError, check_least
 from weft.recipes.recipe import StandardRecipe
-from weft.training.config import FitConfig, LoopOptions, ScheduleConfig, SparsityConfig
+from weft.training.config import BatchOptions, FitConfig, ScheduleConfig, SparsityConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkConfig(SparsityConfig, LoopOptions):
+class NetworkConfig(SparsityConfig, BatchOptions):
     """A network on embeddings of walks, or on features, of the nodes of one graph.
 
     Attributes:
@@ -44,7 +44,8 @@ class NetworkConfig(SparsityConfig, LoopOptions):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        SparsityConfig.__post_init__(self)
+        BatchOptions.__post_init__(self)
         FitConfig(epochs=0, clip_norm=self.clip_norm, ema=self.ema)
         check_least(self, walks=1, length=2, dim=1, batch_size=1, learning_rate=0, patience=1)
         # A run of no epochs measures the weights that it starts from.

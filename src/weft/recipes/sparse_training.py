@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -21,7 +22,7 @@ from weft.training.batches import RowBatches
 from weft.training.config import FitResult, SparsityConfig
 from weft.training.loop import fit
 from weft.training.randomness import seed_everything
-from weft.training.ranks import load_on_all
+from weft.training.ranks import gpu_of, load_on_all
 from weft.training.run import Run
 from weft.training.schedules import make_scheduler
 from weft.training.scores import Score
@@ -128,6 +129,10 @@ class PreparedNetwork(ABC):
         """Arrays that tell this data from other data."""
 
     @abstractmethod
+    def on(self, device: torch.device) -> PreparedNetwork:
+        """The same with what the network reads on another device."""
+
+    @abstractmethod
     def hardly_validated(self) -> PreparedNetwork:
         """The same with as little validation data as a score needs."""
 
@@ -172,6 +177,9 @@ def train_network(
         load_on_all(model, lambda: load_dense(model, init_from), world)
     if run is not None:
         prepared.keep(run.folder)
+    if (device := gpu_of(world)) is not None:
+        model.to(device)
+        prepared = prepared.on(device)
     batches = prepared.batches(world)
     steps = config.epochs * len(batches)
 
@@ -193,6 +201,7 @@ def train_network(
         quiet=quiet,
         seed=config.seed,
         world=world,
+        precision=config.precision,
     )
     result = fit(
         model,

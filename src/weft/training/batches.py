@@ -89,6 +89,8 @@ class RowBatches:
     def __iter__(self) -> Iterator[tuple[Tensor, ...] | Share]:
         generator = torch.Generator().manual_seed((self.seed << 32) + self.epoch)
         order = torch.randperm(self.rows, generator=generator)
+        # Where the tensors are.
+        order = order.to(self.tensors[0].device)
         for chosen in torch.split(order, self.batch_size):
             if self._ranks == 1:
                 yield tuple(tensor[chosen] for tensor in self.tensors)

@@ -10,6 +10,7 @@ from weft.errors import check_choices, check_least
 
 CompileMode = Literal["eager", "static", "dynamic"]
 Form = Literal["dense", "sparse"]
+Precision = Literal["float32", "bf16"]
 Shape = Literal["constant", "linear", "cosine", "exponential", "plateau"]
 SparsifierName = Literal[
     "none",
@@ -109,6 +110,21 @@ class LoopOptions:
 
     clip_norm: float | None = None
     ema: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions(LoopOptions):
+    """Options of a recipe that trains on batches.
+
+    Attributes:
+        precision: float32, or bf16: bfloat16 products in training (autocast), while weights and
+            evaluation stay float32. For GPUs: a CPU takes several times as long.
+    """
+
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        check_choices(self, precision=Precision)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from weft.batching import GraphLoader, GraphSampler
@@ -60,6 +61,11 @@ def agree(world: World, own: Mapping[str, Any]) -> None:
                 f"ranks do not agree on {name}: it is {values[odd[0]]} on rank {odd[0]} and "
                 f"{usual} on rank {values.index(usual)}; give all ranks the same files and options"
             )
+
+
+def gpu_of(world: World | None) -> torch.device | None:
+    """The GPU that a rank computes on; None for the CPU, where weights and batches are made."""
+    return None if world is None or world.device.type == "cpu" else world.device
 
 
 def load_on_all(model: nn.Module, load: Callable[[], None], world: World | None) -> None:

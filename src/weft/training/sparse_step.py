@@ -31,7 +31,7 @@ from weft.sparsify.magnitude_pruning import lottery_ticket
 from weft.sparsify.sparse_layers import SparseLinear, to_dense
 from weft.sparsify.train_and_prune import ADMM, SLR, TrainAndPrune
 from weft.training.checkpoint import shared_checkpoint
-from weft.training.config import FitConfig, FitResult, SparsityConfig
+from weft.training.config import FitConfig, FitResult, Precision, SparsityConfig
 from weft.training.loop import fit
 from weft.training.numerics import denormals_flushed
 from weft.training.run import Run
@@ -124,6 +124,7 @@ class SparseStep(LossStep):
         quiet: bool = False,
         seed: int = 0,
         world: World | None = None,
+        precision: Precision = "float32",
     ) -> None:
         """Make the model sparse.
 
@@ -141,11 +142,13 @@ class SparseStep(LossStep):
             quiet: no progress.
             seed: of random masks.
             world: ranks that share every batch; not with form = sparse.
+            precision: of the products in training.
 
         Raises:
             ValueError: a layer would be left without weights, or several ranks train sparse layers.
         """
-        super().__init__(self._with_penalty, world)
+        super().__init__(self._with_penalty, world, precision)
+        self._precision: Precision = precision
         self._model, self._optimizer_for, self._batches = model, optimizer_for, batches
         self._loss, self._config, self._sample = loss, config, sample
         self._epochs, self._steps, self._ones = epochs, steps, ones
@@ -407,7 +410,7 @@ class SparseStep(LossStep):
         optimizer, scheduler = self._optimizer_for(model)
         masks.attach(optimizer)
         once = FitConfig(epochs=self._epochs, log_every=50, quiet=self._quiet)
-        step = LossStep(self._loss, self.world)
+        step = LossStep(self._loss, self.world, self._precision)
         result = fit(model, optimizer, self._batches, step, config=once, scheduler=scheduler)
         if result.stopped.startswith("interrupted"):
             # Nothing is written yet that a resume could go on from.

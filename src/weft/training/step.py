@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from weft.training.batches import Share, Stateful, graphs_in
+from weft.training.config import Precision
 from weft.training.stopping import SIGNALS
 
 if TYPE_CHECKING:
@@ -124,7 +127,9 @@ class LossStep(Step):
     of the whole batch in one process, to rounding.
     """
 
-    def __init__(self, loss: Loss, world: World | None = None) -> None:
+    def __init__(
+        self, loss: Loss, world: World | None = None, precision: Precision = "float32"
+    ) -> None:
         """Wrap a loss.
 
         Args:
@@ -132,14 +137,17 @@ class LossStep(Step):
                 name. It is a mean over the batch's graphs (`graphs_in`); a loss that has terms
                 which are means over something else gives each as a `Mean`.
             world: the ranks that share every batch, see `RowBatches` and `SharedLoader`.
+            precision: bf16 computes the loss under autocast.
         """
         self.loss, self.world = loss, world
+        self._autocast = autocast(precision, world)
 
     def take(self, model: nn.Module, batch: Any) -> Outcome:
         """See `Step`."""
         if self.world is not None and self.is_shared:
             return self._take_share(self.world, model, batch)
-        terms, metrics = terms_and_values(self.loss(model, batch))
+        with self._autocast():
+            terms, metrics = terms_and_values(self.loss(model, batch))
         loss = terms[0].value
         for term in terms[1:]:
             loss = loss + term.value
@@ -151,7 +159,8 @@ class LossStep(Step):
     def _take_share(self, world: World, model: nn.Module, batch: Any) -> Outcome:
         share = batch if isinstance(batch, Share) else Share(batch)
         own = graphs_in(share.batch)
-        terms, metrics = terms_and_values(self.loss(model, share.batch))
+        with self._autocast():
+            terms, metrics = terms_and_values(self.loss(model, share.batch))
         counts = [own, *(own if term.count is None else term.count for term in terms)]
         # A share that holds nothing of this rank's brings its gradients with the weight 0.
         local = torch.tensor([float(count) for count in counts], dtype=torch.float64)
@@ -167,6 +176,16 @@ class LossStep(Step):
         values = [float(loss.detach()), *(weights[0] * value for value in metrics.values())]
         number, *means = self.reduced(values)
         return Outcome(number, dict(zip(metrics, means, strict=True)), int(total[0]))
+
+
+def autocast(
+    precision: Precision, world: World | None
+) -> Callable[[], AbstractContextManager[object]]:
+    """Gives what to compute a training step in, on the world's device; by default the CPU."""
+    if precision == "float32":
+        return nullcontext
+    device = "cpu" if world is None else world.device.type
+    return partial(torch.autocast, device, dtype=torch.bfloat16)
 
 
 def terms_and_values(answer: Any) -> tuple[list[Mean], dict[str, float]]:

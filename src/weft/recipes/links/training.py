@@ -40,12 +40,14 @@ class PreparedLinks(PreparedNetwork):
         edges: the graph.
         split: pairs to learn from, to choose by and to test on.
         embedding: float32 [n, dim].
+        vectors: the same on a GPU, where that computes.
     """
 
     config: LinksConfig
     edges: EdgeList
     split: LinkSplit
     embedding: Array
+    vectors: Tensor | None = None
 
     units = "pairs"
     score = "validation_auc"
@@ -61,30 +63,30 @@ class PreparedLinks(PreparedNetwork):
 
     def rows(self) -> tuple[Tensor, Tensor]:
         """Pairs [m, 2] and whether they are edges [m]."""
-        train = self.split.train
-        return torch.from_numpy(train.nodes), torch.from_numpy(train.labels)
+        train, device = self.split.train, self._vectors.device
+        return torch.from_numpy(train.nodes).to(device), torch.from_numpy(train.labels).to(device)
 
     def sample(self) -> tuple[Tensor, ...]:
         """Some of the pairs. Edges come first among all of them; a sample must have both kinds."""
         count = len(self.split.train.labels)
         order = np.random.default_rng(self.config.seed).permutation(count)
-        some = torch.from_numpy(order[: min(_ROWS, count)])
+        some = torch.from_numpy(order[: min(_ROWS, count)]).to(self._vectors.device)
         return tuple(tensor[some] for tensor in self.rows())
 
     def example(self, rows: int) -> Tensor:
         """Concatenated embeddings of ones."""
-        return torch.from_numpy(self.embedding).new_ones(rows, 2 * self.config.dim)
+        return self._vectors.new_ones(rows, 2 * self.config.dim)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Cross entropy of a batch of pairs."""
         pairs, labels = batch
-        logits = model(torch.from_numpy(self.embedding)[pairs].flatten(1))[:, 0]
-        return functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+        logits = model(self._vectors[pairs].flatten(1))[:, 0]
+        return functional.binary_cross_entropy_with_logits(logits, labels.to(logits))
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """AUC and average precision."""
         pairs = self.split.validation
-        logits = link_logits(model, torch.from_numpy(self.embedding), pairs.nodes)
+        logits = link_logits(model, self._vectors, pairs.nodes)
         return {
             "validation_auc": roc_auc(logits, pairs.labels),
             "validation_ap": average_precision(logits, pairs.labels),
@@ -92,11 +94,19 @@ class PreparedLinks(PreparedNetwork):
 
     def measured(self, model: nn.Module) -> Measurements:
         """`auc` and `ap` of the test pairs, edges in each part, and the share that is repeated."""
-        split, embedding = self.split, torch.from_numpy(self.embedding)
+        split, embedding = self.split, self._vectors
         parts = {"train": split.train, "validation": split.validation, "test": split.test}
         scores = bootstrap(link_logits(model, embedding, split.test.nodes), split.test.labels)
         counts = {name: len(pairs.labels) // 2 for name, pairs in parts.items()}
         return scores, {"nodes": len(embedding), **counts}, {"repeated": split.repeated}
+
+    @property
+    def _vectors(self) -> Tensor:
+        return torch.from_numpy(self.embedding) if self.vectors is None else self.vectors
+
+    def on(self, device: torch.device) -> PreparedLinks:
+        """With the embeddings there."""
+        return dataclasses.replace(self, vectors=self._vectors.to(device))
 
     def keep(self, folder: Path) -> None:
         """Names and embeddings."""
@@ -170,6 +180,7 @@ def predict_links(run: Path, file: Path) -> tuple[list[tuple[int | str, int | st
 @torch.no_grad()
 def link_logits(model: nn.Module, embedding: Tensor, pairs: Array) -> Array:
     """Logits float32 [m] of pairs of nodes int64 [m, 2]."""
-    parts = torch.split(torch.from_numpy(pairs), _ROWS)
-    found: Array = torch.cat([model(embedding[part].flatten(1))[:, 0] for part in parts]).numpy()
+    parts = torch.split(torch.from_numpy(pairs).to(embedding.device), _ROWS)
+    logits = [model(embedding[part].flatten(1))[:, 0] for part in parts]
+    found: Array = torch.cat(logits).cpu().numpy()
     return found

@@ -163,6 +163,11 @@ class PreparedNodes(PreparedNetwork):
         tensors = {"y": self.y, "train": self.parts["train"], **own}
         return {name: tensor.numpy() for name, tensor in tensors.items()}
 
+    def on(self, device: torch.device) -> PreparedNodes:
+        """With features or embeddings, classes and numbers there."""
+        parts = {name: nodes.to(device) for name, nodes in self.parts.items()}
+        return replace(self, inputs=self.inputs.to(device), y=self.y.to(device), parts=parts)
+
     def hardly_validated(self) -> PreparedNodes:
         """With one node to validate by."""
         return replace(self, parts={**self.parts, "validation": self.parts["validation"][:1]})

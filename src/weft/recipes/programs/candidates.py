@@ -56,7 +56,8 @@ class ProgramsTask(PlanTask):
     @functools.cached_property
     def _prepared(self) -> PreparedPrograms:
         """The programs with supergraphs of a settled size, their edges in the sparse form."""
-        config, form = self.config, {_FORM: "csr", _BLOCK: None, "compile": "eager", "bf16": False}
+        config, form = self.config, {_FORM: "csr", _BLOCK: None, "compile": "eager"}
+        form["precision"] = "float32"
         if config.nodes == 0:
             # Which size is fastest depends on the form: measured with the one that is asked for.
             config = prepare_programs(self._table, config).config

@@ -9,13 +9,13 @@ from weft.errors import check_choices, check_least
 from weft.layout import LayoutConfig
 from weft.models import GGNNConfig
 from weft.recipes.structures.config import check_split
-from weft.training.config import CompileMode, FitConfig, LoopOptions, ScheduleConfig
+from weft.training.config import BatchOptions, CompileMode, FitConfig, ScheduleConfig
 
 PolicyName = Literal["packed", "dynamic"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProgramsConfig(LoopOptions):
+class ProgramsConfig(BatchOptions):
     """A gated graph network that chooses the variable of a slot in a program.
 
     Attributes:
@@ -34,7 +34,8 @@ class ProgramsConfig(LoopOptions):
         policy: supergraphs are packed as full as possible, or filled in order (dynamic).
         supergraphs_per_step: supergraphs, over all ranks, in a step; the learning rate is
             multiplied by it, so let a warm-up go before.
-        bf16: bfloat16 products in training; needs layout banded or dense.
+        precision: float32, or bf16: bfloat16 products in training, while weights and evaluation
+            stay float32; needs layout banded or dense.
         compile: eager, or static: torch.compile for the one shape of all supergraphs, which needs
             the layout banded, with its block, and nothing spilled.
         split: fractions for training, validation and test, in whole files.
@@ -60,7 +61,6 @@ class ProgramsConfig(LoopOptions):
     nodes: int = 4096
     policy: PolicyName = "packed"
     supergraphs_per_step: int = 1
-    bf16: bool = False
     compile: CompileMode = "eager"
     split: tuple[float, float, float] = (0.8, 0.1, 0.1)
     split_seed: int = 0
@@ -77,6 +77,7 @@ class ProgramsConfig(LoopOptions):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.fit_config(quiet=True)
         self.model_config(num_types=1, vocabulary=2)
         check_split(self.split)
@@ -107,9 +108,9 @@ class ProgramsConfig(LoopOptions):
                 "only the banded form with a block and outside raise or drop has one shape; take "
                 "--layout.form banded --layout.block 128 --layout.outside drop, or compile eager"
             )
-        if self.bf16 and form not in ("banded", "dense"):
+        if self.precision == "bf16" and form not in ("banded", "dense"):
             raise ValueError(
-                f"bf16 is for the products of dense blocks, and the layout is {form}; take "
+                f"precision is bf16, for products of dense blocks, and the layout is {form}; take "
                 "--layout.form banded"
             )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from weft.recipes.programs.config import ProgramsConfig
 from weft.recipes.recipe import DataOptions, PredictOptions, StandardRecipe
@@ -41,6 +42,10 @@ class ProgramsRecipe(StandardRecipe):
     common = ("data", "limit", "hidden", "steps", "learning_rate", "epochs")
     predicts_with = ("out", "threshold", "all", "format", "quiet")
     shares_batches = True
+    renamed: ClassVar[Mapping[str, str]] = {
+        "--bf16": "--precision=bf16",
+        "--no-bf16": "--precision=float32",
+    }
 
     def read(self, config: ProgramsConfig, source: DataOptions, *, progress: bool) -> GraphTable:
         """Samples of programs, or as many as asked for."""
@@ -51,6 +56,13 @@ class ProgramsRecipe(StandardRecipe):
             config.data, files=source.files, data_dir=source.data_dir, progress=progress
         )
         return some_of(table, config.limit, config.split_seed)
+
+    def as_now(self, recorded: Mapping[str, Any]) -> dict[str, Any]:
+        """The configuration of an older run as it would be recorded today."""
+        known = dict(recorded)
+        if (bf16 := known.pop("bf16", None)) is not None:
+            known["precision"] = "bf16" if bf16 else "float32"
+        return super().as_now(known)
 
     def plan_task(self, data: GraphTable, config: ProgramsConfig) -> ProgramsTask:
         """Form of the edges, batching, threads and compiling."""

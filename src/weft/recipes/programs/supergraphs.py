@@ -30,6 +30,7 @@ from weft.parallel.world import World, single
 from weft.recipes.programs.config import PolicyName, ProgramsConfig
 from weft.recipes.programs.data import step_budget
 from weft.recipes.recipe import from_json
+from weft.training.ranks import gpu_of
 from weft.training.run import CONFIG
 
 _NODES = (1024, 2048, 4096, 8192, 16384)
@@ -50,6 +51,11 @@ class Supergraph:
     adjacency: Adjacency
     epoch: int
     number: int
+
+    def to(self, device: torch.device) -> Supergraph:
+        """The same on another device."""
+        there = {name: getattr(self, name).to(device) for name in ("batch", "adjacency")}
+        return dataclasses.replace(self, **there)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,8 +98,8 @@ class StepLoader(GraphLoader):
         """
         if per_step < 1:
             raise ValueError(f"per_step is {per_step}; it must be at least 1")
-        super().__init__(table, sampler)
         self._adjacency, self._per_step, self._world = adjacency, per_step, world or single()
+        super().__init__(table, sampler, device=gpu_of(world))
 
     def __len__(self) -> int:
         return -(-len(self.sampler) // self._per_step)
@@ -126,7 +132,7 @@ class StepLoader(GraphLoader):
             self.waiting_seconds += time.perf_counter() - began
             if made is None:
                 return
-            yield made
+            yield made if self._device is None else made.to(self._device)
 
     def _make(self, planned: Any, used: Any = None) -> Any:
         number, graphs = planned

@@ -38,8 +38,9 @@ from weft.recipes.table_training import (
 from weft.training.compilation import Compilation
 from weft.training.config import ScheduleConfig
 from weft.training.randomness import seed_everything
+from weft.training.ranks import gpu_of
 from weft.training.run import Run
-from weft.training.step import Outcome, Step
+from weft.training.step import Outcome, Step, autocast
 
 KIND = "programs"
 
@@ -147,6 +148,7 @@ def train_prepared_programs(
         describe_run(run, {"kind": KIND, **sizes})
         write_spy(run.folder, prepared.table, prepared.sampler.plan()[0].graphs)
     start_from(model, init_from, world)
+    model.to(gpu_of(world))
     form = _Former(prepared)
     train = StepLoader(
         prepared.table,
@@ -239,6 +241,7 @@ class ProgramsStep(Step):
     def __init__(self, network: nn.Module, config: ProgramsConfig, world: World) -> None:
         """Take steps with `network`, the compiled or plain model."""
         self.network, self.config, self.world = network, config, world
+        self._autocast = autocast(config.precision, world)
 
     def take(self, model: nn.Module, batch: StepBatch) -> Outcome:
         """See `Step`."""
@@ -249,7 +252,7 @@ class ProgramsStep(Step):
                 # By its place: the same on any rank, and after a resume.
                 place = (config.seed * 2**20 + supergraph.epoch) * 2**24 + supergraph.number
                 torch.manual_seed(place % 2**63)
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.bf16):
+            with self._autocast():
                 scores = self.network(graphs, supergraph.adjacency)
             scores = scores.float() if scores.dtype == torch.bfloat16 else scores
             loss, _ = candidate_loss(graphs, scores, smoothing=config.smoothing)
@@ -274,7 +277,7 @@ def measure_programs(
                 scores = model(supergraph.batch, supergraph.adjacency)
                 total, graphs = candidate_loss(supergraph.batch, scores)
                 right = right_choices(supergraph.batch, scores).sum()
-                sums += torch.stack([right.double(), total.double(), torch.tensor(float(graphs))])
+                sums += torch.tensor([float(right), float(total), float(graphs)]).double()
     (world or single()).reduce(sums)
     right, total, graphs = sums.tolist()
     return {"accuracy": right / graphs, "loss": total / graphs}

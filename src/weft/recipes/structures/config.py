@@ -11,7 +11,7 @@ from weft.batching import BatchingConfig
 from weft.errors import check_choices, check_least
 from weft.models.config import Pooling
 from weft.sources.config import Cutoff, FullyConnected, Nearest, Neighbours
-from weft.training.config import CompileMode, FitConfig, LoopOptions, ScheduleConfig
+from weft.training.config import BatchOptions, CompileMode, FitConfig, ScheduleConfig
 
 BEFORE: Mapping[str, Any] = {"envelope": False, "monitor": "validation_mae"}
 """Settings that the config.json of older runs lacks, as they were trained."""
@@ -68,7 +68,7 @@ class NeighbourConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StructuresConfig(LoopOptions):
+class StructuresConfig(BatchOptions):
     """A network that predicts one value a structure.
 
     Attributes:
@@ -136,6 +136,7 @@ class StructuresConfig(LoopOptions):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.fit_config(quiet=True)
         check_split(self.split)
         check_choices(self, model=ModelName)

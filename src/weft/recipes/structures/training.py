@@ -37,7 +37,7 @@ from weft.recipes.table_training import Trained, describe_run, start_from, train
 from weft.training.checkpoint import put_weights, shared_checkpoint
 from weft.training.compilation import Compilation
 from weft.training.randomness import seed_everything
-from weft.training.ranks import SharedLoader
+from weft.training.ranks import SharedLoader, gpu_of
 from weft.training.run import Run
 from weft.training.step import LossStep, Mean, rank0_metrics
 
@@ -159,11 +159,18 @@ def train_prepared(
         # The labels, too, are by the scale that the run began with.
         put_weights(model, saved[1]["model"], saved[0])
     data = labelled(table, config.target, scale, forces=config.forces)
+    device = gpu_of(world)
+    model.to(device)
     sizes = (data.num_nodes, data.num_edges)
-    train = GraphLoader(data, sampler) if world is None else SharedLoader(data, sampler, world)
+    if world is None:
+        train = GraphLoader(data, sampler)
+    else:
+        train = SharedLoader(data, sampler, world, device=device)
     parts = {
         name: GraphLoader(
-            data, evaluation_sampler(*sizes, config.batching, graphs=ids, budget=sampler.budget)
+            data,
+            evaluation_sampler(*sizes, config.batching, graphs=ids, budget=sampler.budget),
+            device=device,
         )
         for name, ids in split.items()
         if len(ids) and name != "train"
@@ -185,7 +192,7 @@ def train_prepared(
     return train_on_table(
         model,
         train,
-        LossStep(_loss(network, scale, config), world),
+        LossStep(_loss(network, scale, config), world, config.precision),
         config=config,
         schedule=config.schedule,
         parts=parts,
