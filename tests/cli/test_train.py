@@ -352,9 +352,9 @@ def test_molecules_with_forces(weft, tmp_path, small_molecules):
         *("--forces", "forces", "--model", "painn", "--epochs", "1", *SMALL),
     )
     assert said.code == 0, said.err
-    assert "force MAE [eV/Å]" in said.out
+    assert "force MAE [meV/Å]" in said.out
     summary = json.loads((tmp_path / "runs/molecules-mols-energy/summary.json").read_text())
-    assert f"{summary['test_force_rmse']:.4g}" in said.out
+    assert f"{1e3 * summary['test_force_rmse']:.4g}" in said.out
 
 
 def test_structures_without_a_value_are_counted(weft, small_molecules):

@@ -310,7 +310,8 @@ def test_fewer_structures_than_a_batch(tmp_path: Path) -> None:
     done = train_structures(table, asked, quiet=True)
     assert done.result.steps == 1
     assert done.counts["test"] == 0
-    assert set(done.scores) == {"validation_mae", "validation_rmse"}
+    kinds = ("mae", "rmse", "mae_per_atom", "rmse_per_atom")
+    assert set(done.scores) == {f"validation_{kind}" for kind in kinds}
 
 
 def test_a_target_with_the_name_of_anything(tmp_path: Path) -> None:

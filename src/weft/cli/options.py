@@ -113,6 +113,8 @@ def _shown(owner: type[Any], field: dataclasses.Field[Any], default: Any) -> tup
         hints = typing.get_type_hints(part)
         hint = tuple[tuple(hints[name] for name in names)] | None  # type: ignore[misc]
         told["metavar"] = " ".join(name.upper() for name in names)
+    if hint == str | tuple[str, ...]:
+        told["metavar"] = "STR [STR ...]"
     if default is None:
         markers.append(tyro.conf.DisallowNone)
         told["help_behavior_hint"] = ""
@@ -122,7 +124,7 @@ def _shown(owner: type[Any], field: dataclasses.Field[Any], default: Any) -> tup
     elif _allows_none(hint):
         kinds = [each for each in typing.get_args(hint) if each is not type(None)]
         hint = functools.reduce(operator.or_, kinds) | Literal["none"]
-    if default is False or default == ():
+    if default is False or default in ((), ""):
         told["help_behavior_hint"] = ""
     for marker in (tyro.conf.arg(**told), *markers):
         hint = Annotated[hint, marker]

@@ -51,7 +51,7 @@ class Plan(RecipeCommand):
         prepare_process()
         plan = plan_recipe(
             self.recipe.name,
-            self.config,
+            self.recipe.completed(self.config, None if self.quiet else console),
             self.source(),
             steps=self.run_steps,
             target=self.minimise,

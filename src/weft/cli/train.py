@@ -93,11 +93,14 @@ class Train(RecipeCommand):
         from weft.training.run import recorded_config
 
         recipe = self.recipe
-        folder = self.out or Path("runs") / recipe.run_name(self.config)
+        first = os.environ.get("RANK", "0") == "0"
+        told = console if first and not (self.quiet or self.print_config) else None
+        config = recipe.completed(self.config, told)
+        folder = self.out or Path("runs") / recipe.run_name(config)
         earlier = recorded_config(folder) if self.resume else None
         shared = self if isinstance(self, RankOptions) else RankOptions()
         ranks = shared.ranks
-        asked = recipe.settled(self.config, earlier)
+        asked = recipe.settled(config, earlier)
         plan = PlanOption(
             recipe.name,
             self.plan,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,10 @@ class TargetScale(nn.Module):
         self.register_buffer("references", torch.as_tensor(references, dtype=torch.float64).clone())
 
     def forward(self, batch: GraphBatch, raw: Tensor) -> Tensor:
-        """The target [G], float64, of a network's output raw [G]."""
+        """The target [G], or of a vector [G, 3], float64, of a network's output of that shape."""
+        if raw.dim() > 1:
+            # A vector turns with its structure: nothing constant can be added.
+            return raw.double() * self.std
         atoms = self.references[batch.nodes["z"].long()][:, None]
         base = segment_sum(atoms, batch.node_offsets, batch.node_graph)[:, 0]
         return raw.double() * self.std + self.mean + base
@@ -55,7 +59,9 @@ class TargetScale(nn.Module):
         return raw.double() * self.std + share + self.references[batch.nodes["z"].long()]
 
     def standardise(self, table: GraphTable, target: Array) -> Array:
-        """What a network should return for `target` [g] of the table's graphs: float32 [g]."""
+        """What a network should return for the graphs' `target` [g] or [g, 3]: float32."""
+        if target.ndim > 1:
+            return (target / float(self.std)).astype(np.float32)
         base = _sums(table, self.references.numpy(force=True)[table.columns["z"]])
         return ((target - base - float(self.mean)) / float(self.std)).astype(np.float32)
 
@@ -95,8 +101,9 @@ def learn_scale(
     references: bool,
     extensive: bool = False,
     forces: str | None = None,
+    known: Mapping[int, float] | None = None,
 ) -> TargetScale:
-    """The scale of `target` over the training graphs.
+    """The scale of `target` over the training graphs; of a vector its root mean square.
 
     Args:
         table: with the node column `z` and the graph column `target`.
@@ -110,6 +117,7 @@ def learn_scale(
             per-atom deviation.
         forces: node column with forces; the scale is then their root mean square. The energies per
             atom of a molecule that moves hardly differ, while its forces do.
+        known: references by atomic number, which are not learned.
     """
     y = np.asarray(table.column(target)[graphs], dtype=np.float64)
     if not len(y) or not np.isfinite(y).all():
@@ -117,14 +125,22 @@ def learn_scale(
             f"'{target}' has {len(y)} training values, {np.count_nonzero(~np.isfinite(y))} of them "
             "not finite; a scale cannot be learned from them"
         )
+    if y.ndim > 1:
+        return TargetScale(0.0, float(np.sqrt(np.square(y).mean())) or 1.0)
     largest = float(np.abs(y).max())
     by_element = np.zeros(_HEAVIEST + 1)
     if references:
         elements, counts = element_counts(table)
         counts = counts[graphs]
-        # The smallest solution where the counts do not determine every element.
-        by_element[elements] = np.linalg.lstsq(counts.astype(np.float64), y, rcond=None)[0]
+        for z, value in (known or {}).items():
+            by_element[z] = value
         y = y - counts @ by_element[elements]
+        unknown = ~np.isin(elements, list(known or {}))
+        if unknown.any():
+            rest = counts[:, unknown].astype(np.float64)
+            # The smallest solution where the counts do not determine every element.
+            by_element[elements[unknown]] = np.linalg.lstsq(rest, y, rcond=None)[0]
+            y = y - rest @ by_element[elements[unknown]]
     mean = float(y.mean())
     if extensive:
         atoms = table.num_nodes[graphs]

@@ -99,9 +99,10 @@ def best_of(results: Sequence[Measured], name: str, most: int = 1) -> list[Any]:
     return list(dict.fromkeys(values))[:most]
 
 
-def content_of(table: GraphTable) -> str:
-    """A hash of what a table holds, the same in memory and on disk."""
-    return _hash(table_checksums(table))
+def content_of(table: GraphTable, *, without: str = "") -> str:
+    """A hash of what a table holds but this column, the same in memory and on disk."""
+    found = table_checksums(table)
+    return _hash({name: value for name, value in found.items() if name != without})
 
 
 def content_of_arrays(arrays: Mapping[str, Array]) -> str:

@@ -36,11 +36,12 @@ def print_scores(
     title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], console: Console
 ) -> None:
     """Print a table with a row for each part of the data; the first heading is `part`."""
-    table = Table(title=title, title_justify="left")
+    table = Table()
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="right" if number else "left")
     for row in rows:
         table.add_row(*row)
+    console.print(title, soft_wrap=True)
     console.print(table)
 
 

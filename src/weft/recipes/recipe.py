@@ -255,6 +255,10 @@ class Recipe(ABC):
 
         return f"{self.name}-{file_name_of(config.data)}"
 
+    def completed(self, config: Any, console: Console | None) -> Any:
+        """The configuration with what the data itself decides, which is told to the console."""
+        return config
+
     def settled(self, config: Any, earlier: Mapping[str, Any] | None = None) -> Any:
         """The configuration with what was left open decided.
 
@@ -309,8 +313,8 @@ class StandardRecipe(Recipe):
         """
         return _completed({**self.before, **recorded}, asdict(self.default()))
 
-    def note(self, data: Any, console: Console) -> None:
-        """Tell what is worth knowing of the data before the training."""
+    def note(self, prepared: Any, console: Console) -> None:
+        """Tell what is worth knowing of what `prepare` gave before the training."""
 
     @abstractmethod
     def prepare(self, data: Any, config: Any, *, world: World, earlier: Path | None) -> Any:
@@ -364,8 +368,6 @@ class StandardRecipe(Recipe):
             # The first builds what is cached, and the others find it.
             with world.in_turn():
                 data = self.read(asked, start.source, progress=not start.quiet and first)
-                if first and not start.quiet:
-                    self.note(data, console)
                 settled = plan.settle(
                     asked,
                     lambda: self.plan_task(data, asked),
@@ -377,6 +379,8 @@ class StandardRecipe(Recipe):
                 prepared = self.prepare(
                     data, settled, world=world, earlier=folder if start.resume else None
                 )
+                if first and not start.quiet:
+                    self.note(prepared, console)
             config = prepared.config
             checksums = self.checksums(data, config)
             agree(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class Trained:
         compilation: what was compiled, when it was.
         batching_share: of this session's time that was spent waiting for training batches.
         outside_share: of this session's edges that were outside the blocks of a banded layout.
+        details: more for the summary, JSON values.
     """
 
     model: Any
@@ -49,11 +50,13 @@ class Trained:
     compilation: Compilation
     batching_share: float
     outside_share: float = 0.0
+    details: Mapping[str, Any] = field(default_factory=dict)
 
     def summary(self, sampler: GraphSampler) -> dict[str, Any]:
         """Of the training with this sampler's batches, as JSON values."""
         return {
             **self.scores,
+            **self.details,
             "counts": self.counts,
             "fill": asdict(sampler.statistics()),
             "batching_share": self.batching_share,

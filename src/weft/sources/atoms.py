@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import lzma
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count, islice
@@ -31,6 +32,9 @@ ATOMIC_NUMBERS = {symbol: number for number, symbol in enumerate(_SYMBOLS.split(
 
 # Values of a folder's CIF files, in CGCNN's format: a line `id,value` for each id.cif.
 _LISTED = "id_prop.csv"
+ISOLATED = "isolated_atom"
+"""Value that every structure has: 1 where its config_type is IsolatedAtom, as in MACE's files."""
+
 # ASE's calculated results that have a row for each atom.
 _ATOM_RESULTS = frozenset({"charges", "energies", "forces", "magmoms", "stresses"})
 
@@ -115,6 +119,7 @@ def read_structures(files: Sequence[Path], move: Move) -> Iterator[Structure]:
             atoms, info = found
             results = atoms.calc.results if atoms.calc is not None else {}
             values = {**results, **atoms.arrays, **info, **beside}
+            values[ISOLATED] = values.get("config_type") == "IsolatedAtom"
             per_atom = _ATOM_RESULTS | (atoms.arrays.keys() - info.keys() - beside.keys())
             yield Structure(where, atoms, values, per_atom)
             if len(files) == 1:
@@ -269,6 +274,8 @@ _ASE_UNITS = {
     "dipole": "e Å",
     "charges": "e",
 }
+# What data sets of potentials put before these names; they too are in ASE's units.
+_REFERENCE_PREFIX = re.compile(r"^(REF|DFT)_", re.IGNORECASE)
 
 
 def atoms_table(
@@ -313,7 +320,7 @@ def atoms_table(
         schema: dict[str, Column] = dict(ATOMS_SCHEMA)
         for name in targets:
             schema[name] = _target_column(name, ahead, missing=missing)
-        graphs = _graphs(chain(ahead, structures), schema, targets)
+        graphs = _graphs(chain(ahead, structures), schema, targets, files)
         return write_table(path, graphs, schema, metadata=metadata)
 
 
@@ -365,7 +372,7 @@ def _target_column(name: str, ahead: Sequence[Structure], *, missing: Missing) -
         dtype="float32" if per_atom else "float64",
         shape=shape,
         missing=missing == "nan",
-        unit=_ASE_UNITS.get(name, ""),
+        unit=_ASE_UNITS.get(_REFERENCE_PREFIX.sub("", name), ""),
         doc="as in the files",
     )
 
@@ -380,7 +387,10 @@ def _numbers(structure: Structure, name: str) -> Array:
 
 
 def _graphs(
-    structures: Iterable[Structure], schema: Mapping[str, Column], targets: Sequence[str]
+    structures: Iterable[Structure],
+    schema: Mapping[str, Column],
+    targets: Sequence[str],
+    files: Sequence[Path],
 ) -> Iterator[Graph]:
     met: set[str] = set()
     for structure in structures:
@@ -388,7 +398,12 @@ def _graphs(
         yield _graph(structure, schema)
     for name in targets:
         if name not in met:
-            raise DataError(f"no structure has a '{name}'; they have {', '.join(sorted(met))}")
+            where = str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
+            raise DataError(f"{where}: no structure has a '{name}'; they have {_listed(met)}")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(set(names) - {ISOLATED}))
 
 
 def _graph(structure: Structure, schema: Mapping[str, Column]) -> Graph:
@@ -408,7 +423,7 @@ def _graph(structure: Structure, schema: Mapping[str, Column]) -> Graph:
             part = np.full(shape, np.nan)
         else:
             raise DataError(
-                f"{where}: no '{name}'; it has {', '.join(sorted(values))}. Choose one of these, "
+                f"{where}: no '{name}'; it has {_listed(values)}. Choose one of these, "
                 "or store NaN for what is missing"
             )
         levels[column.level][name] = part.astype(column.dtype)

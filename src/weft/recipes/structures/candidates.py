@@ -13,9 +13,9 @@ from weft.planning.candidate import Candidate, applied
 from weft.planning.plan import Measured, Plan
 from weft.planning.task import PlanTask, best_of, content_of, thread_counts
 from weft.recipes.structures.config import StructuresConfig
-from weft.recipes.structures.data import split_structures
-from weft.recipes.structures.training import prepare_structures, train_prepared
+from weft.recipes.structures.training import prepare_structures, split_of, train_prepared
 from weft.recipes.table_training import TableWork, planned_steps
+from weft.sources.atoms import ISOLATED
 from weft.training.compilation import Compilation, why_not_inductor
 
 _POLICY = "batching.policy"
@@ -29,7 +29,9 @@ class StructuresTask(PlanTask):
     config: StructuresConfig
     planned = (_POLICY, "compile")
     idle = (
-        *("data", "force_weight", "learning_rate", "schedule", "epochs", "max_steps", "patience"),
+        *("data", "validation_file", "test_file", "atom_energies"),
+        *("energy_weight", "force_weight", "stress_weight", "per_atom", "swap", "huber_delta"),
+        *("learning_rate", "schedule", "epochs", "max_steps", "patience"),
         *("checkpoint_every", "seed", "batching.seed", "monitor", "clip_norm", "ema"),
     )
 
@@ -41,7 +43,7 @@ class StructuresTask(PlanTask):
             prepare=prepare_structures,
             train_prepared=train_prepared,
         )
-        super().__init__(name, config, work, content_of(table))
+        super().__init__(name, config, work, content_of(table, without=ISOLATED))
         self._table = table
         self._found: dict[str, BatchStatistics] = {}
 
@@ -70,7 +72,7 @@ class StructuresTask(PlanTask):
         results = yield [_candidate(policy, "eager", threads) for policy in policies]
         best = best_of(results, _POLICY, len(policies))
         last = [_candidate(best[0], "eager", count) for count in counts]
-        if self.config.forces is None:
+        if not self.config.learns_derivatives:
             last += self._compiled(best, threads)
         yield last
 
@@ -80,7 +82,7 @@ class StructuresTask(PlanTask):
         fills = [(policy, self.batches(policy)) for policy in policies]
         listed = ", ".join(f"{p} {b.node_fill:.0%} and {b.edge_fill:.0%}" for p, b in fills)
         reasons = [f"real rows of nodes and of edges, the others being padding: {listed}"]
-        if self.config.forces is not None:
+        if self.config.learns_derivatives:
             reasons.append("forces are learned from, and torch cannot compile such a model")
         return reasons
 
@@ -102,11 +104,7 @@ class StructuresTask(PlanTask):
 
     @functools.cached_property
     def _training(self) -> Array:
-        config = self.config
-        split = split_structures(
-            self._table, config.targets, parts=config.split, seed=config.split_seed
-        )
-        return split["train"]
+        return split_of(self._table, self.config)[1]["train"]
 
     def _is_possible(self, policy: str, threads: int) -> bool:
         try:

@@ -16,10 +16,17 @@ from weft.training.config import BatchOptions, CompileMode, FitConfig, ScheduleC
 BEFORE: Mapping[str, Any] = {"envelope": False, "monitor": "validation_mae"}
 """Settings that the config.json of older runs lacks, as they were trained."""
 
+_DEFAULT_TARGETS = {
+    "qm9": "u0",
+    "qm9-official": "u0",
+    "mp-matminer": "formation_energy_per_atom",
+}
+
 _OPEN = ("readout", "envelope", "monitor")
 """Settings that are decided by others where they are None, beside neighbours.kind."""
 
 ModelName = Literal["schnet", "mpeu", "painn"]
+LossName = Literal["mse", "huber", "mae"]
 Monitor = Literal[
     "validation_loss",
     "validation_mae",
@@ -68,16 +75,47 @@ class NeighbourConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Swap:
+    """A change of the energy's weight late in training.
+
+    Attributes:
+        epoch: the first epoch, counted from 1, with the other weight.
+        energy_weight: the weight of the energy from then on.
+    """
+
+    epoch: int
+    energy_weight: float
+
+    def __post_init__(self) -> None:
+        check_least(self, epoch=1, energy_weight=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class StructuresConfig(BatchOptions):
     """A network that predicts one value a structure.
 
     Attributes:
-        data: a data set of `weft data list`, or a file or folder of your own: extxyz, an ASE
-            database, crystals as JSON lines, CIF files with their values in id_prop.csv.
-        target: the value to learn, a column of the data.
+        data: a data set of `weft data list`, or files or folders of your own: extxyz, an ASE
+            database (aselmdb too), crystals as JSON lines, CIF files with their values in
+            id_prop.csv.
+        validation_file: files of your own whose structures are all for validation; the fractions
+            of --split then divide the rest.
+        test_file: files of your own whose structures are all for the test.
+        target: the value to learn, a column of the data. By default it is U0 of QM9; of a file of
+            your own the energy that is there (REF_energy, energy or the like), and its forces and
+            stress are then learned from, too.
         forces: the column with forces, to learn from them too; the target is then an energy in eV
             and forces are in eV/Å.
-        force_weight: what a squared error of the forces counts beside one of the energy.
+        stress: the column with stresses in eV/Å³, to learn from them too: 6 numbers in Voigt order
+            or 9; or with virials in eV, which have `virial` in their name.
+        energy_weight: what an error of the target counts in the loss.
+        force_weight: what an error of the forces counts beside one of the energy.
+        stress_weight: what an error of the stress counts beside one of the energy.
+        per_atom: errors of the energy are divided by the number of atoms before they count.
+        swap: Count the energy with another weight from this epoch on, late in training.
+        loss: mse: squared errors; mae: absolute ones; huber: squared up to huber_delta, absolute
+            beyond.
+        huber_delta: In eV, eV/Å and eV/Å³ (in the target's unit).
         model: The network: schnet, mpeu (edges learn too) or painn (atoms have vectors too).
         hidden: features of an atom.
         layers: rounds of messages.
@@ -89,6 +127,10 @@ class StructuresConfig(BatchOptions):
             default where the readout is a sum. PaiNN's always do.
         references: learn a value for each element first, by least squares; for what grows with the
             number of atoms, such as an energy.
+        atom_energies: energies of isolated atoms to take as references instead: H=-13.6 C=-1029.8,
+            or a JSON file, or `isolated` for those of all single atoms without neighbours. By
+            default they are those of structures with config_type=IsolatedAtom, if there are any.
+            Isolated atoms are not trained on.
         split: fractions for training, validation and test.
         split_seed: Seed of the split, and of what --limit draws.
         limit: use only this many structures, drawn at random.
@@ -106,10 +148,19 @@ class StructuresConfig(BatchOptions):
         seed: Seed of the weights and, unless batching has its own, the batches.
     """
 
-    data: str = "qm9"
-    target: str = "u0"
+    data: str | tuple[str, ...] = "qm9"
+    validation_file: tuple[str, ...] = ()
+    test_file: tuple[str, ...] = ()
+    target: str = ""
     forces: str | None = None
+    stress: str | None = None
+    energy_weight: float = 1.0
     force_weight: float = 1.0
+    stress_weight: float = 100.0
+    per_atom: bool = False
+    swap: Swap | None = None
+    loss: LossName = "mse"
+    huber_delta: float = 0.01
     model: ModelName = "schnet"
     hidden: int = 64
     layers: int = 3
@@ -117,6 +168,7 @@ class StructuresConfig(BatchOptions):
     neighbours: NeighbourConfig = field(default_factory=NeighbourConfig)
     envelope: bool | None = None
     references: bool = True
+    atom_energies: tuple[str, ...] = ()
     split: tuple[float, float, float] = (0.8, 0.1, 0.1)
     split_seed: int = 0
     limit: int | None = None
@@ -139,19 +191,24 @@ class StructuresConfig(BatchOptions):
         super().__post_init__()
         self.fit_config(quiet=True)
         check_split(self.split)
-        check_choices(self, model=ModelName)
-        known = get_args(Monitor) if self.forces is not None else _MONITORS_WITHOUT_FORCES
+        check_choices(self, model=ModelName, loss=LossName)
+        known = get_args(Monitor) if self.learns_derivatives else _MONITORS_WITHOUT_FORCES
         if self.watched not in known:
             raise ValueError(
                 f"monitor is {self.monitor!r}; choose from {', '.join(known)}"
-                + (", or the others with --forces" if self.forces is None else "")
+                + ("" if self.learns_derivatives else ", or the others with --forces")
             )
-        if self.forces is not None and self.compile != "eager":
+        if self.learns_derivatives and self.compile != "eager":
             raise ValueError(
                 f"compile is {self.compile!r}; torch cannot compile a model whose forces are "
                 "learned from outside, so forces need compile = eager"
             )
-        check_least(self, learning_rate=0, force_weight=0, split_seed=0, seed=0)
+        if not self.huber_delta > 0:
+            raise ValueError(f"huber_delta is {self.huber_delta}; it must be above 0")
+        if self.atom_energies and not self.references:
+            raise ValueError("atom_energies are references, and references are turned off")
+        check_least(self, learning_rate=0, force_weight=0, energy_weight=0, stress_weight=0)
+        check_least(self, split_seed=0, seed=0)
         check_least(self, hidden=2, layers=1, limit=2)
 
     def settled(
@@ -166,7 +223,7 @@ class StructuresConfig(BatchOptions):
         known: dict[str, Any] = {} if earlier is None else {**BEFORE, **earlier}
         given = {name: getattr(self, name) for name in _OPEN}
         given |= {name: known.get(name) for name in _OPEN if given[name] is None}
-        extensive = self.forces is not None or self.references
+        extensive = self.learns_derivatives or self.references
         readout: Pooling = given["readout"] or ("sum" if extensive else "mean")
         kind = self.neighbours.kind or dict(known.get("neighbours") or {}).get("kind")
         if kind is None:
@@ -176,17 +233,23 @@ class StructuresConfig(BatchOptions):
             # The nearest neighbours are as many everywhere: a mean of theirs is no less local.
             given["envelope"] = readout == "sum" and kind != "nearest"
         return dataclasses.replace(
-            self,
+            self.settled_target(),
             readout=readout,
             envelope=given["envelope"],
             monitor=given["monitor"] or self.watched,
             neighbours=dataclasses.replace(self.neighbours, kind=kind),
         )
 
+    def settled_target(self) -> StructuresConfig:
+        """The same with the usual target of a data set of the catalogue, if none was named."""
+        usual = _DEFAULT_TARGETS.get(str(self.data), "")
+        return self if self.target else dataclasses.replace(self, target=usual)
+
     def check_forces(self) -> None:
         """Raise ValueError where forces are to be learned by a model that has no sound ones."""
-        if self.forces is not None and (reason := self.why_no_forces()):
-            raise ValueError(f"forces is {self.forces!r} and {reason}")
+        if self.learns_derivatives and (reason := self.why_no_forces()):
+            name = "stress" if self.forces is None else "forces"
+            raise ValueError(f"{name} is {getattr(self, name)!r} and {reason}")
 
     def why_no_forces(self) -> str:
         """Why such a model has no sound forces, and what to do about it; empty where it has."""
@@ -218,12 +281,22 @@ class StructuresConfig(BatchOptions):
     @property
     def watched(self) -> Monitor:
         """The metric that decides which weights are kept."""
-        return self.monitor or ("validation_mae" if self.forces is None else "validation_loss")
+        return self.monitor or ("validation_loss" if self.learns_derivatives else "validation_mae")
+
+    @property
+    def learns_derivatives(self) -> bool:
+        """Whether forces or stress are learned from, too."""
+        return self.forces is not None or self.stress is not None
 
     @property
     def targets(self) -> list[str]:
         """Columns that are learned from."""
-        return [self.target, *([self.forces] if self.forces else [])]
+        return [name for name in (self.target, self.forces, self.stress) if name]
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names in `data`: one data set of the catalogue, or paths."""
+        return (self.data,) if isinstance(self.data, str) else self.data
 
     def fit_config(self, *, quiet: bool) -> FitConfig:
         """What the training loop is asked to do."""

@@ -20,15 +20,13 @@ from weft.models import energy_and_forces
 from weft.models.target_scale import Standardised, TargetScale
 from weft.recipes.output import prediction_file
 from weft.recipes.recipe import ABOUT, from_json
+from weft.recipes.structures.atom_energies import SYMBOLS
 from weft.recipes.structures.config import BEFORE, StructuresConfig
 from weft.recipes.structures.data import check_energy, check_periodicity, reader_of
 from weft.recipes.structures.training import make_network
 from weft.sources import atoms_table, cif_csv_table, crystals_table, with_neighbours
-from weft.sources.atoms import ATOMIC_NUMBERS
 from weft.training.checkpoint import load_weights
 from weft.training.run import CONFIG
-
-_SYMBOLS = {number: symbol for symbol, number in ATOMIC_NUMBERS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,10 +186,10 @@ def check_elements(elements: Sequence[int], z: Array, num_atoms: Array, name: st
     if len(unknown):
         atom, stops = int(unknown[0]), np.cumsum(num_atoms)
         graph = int(np.searchsorted(stops, atom, side="right"))
-        known = ", ".join(_SYMBOLS[number] for number in elements)
+        known = ", ".join(SYMBOLS[number] for number in elements)
         raise DataError(
             f"{name}, structure {graph}: atom {atom - int(stops[graph] - num_atoms[graph])} is "
-            f"{_SYMBOLS.get(int(z[atom]), 'no element')}, an element that the model has not been "
+            f"{SYMBOLS.get(int(z[atom]), 'no element')}, an element that the model has not been "
             f"trained on ({known}); {len(unknown)} such atoms in all: remove their structures, or "
             "train on data that has the element"
         )

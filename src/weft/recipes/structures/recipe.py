@@ -29,6 +29,7 @@ class MoleculesRecipe(StandardRecipe):
 
     Lengths are in Å, energies in eV, forces in eV/Å. Examples:
       weft train molecules --target gap --no-references
+      weft train molecules --data water.extxyz --model painn    (the energy and forces in it)
       weft train molecules --data water.extxyz --target energy --forces forces --model painn
     """
     plan_help = """
@@ -47,9 +48,32 @@ class MoleculesRecipe(StandardRecipe):
     before = BEFORE
     shares_batches = True
 
+    def completed(self, config: StructuresConfig, console: Console | None) -> StructuresConfig:
+        """The configuration with the energy, forces and stress of a user's files found by name."""
+        config = config.settled_target()
+        paths = [Path(name) for name in config.sources]
+        if config.target or not all(path.exists() for path in paths):
+            return config
+        from weft.recipes.structures.data import reader_of
+        from weft.recipes.structures.target_names import guessed_targets
+
+        if reader_of(paths[0]) != "atoms":
+            return config
+        found = guessed_targets(paths)
+        if console is not None:
+            console.print(f"Learning from {paths[0]}: {found}.", soft_wrap=True)
+        return replace(
+            config,
+            target=found.energy,
+            forces=config.forces or found.forces,
+            stress=config.stress or found.stress,
+        )
+
     def run_name(self, config: StructuresConfig) -> str:
         """Of the run's folder, by default."""
-        return f"{super().run_name(config)}-{config.target}"
+        from weft.recipes.structures.data import file_name_of
+
+        return f"{self.name}-{file_name_of(config.sources[0])}-{config.target}"
 
     def settled(
         self, config: StructuresConfig, earlier: Mapping[str, Any] | None = None
@@ -75,15 +99,34 @@ class MoleculesRecipe(StandardRecipe):
 
         return StructuresTask(self.name, data, config)
 
-    def note(self, data: GraphTable, console: Console) -> None:
-        """Say where periodic structures are trained on as molecules."""
+    def note(self, prepared: Prepared, console: Console) -> None:
+        """Say what is worth knowing of periodic structures, isolated atoms and given parts."""
+        from weft.models.target_scale import element_counts
+        from weft.recipes.structures.atom_energies import energies_sentence
+        from weft.recipes.structures.data import shared_structures
+
+        data, config = prepared.table, prepared.config
         periodic = int(data.column("pbc").any(axis=1).sum()) if "pbc" in data.schema else 0
-        if periodic:
-            console.print(
+        said = []
+        if periodic and self.kind == "molecules":
+            said.append(
                 f"{periodic:,} of {len(data):,} structures are periodic, so neighbours are found "
-                "among their images; `weft train crystals` has the settings for such data.",
-                soft_wrap=True,
+                "among their images; `weft train crystals` has the settings for such data."
             )
+        if prepared.atoms.energies:
+            references = prepared.scale.references.numpy()
+            elements = element_counts(data)[0].tolist()
+            said.append(energies_sentence(prepared.atoms, references, elements, _unit(prepared)))
+        if config.validation_file or config.test_file:
+            counts = ", ".join(f"{len(ids):,} for {part}" for part, ids in prepared.split.items())
+            said.append(f"Structures: {counts}.")
+            for (first, second), count in shared_structures(data, prepared.split).items():
+                said.append(
+                    f"Warning: {count:,} structures for {second} are also among those for {first}, "
+                    f"so the errors on them say little; remove them from one of the files."
+                )
+        for sentence in said:
+            console.print(sentence, soft_wrap=True)
 
     def prepare(
         self, data: GraphTable, config: StructuresConfig, *, world: World, earlier: Path | None
@@ -113,31 +156,26 @@ class MoleculesRecipe(StandardRecipe):
 
     def show(self, trained: Trained, prepared: Prepared, folder: Path, console: Console) -> None:
         """Print the errors, what was left out, and where everything is."""
+        import numpy as np
+
         from weft.recipes.output import print_scores, where
+        from weft.recipes.structures.data import usable_structures
+        from weft.recipes.structures.score_table import score_table
 
         result, config = trained.result, prepared.config
         unit = _unit(prepared)
+        headings, rows = score_table(trained, unit)
         in_unit = f" [{unit}]" if unit else ""
-        headings = ["part", "structures", f"MAE{in_unit}", f"RMSE{in_unit}"]
-        names = ["mae", "rmse"]
-        if config.forces:
-            headings += ["force MAE [eV/Å]", "force RMSE [eV/Å]"]
-            names += ["force_mae", "force_rmse"]
-        rows = [
-            (
-                part,
-                f"{trained.counts[part]:,}",
-                *(f"{trained.scores[f'{part}_{name}']:.4g}" for name in names),
-            )
-            for part in ("validation", "test")
-            if f"{part}_mae" in trained.scores
-        ]
         print_scores(f"{config.target}{in_unit}: {result.stopped}", headings, rows, console)
         counts, compiled = trained.counts, trained.compilation
-        said = ""
+        said = "trivial: the atoms' own values or the mean for the target, no forces, no stress.\n"
         if counts["dropped"]:
             wanted = " or ".join(config.targets)
-            said += f"{counts['dropped']:,} structures without {wanted} were left out.\n"
+            first = int(np.argmin(usable_structures(prepared.table, config.targets)))
+            said += (
+                f"{counts['dropped']:,} structures without {wanted} were left out. The first of "
+                f"them is structure {first}, counted from 0.\n"
+            )
         if counts["skipped"]:
             said += (
                 f"{counts['skipped']:,} structures larger than a batch were skipped in training.\n"
@@ -215,17 +253,15 @@ class CrystalsRecipe(MoleculesRecipe):
         return replace(
             plain,
             data="mp-matminer",
-            target="formation_energy_per_atom",
             references=False,
             neighbours=replace(plain.neighbours, nearest=24, cutoff=6.0),
         )
 
-    def note(self, data: GraphTable, console: Console) -> None:
-        """Nothing: crystals are periodic."""
-
 
 def _unit(prepared: Prepared) -> str:
-    return prepared.table.schema[prepared.config.target].unit
+    unit = prepared.table.schema[prepared.config.target].unit
+    # Forces and stress are derivatives of an energy in eV.
+    return unit or ("eV" if prepared.config.learns_derivatives else "")
 
 
 MOLECULES = MoleculesRecipe("molecules")

@@ -3,43 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from weft.batching import GraphLoader, GraphSampler, evaluation_sampler
 from weft.errors import DataError
-from weft.graphs import Array, GraphBatch, GraphTable
-from weft.models import (
-    MPEU,
-    MPEUConfig,
-    PaiNN,
-    PaiNNConfig,
-    SchNet,
-    SchNetConfig,
-    energy_and_forces,
-)
+from weft.graphs import Array, GraphTable
+from weft.models import MPEU, MPEUConfig, PaiNN, PaiNNConfig, SchNet, SchNetConfig
 from weft.models.target_scale import Standardised, TargetScale, element_counts, learn_scale
+from weft.recipes.structures.atom_energies import SYMBOLS, AtomEnergies, atom_energies
 from weft.recipes.structures.config import StructuresConfig
 from weft.recipes.structures.data import (
-    FORCES,
-    LABEL,
     check_energy,
     labelled,
     split_structures,
+    stress_matrices,
     usable_structures,
 )
+from weft.recipes.structures.loss import StructureLoss, measure, trivial_errors
 from weft.recipes.table_training import Trained, describe_run, start_from, train_on_table
 from weft.training.checkpoint import put_weights, shared_checkpoint
 from weft.training.compilation import Compilation
 from weft.training.randomness import seed_everything
 from weft.training.ranks import SharedLoader, gpu_of
 from weft.training.run import Run
-from weft.training.step import LossStep, Mean, rank0_metrics
+from weft.training.step import LossStep, rank0_metrics
 
 if TYPE_CHECKING:
     from weft.parallel.world import World
@@ -72,6 +63,7 @@ class Prepared:
         config: the recipe.
         split: numbers of those for train, validation and test.
         scale: of the target, learned from those for training.
+        atoms: what is known of isolated atoms.
         sampler: makes the batches of training.
     """
 
@@ -79,6 +71,7 @@ class Prepared:
     config: StructuresConfig
     split: dict[str, Array]
     scale: TargetScale
+    atoms: AtomEnergies
     sampler: GraphSampler
 
 
@@ -104,8 +97,11 @@ def prepare_structures(
     _check_column(table, config.target, "graph", (), "a target is one number a structure")
     if config.forces is not None:
         _check_column(table, config.forces, "node", (3,), "forces are three numbers an atom")
+    if config.stress is not None:
+        stress_matrices(table, config.stress)
+    if config.learns_derivatives:
         check_energy(config.target, table.schema[config.target].unit)
-    split = split_structures(table, config.targets, parts=config.split, seed=config.split_seed)
+    atoms, split = split_of(table, config)
     scale = learn_scale(
         table,
         split["train"],
@@ -113,10 +109,23 @@ def prepare_structures(
         references=config.references,
         extensive=config.readout == "sum",
         forces=config.forces,
+        known=atoms.energies,
     )
     batching = dataclasses.replace(config.batching, seed=config.batching.seed or config.seed)
     sampler = GraphSampler(table.num_nodes, table.num_edges, batching, graphs=split["train"])
-    return Prepared(table=table, config=config, split=split, scale=scale, sampler=sampler)
+    return Prepared(
+        table=table, config=config, split=split, scale=scale, atoms=atoms, sampler=sampler
+    )
+
+
+def split_of(table: GraphTable, config: StructuresConfig) -> tuple[AtomEnergies, dict[str, Array]]:
+    """What is known of isolated atoms, and the split of all other structures by `config`."""
+    config = config.settled()
+    atoms = atom_energies(table, config)
+    seed, left_out = config.split_seed, atoms.isolated
+    return atoms, split_structures(
+        table, config.targets, parts=config.split, seed=seed, leave_out=left_out
+    )
 
 
 def train_structures(table: GraphTable, config: StructuresConfig, **session: Any) -> Trained:
@@ -158,7 +167,7 @@ def train_prepared(
     if saved is not None:
         # The labels, too, are by the scale that the run began with.
         put_weights(model, saved[1]["model"], saved[0])
-    data = labelled(table, config.target, scale, forces=config.forces)
+    data = labelled(table, config.target, scale, forces=config.forces, stress=config.stress)
     device = gpu_of(world)
     model.to(device)
     sizes = (data.num_nodes, data.num_edges)
@@ -176,23 +185,23 @@ def train_prepared(
         if len(ids) and name != "train"
     }
     counts = {name: len(ids) for name, ids in split.items()}
-    counts["dropped"] = int((~usable_structures(table, config.targets)).sum())
+    usable = usable_structures(table, config.targets)
+    counts["dropped"] = int((~usable & ~prepared.atoms.isolated).sum())
     counts["skipped"] = sampler.statistics().skipped
     compilation = Compilation(config.compile)
     network = compilation.wrap(model.network)
+    loss = StructureLoss(config, scale)
+    step = LossStep(lambda _, batch: loss(network, batch, step.epoch), world, config.precision)
+    by_element: dict[str, dict[int, float]] = {}
 
     def errors(part: str) -> dict[str, float]:
-        found = measure(model, parts[part], config.target, forces=config.forces is not None)
-        if config.forces is not None:
-            # What training makes small, over all structures of the part.
-            squares = found["rmse"] ** 2 + config.force_weight * found["force_rmse"] ** 2
-            found["loss"] = squares / float(scale.std) ** 2
+        found, by_element[part] = measure(model, parts[part], config)
         return found
 
-    return train_on_table(
+    trained = train_on_table(
         model,
         train,
-        LossStep(_loss(network, scale, config), world, config.precision),
+        step,
         config=config,
         schedule=config.schedule,
         parts=parts,
@@ -203,6 +212,14 @@ def train_prepared(
         quiet=quiet,
         world=world,
     )
+    details: dict[str, Any] = {"trivial": {}, "force_mae_by_element": {}}
+    for part, found in by_element.items():
+        details["trivial"][part], trivial = trivial_errors(data, split[part], scale, config)
+        if found:
+            details["force_mae_by_element"][part] = {
+                SYMBOLS[z]: {"mae": found[z], "trivial": trivial[z]} for z in sorted(found)
+            }
+    return dataclasses.replace(trained, details=details)
 
 
 def _check_column(
@@ -214,55 +231,3 @@ def _check_column(
         raise DataError(
             f"'{name}' is a {column.level} column of shape {list(column.shape)}; {rule}"
         )
-
-
-def _loss(
-    network: nn.Module, scale: TargetScale, config: StructuresConfig
-) -> Callable[[Any, GraphBatch], Tensor | list[Mean]]:
-    """Mean squared error of the standardised target, and of the forces in the same measure."""
-    std = float(scale.std)
-
-    def energy_loss(raw: Tensor, batch: GraphBatch) -> Tensor:
-        error = (raw - batch.graphs[LABEL]).masked_fill(~batch.graph_mask, 0.0)
-        return error.square().sum() / batch.graph_mask.sum()
-
-    def loss(_: Any, batch: GraphBatch) -> Tensor | list[Mean]:
-        if config.forces is None:
-            return energy_loss(network(batch), batch)
-        raw, predicted = energy_and_forces(network, batch, training=True)
-        wrong = (predicted - batch.nodes[FORCES] / std).masked_fill(~batch.node_mask[:, None], 0.0)
-        components = 3 * batch.node_mask.sum()
-        forces = wrong.square().sum() / components
-        return [Mean(energy_loss(raw, batch)), Mean(config.force_weight * forces, components)]
-
-    return loss
-
-
-def measure(
-    model: Standardised, loader: GraphLoader, target: str, *, forces: bool
-) -> dict[str, float]:
-    """Mean absolute and root mean squared error over all graphs of `loader`.
-
-    Returns:
-        `mae` and `rmse` in the target's unit and, with forces, `force_mae` and `force_rmse` in
-        eV/Å.
-    """
-    # Of each kind of error: its absolute values, its squares, how many there are.
-    sums = {kind: [0.0, 0.0, 0.0] for kind in (("", "force_") if forces else ("",))}
-    for batch in loader:
-        errors = {}
-        if forces:
-            values, predicted = energy_and_forces(model, batch)
-            wrong = predicted.double() - batch.nodes[FORCES].double()
-            errors["force_"] = wrong[batch.node_mask]
-        else:
-            with torch.no_grad():
-                values = model(batch)
-        errors[""] = (values - batch.graphs[target].double())[batch.graph_mask]
-        for kind, error in errors.items():
-            parts = (float(error.abs().sum()), float(error.square().sum()), error.numel())
-            sums[kind] = [total + part for total, part in zip(sums[kind], parts, strict=True)]
-    found: dict[str, float] = {}
-    for kind, (absolute, squares, count) in sums.items():
-        found |= {f"{kind}mae": absolute / count, f"{kind}rmse": (squares / count) ** 0.5}
-    return found

@@ -1,0 +1,252 @@
+"""Losses and errors of energies, forces and stresses, and energies of isolated atoms."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk
+from ase.calculators.emt import EMT
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.io import write
+from small_structures import ENERGY, config, molecules, table_of
+from torch.nn import functional
+
+from weft.batching import BatchingConfig
+from weft.errors import DataError
+from weft.graphs import GraphTable, assemble
+from weft.models import properties_of
+from weft.recipes.structures.atom_energies import parsed_energies
+from weft.recipes.structures.config import StructuresConfig, Swap
+from weft.recipes.structures.data import labelled, read_structures, stress_matrices
+from weft.recipes.structures.loss import StructureLoss
+from weft.recipes.structures.training import prepare_structures, train_prepared, train_structures
+from weft.training import Run, read_metrics
+
+
+def metals(count: int = 16, *, seed: int = 0) -> list[Any]:
+    """Cells of copper and gold with energies, forces and stresses of ASE's EMT."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        atoms = bulk("Cu", cubic=True, a=3.7 + 0.3 * rng.random())
+        atoms.numbers = rng.choice([29, 79], len(atoms))
+        atoms.rattle(0.1, rng=rng)
+        atoms.calc = EMT()
+        results = {"energy": atoms.get_potential_energy(), "forces": atoms.get_forces()}
+        atoms.calc = SinglePointCalculator(atoms, stress=atoms.get_stress(), **results)
+        made.append(atoms)
+    return made
+
+
+def stressed(**options: Any) -> StructuresConfig:
+    given: dict[str, Any] = {"forces": "forces", "stress": "stress", "model": "painn"}
+    return config(**{**given, **options})
+
+
+@pytest.fixture(scope="module")
+def metal_table(tmp_path_factory: pytest.TempPathFactory) -> GraphTable:
+    return table_of(tmp_path_factory.mktemp("metals"), metals(), stressed())
+
+
+@pytest.mark.parametrize("name", ["mse", "mae", "huber"])
+@pytest.mark.parametrize("per_atom", [False, True])
+def test_a_loss_is_the_sum_of_torchs_own(metal_table: Any, name: Any, per_atom: bool) -> None:
+    asked = stressed(
+        loss=name, per_atom=per_atom, huber_delta=0.3, energy_weight=2.0, stress_weight=50.0
+    )
+    prepared = prepare_structures(metal_table, asked)
+    asked, scale = prepared.config, prepared.scale
+    std = float(scale.std)
+    data = labelled(metal_table, "energy", scale, forces="forces", stress="stress")
+    batch = assemble(data, [3, 1, 5])
+
+    def network(batch: Any) -> Any:
+        return batch.nodes["pos"].square().sum().expand(batch.num_graphs) * 1e-3
+
+    terms = StructureLoss(asked, scale)(network, batch, 0)
+    assert isinstance(terms, list)
+    found = properties_of(network, batch, stress=True)
+    torchs = {"mse": functional.mse_loss, "mae": functional.l1_loss}
+    torchs["huber"] = lambda a, b: functional.huber_loss(a, b, delta=0.3 / std)
+    atoms = batch.node_offsets.diff() if per_atom else 1
+    label = torch.tensor(scale.standardise(metal_table, metal_table.column("energy")))[[3, 1, 5]]
+    expected = [
+        2.0 * torchs[name](found.energy / atoms, label / atoms),
+        torchs[name](found.forces, batch.nodes["(forces)"] / std),
+        50.0 * torchs[name](found.stress, batch.graphs["(stress)"] / std),
+    ]
+    for term, value in zip(terms, expected, strict=True):
+        assert float(term.value.detach()) == pytest.approx(float(value), rel=1e-5)
+
+
+def test_stresses_are_learned_and_measured(tmp_path: Path, metal_table: Any) -> None:
+    asked = stressed(epochs=8, stress_weight=1000.0)
+    with Run.create(tmp_path / "run", asked, tensorboard=False) as run:
+        done = train_structures(metal_table, asked, run=run, quiet=True)
+    lines = [m for m in read_metrics(tmp_path / "run") if "validation_stress_mae" in m]
+    assert lines[-1]["validation_stress_mae"] < 0.8 * lines[0]["validation_stress_mae"]
+    assert {"test_stress_rmse", "test_mae_per_atom", "test_force_mae"} <= done.scores.keys()
+    by_element = done.details["force_mae_by_element"]["test"]
+    assert by_element.keys() == {"Cu", "Au"}
+    trivial = done.details["trivial"]["test"]
+    test = prepare_structures(metal_table, asked).split["test"]
+    stresses = stress_matrices(metal_table, "stress")[test]
+    assert trivial["stress_mae"] == pytest.approx(np.abs(stresses).mean(), rel=1e-6)
+    rows = np.isin(np.repeat(np.arange(len(metal_table)), metal_table.num_nodes), test)
+    forces = np.abs(metal_table.column("forces")[rows])
+    assert trivial["force_mae"] == pytest.approx(forces.mean(), rel=1e-6)
+    copper = metal_table.column("z")[rows] == 29
+    assert by_element["Cu"]["trivial"] == pytest.approx(forces[copper].mean(), rel=1e-6)
+
+
+def test_the_validation_loss_is_that_of_training_with_the_last_weights(metal_table: Any) -> None:
+    for swap in (None, Swap(epoch=1, energy_weight=5.0)):
+        asked = stressed(
+            loss="huber",
+            per_atom=True,
+            swap=swap,
+            epochs=1,
+            learning_rate=0.0,
+            batching=BatchingConfig(policy="dynamic", batch_size=64),
+        )
+        prepared = prepare_structures(metal_table, asked)
+        same = {**prepared.split, "validation": prepared.split["train"]}
+        found = train_prepared(replace(prepared, split=same), quiet=True).result.metrics
+        assert found["validation_loss"] == pytest.approx(found["train_loss"], rel=1e-4)
+
+
+def test_the_energy_counts_more_late_in_training(tmp_path: Path) -> None:
+    asked = config(
+        epochs=3,
+        learning_rate=0.0,
+        swap=Swap(epoch=3, energy_weight=7.0),
+        batching=BatchingConfig(policy="dynamic", batch_size=64),
+    )
+    table = table_of(tmp_path, molecules(20), asked)
+    with Run.create(tmp_path / "run", asked, tensorboard=False) as run:
+        train_structures(table, asked, run=run, quiet=True)
+    losses = [m["train_loss"] for m in read_metrics(tmp_path / "run") if "train_loss" in m]
+    assert losses[2] == pytest.approx(7 * losses[0]) == pytest.approx(7 * losses[1])
+
+
+def test_stresses_in_any_form_are_the_same(tmp_path: Path) -> None:
+    made = metals(4)
+    for atoms in made:
+        matrix = atoms.get_stress(voigt=False)
+        atoms.info |= {"nine": matrix.flatten(), "virials": -matrix.flatten() * atoms.get_volume()}
+        atoms.arrays["wrong"] = np.ones((len(atoms), 6))
+    names = ["stress", "nine", "virials", "wrong"]
+    asked = stressed()
+    write(tmp_path / "made.extxyz", made)
+    from weft.sources import atoms_table
+
+    table = atoms_table(tmp_path / "t", tmp_path / "made.extxyz", targets=names, progress=False)
+    expected = np.array([atoms.get_stress(voigt=False) for atoms in made])
+    for name in names[:3]:
+        np.testing.assert_allclose(stress_matrices(table, name), expected, atol=1e-7)
+    with pytest.raises(DataError, match=r"'wrong' is a node column of shape \[6\]; a stress is 6"):
+        stress_matrices(table, "wrong")
+    made[2].calc.results["stress"] = made[2].get_stress()
+    made[2].cell, made[2].pbc = None, False
+    (tmp_path / "b").mkdir()
+    with pytest.raises(DataError, match="structure 2 has a 'stress' and no cell with a volume"):
+        prepare_structures(table_of(tmp_path / "b", made, asked), asked)
+
+
+def read(folder: Path, made: list[Any], asked: StructuresConfig) -> GraphTable:
+    """The table as `weft train` reads it from a file."""
+    write(folder / "made.extxyz", made)
+    asked = replace(asked, data=str(folder / "made.extxyz"))
+    return read_structures(asked, data_dir=folder, progress=False)
+
+
+def isolated(z: int, energy: float, **info: Any) -> Any:
+    atoms = Atoms([z], info=info)
+    atoms.calc = SinglePointCalculator(atoms, energy=energy)
+    return atoms
+
+
+def test_energies_of_isolated_atoms_are_the_references(tmp_path: Path) -> None:
+    made = [atoms for atoms in molecules(30) if len(atoms) > 1]
+    alone = [isolated(z, energy - 1, config_type="IsolatedAtom") for z, energy in ENERGY.items()]
+    asked = config(epochs=1)
+    prepared = prepare_structures(read(tmp_path, [*alone, *made], asked), asked)
+    references = prepared.scale.references
+    assert {z: float(references[z]) for z in ENERGY} == {z: e - 1 for z, e in ENERGY.items()}
+    parts = np.concatenate(list(prepared.split.values()))
+    assert sorted(parts.tolist()) == list(range(3, 3 + len(made)))
+    done = train_prepared(prepared, quiet=True)
+    assert done.counts["dropped"] == 0
+    # The others are learned beside those that are known.
+    (tmp_path / "b").mkdir()
+    table = read(tmp_path / "b", [*alone[1:], *made], asked)
+    prepared = prepare_structures(table, replace(asked, atom_energies=("C=-1000", "8=-2000")))
+    assert float(prepared.scale.references[6]) == -1000
+    assert prepared.atoms.isolated.sum() == 2
+    residual = prepared.scale.standardise(table, np.asarray(table.column("energy")))
+    hydrogens = np.bincount(
+        np.repeat(np.arange(len(table)), table.num_nodes), table.column("z") == 1
+    )[prepared.split["train"]]
+    assert abs(residual[prepared.split["train"]] @ hydrogens) < 1e-2 * np.abs(residual).sum()
+
+
+def test_single_atoms_are_references_where_asked_for(tmp_path: Path) -> None:
+    made = molecules(40)
+    asked = config(atom_energies=("isolated",))
+    prepared = prepare_structures(read(tmp_path, made, asked), asked)
+    assert prepared.atoms.isolated.tolist() == [len(atoms) == 1 for atoms in made]
+    assert prepared.atoms.energies == {1: ENERGY[1], 6: ENERGY[6]}
+    other = replace(asked, atom_energies=())
+    assert prepare_structures(prepared.table, other).atoms.energies == {}
+
+
+@pytest.mark.parametrize(
+    ("made", "named"),
+    [
+        ([isolated(1, -1.0), isolated(1, -2.0)], "an isolated H has energy -2, and one before it"),
+        (
+            [Atoms("HH", [[0, 0, 0], [0, 0, 1]])],
+            "structure 0 has config_type=IsolatedAtom and 2 atoms",
+        ),
+    ],
+)
+def test_isolated_atoms_that_cannot_be(tmp_path: Path, made: list[Any], named: str) -> None:
+    for atoms in made:
+        atoms.info["config_type"] = "IsolatedAtom"
+    asked = config()
+    with pytest.raises(DataError, match=named):
+        prepare_structures(read(tmp_path, [*made, *molecules(3)], asked), asked)
+
+
+def test_energies_of_atoms_that_are_given(tmp_path: Path) -> None:
+    (tmp_path / "e.json").write_text(json.dumps({"H": -13.5, "8": -2040}))
+    assert parsed_energies([str(tmp_path / "e.json"), "C=-1.5"]) == {1: -13.5, 8: -2040.0, 6: -1.5}
+    for word, named in (
+        ("Q=1", "'Q' is no element"),
+        ("H=x", "'x' is no energy"),
+        ("H=nan", "is no energy"),
+        ("H", "neither ELEMENT=ENERGY"),
+    ):
+        with pytest.raises(DataError, match=named):
+            parsed_energies([word])
+
+
+def test_bad_options_are_named() -> None:
+    for options, named in (
+        ({"loss": "l2"}, "loss is 'l2'; choose from mse, huber, mae"),
+        ({"huber_delta": 0.0}, "huber_delta is 0.0; it must be above 0"),
+        ({"stress": "stress", "readout": "mean"}, "stress is 'stress' and readout is 'mean'"),
+        ({"atom_energies": ("H=1",), "references": False}, "references are turned off"),
+        ({"energy_weight": -1.0}, "energy_weight is -1.0; it must be at least 0"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            config(**options).check_forces()  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="epoch is 0; it must be at least 1"):
+        Swap(epoch=0, energy_weight=1.0)
