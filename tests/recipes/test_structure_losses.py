@@ -156,7 +156,7 @@ def test_stresses_in_any_form_are_the_same(tmp_path: Path) -> None:
     made[2].calc.results["stress"] = made[2].get_stress()
     made[2].cell, made[2].pbc = None, False
     (tmp_path / "b").mkdir()
-    with pytest.raises(DataError, match="structure 2 has a 'stress' and no cell with a volume"):
+    with pytest.raises(DataError, match="'stress': structure 2 has no cell with a volume"):
         prepare_structures(table_of(tmp_path / "b", made, asked), asked)
 
 
@@ -250,3 +250,29 @@ def test_bad_options_are_named() -> None:
             config(**options).check_forces()  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="epoch is 0; it must be at least 1"):
         Swap(epoch=0, energy_weight=1.0)
+
+
+def test_a_run_is_fine_tuned_on_elements_that_it_did_not_have(tmp_path: Path) -> None:
+    made = molecules(60)
+    (tmp_path / "b").mkdir()
+    first = [atoms for atoms in made if 8 not in atoms.numbers]
+    asked = config(epochs=2)
+    with Run.create(tmp_path / "run", asked, tensorboard=False) as run:
+        before = train_structures(read(tmp_path, first, asked), asked, run=run, quiet=True)
+    second = replace(asked, epochs=0, seed=3)
+    # Without hydrogen, which the network still knows afterwards.
+    others = [atoms for atoms in made if 1 not in atoms.numbers]
+    table = read(tmp_path / "b", others, second)
+    with Run.create(tmp_path / "tuned", second, tensorboard=False) as run:
+        after = train_structures(table, second, run=run, init_from=tmp_path / "run", quiet=True)
+    about = json.loads((tmp_path / "tuned" / "model.json").read_text())
+    assert about["elements"] == about["trained_elements"] == [1, 6, 8]
+    ours, theirs = after.model.state_dict(), before.model.state_dict()
+    rows = "network.elements.embedding.weight"
+    assert torch.equal(ours[rows][:2], theirs[rows])
+    assert not torch.equal(ours[rows][2], theirs[rows][1])
+    for name in theirs.keys() - {rows, "scale.references"}:
+        assert torch.equal(ours[name], theirs[name]), name
+    references = ours["scale.references"]
+    assert torch.equal(references[[1, 6]], theirs["scale.references"][[1, 6]])
+    assert float(references[8]) == pytest.approx(ENERGY[8], abs=20)

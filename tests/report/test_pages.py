@@ -51,6 +51,19 @@ def test_errors_of_forces_have_their_unit(make_run, tmp_path) -> None:
     assert "test force MAE [eV/Å] 0.25 0.25" in words
 
 
+def test_errors_stand_beside_those_of_no_network_and_by_element(make_run, tmp_path) -> None:
+    scores = {"test_mae": 0.5, "test_force_mae": 0.25, "test_stress_mae": 0.125}
+    scores |= {"test_mae_per_atom": 0.0625}
+    trivial = {"test": {"mae": 8.0, "force_mae": 4.0, "stress_mae": 2.0, "mae_per_atom": 1.0}}
+    by_element = {"test": {"H": {"mae": 0.75, "trivial": 3.0}, "O": {"mae": 0.0, "trivial": 5.0}}}
+    run = make_run(tmp_path / "a", **scores, trivial=trivial, force_mae_by_element=by_element)
+    words = " ".join(page_on(run, out=tmp_path / "page.html").words.split())
+    assert "stress MAE [eV/Å³]" in words
+    assert "MAE per atom [eV/atom]" in words
+    assert "H 0.75 3" in words
+    assert "test, trivial" in words
+
+
 def test_a_run_under_way_or_damaged_still_gives_a_page(run, tmp_path) -> None:
     (run / "summary.json").unlink()
     with (run / "metrics.jsonl").open("a") as file:

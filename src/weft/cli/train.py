@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from weft.cli.options import print_config
 from weft.errors import DataError
-from weft.recipes.recipe import RECIPES, DataOptions, Recipe, Start, recipe_named
+from weft.recipes.recipe import (
+    RECIPES,
+    DataOptions,
+    Recipe,
+    Start,
+    member_folders,
+    recipe_named,
+)
 from weft.training.loggers import LoggerName
 
 if TYPE_CHECKING:
@@ -58,6 +65,18 @@ class RankOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EnsembleOptions:
+    """Options of a recipe that can train several networks on the same data.
+
+    Attributes:
+        seeds: Train so many networks, with the seeds from --seed on, each in a folder member-N of
+            the run: `weft predict` then gives their mean and spread.
+    """
+
+    seeds: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class Train(RecipeCommand):
     """`weft train RECIPE`, for any recipe.
 
@@ -97,7 +116,7 @@ class Train(RecipeCommand):
         told = console if first and not (self.quiet or self.print_config) else None
         config = recipe.completed(self.config, told)
         folder = self.out or Path("runs") / recipe.run_name(config)
-        earlier = recorded_config(folder) if self.resume else None
+        earlier = recorded_config(member_folders(folder)[0]) if self.resume else None
         shared = self if isinstance(self, RankOptions) else RankOptions()
         ranks = shared.ranks
         asked = recipe.settled(config, earlier)
@@ -136,6 +155,7 @@ class Train(RecipeCommand):
                 ranks=ranks,
                 loggers=self.logger,
                 device=shared.device,
+                seeds=self.seeds if isinstance(self, EnsembleOptions) else 1,
             ),
         )
         if finished.result.stopped.startswith("interrupted"):
@@ -208,8 +228,9 @@ class RecipeCommands(Mapping[str, type[Any]]):
 def _command(name: str) -> type[Any]:
     recipe = recipe_named(name)
     shared = (RankOptions,) if recipe.shares_batches else ()
+    several = (EnsembleOptions,) if recipe.trains_ensembles else ()
     common = ("out", "resume", "quiet")
-    return recipe_command(Train, recipe, recipe.help, common, recipe.source, *shared)
+    return recipe_command(Train, recipe, recipe.help, common, recipe.source, *shared, *several)
 
 
 COMMANDS = RecipeCommands(_command)

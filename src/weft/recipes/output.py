@@ -54,9 +54,11 @@ def where(folder: Path, then: str = "") -> str:
 
 def way_on(folder: Path, before: str = " ") -> str:
     """How to go on with the run of this command, which has stopped: a command, after `before`."""
+    from weft.recipes.recipe import member_folders
     from weft.training.checkpoint import CHECKPOINT
     from weft.training.run import CONFIG
 
+    folder = member_folders(folder)[0]
     words = ["weft", *(word for word in sys.argv[1:] if word != "--resume")]
     if (folder / CONFIG).exists():
         words.append("--resume")

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import cache
@@ -45,6 +45,7 @@ RECIPES = {
 ABOUT = "model.json"
 """File of a run with what its network was made for, beside its config."""
 _CONFIG = "config.json"
+_MEMBER = "member-{}"
 
 Config = TypeVar("Config")
 
@@ -69,6 +70,7 @@ def recipe_of_run(run: Path) -> Recipe:
     Raises:
         DataError: the folder holds no run.
     """
+    run = member_folders(run)[0]
     if not (run / _CONFIG).is_file():
         raise DataError(f"{run} holds no run of `weft train` (no {run / _CONFIG})")
     name = read_object(run / _CONFIG).get("recipe")
@@ -80,6 +82,16 @@ def recipe_of_run(run: Path) -> Recipe:
         if each.kind == kind:
             return each
     raise DataError(f"{run} holds a run of a recipe that this weft does not know: {kind}")
+
+
+def member_folders(run: Path) -> list[Path]:
+    """The folders of an ensemble's members in their order; of any other run its own."""
+    if (run / _CONFIG).is_file():
+        return [run]
+    found: list[Path] = []
+    while (run / _MEMBER.format(len(found)) / _CONFIG).is_file():
+        found.append(run / _MEMBER.format(len(found)))
+    return found or [run]
 
 
 def from_json(kind: type[Config], values: dict[str, Any]) -> Config:
@@ -131,6 +143,7 @@ class PredictOptions:
             By default it is FILE-predicted.csv here, .extxyz with forces. What was found in code
             is printed by default.
         forces: Predict the forces too, minus the gradient of the value in the positions.
+        stress: Predict the stress too, the derivative of the value in the cell by its volume.
         threshold: In code, show where another name is at least so probable; 0.9 by default.
         all: In code, show every use of a variable.
         format: Show what was found in code as a table, JSON, or SARIF for editors; a table by
@@ -143,6 +156,7 @@ class PredictOptions:
 
     out: Path | None = None
     forces: bool = False
+    stress: bool = False
     threshold: float | None = None
     all: bool = False
     format: Literal["table", "json", "sarif"] | None = None
@@ -181,6 +195,7 @@ class Start:
             torchrun has started.
         loggers: what metrics go to beside metrics.jsonl.
         device: where to compute, see `replica_device`.
+        seeds: networks to train, each in a folder of its own in `folder` where there are several.
     """
 
     folder: Path
@@ -193,6 +208,13 @@ class Start:
     ranks: int = 1
     loggers: tuple[LoggerName, ...] = ("tensorboard",)
     device: str = "cpu"
+    seeds: int = 1
+
+    def folders(self) -> list[Path]:
+        """Of the runs."""
+        if self.seeds == 1:
+            return [self.folder]
+        return [self.folder / _MEMBER.format(number) for number in range(self.seeds)]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -239,6 +261,8 @@ class Recipe(ABC):
     """Whether several ranks can share every batch; `weft train` then has --ranks."""
     replaced_by: ClassVar[str] = ""
     """The command to use instead, of a recipe that is kept for older runs."""
+    trains_ensembles: ClassVar[bool] = False
+    """Whether `weft train` takes --seeds; its configuration then has a `seed`."""
     renamed: ClassVar[Mapping[str, str]] = {}
     """Earlier names of its options, which are still taken, and those of today."""
 
@@ -347,11 +371,14 @@ class StandardRecipe(Recipe):
     def show(self, trained: Any, prepared: Any, folder: Path, console: Console) -> None:
         """Print what came out and where it is."""
 
+    def mean_of(self, members: Sequence[Any], console: Console) -> Any:
+        """What `train` gave of an ensemble's members as one, for `show`."""
+        raise NotImplementedError
+
     def run(self, asked: Any, start: Start) -> Finished:
         """Read, plan, prepare, train and summarise: the whole of `weft train`."""
         from weft.parallel.device import replica_device
         from weft.parallel.world import joined_replicas
-        from weft.training.ranks import agree, shared_run
 
         device = replica_device(start.device, ranks=start.ranks if start.ranks > 1 else None)
         if start.ranks != 1:
@@ -362,7 +389,12 @@ class StandardRecipe(Recipe):
                 f"`weft train {self.name}` runs in one process, and torchrun has started "
                 f"{ranks_started}; leave torchrun out"
             )
-        plan, folder, console = start.plan, start.folder, start.console
+        plan, console = start.plan, start.console
+        if start.seeds < 1:
+            raise ValueError(f"seeds is {start.seeds}; it must be at least 1")
+        if start.seeds > 1 and (start.folder / _CONFIG).exists():
+            raise DataError(f"{start.folder} holds a single run already; choose another folder")
+        members: list[Any] = []
         with joined_replicas(device=device) as world:
             first = world.rank == 0
             # The first builds what is cached, and the others find it.
@@ -376,42 +408,62 @@ class StandardRecipe(Recipe):
                     quiet=start.quiet,
                     silent=not first,
                 )
-                prepared = self.prepare(
-                    data, settled, world=world, earlier=folder if start.resume else None
-                )
-                if first and not start.quiet:
-                    self.note(prepared, console)
-            config = prepared.config
-            checksums = self.checksums(data, config)
-            agree(
-                world,
-                {f"the option {name}": value for name, value in asdict(config).items()}
-                | {f"the data's {name}": value for name, value in checksums.items()},
-            )
-            with shared_run(
-                folder,
-                config,
-                world,
-                data=checksums,
-                resume=start.resume,
-                tensorboard=False,
-                loggers=start.loggers,
-                as_now=self.as_now,
-                recipe=self.name,
-            ) as run:
-                plan.keep(run)
-                if start.resume and not run.resumed and first:
-                    console.print(f"There is no run in {folder} to resume; a new one starts.")
-                trained = self.train(
-                    prepared, run=run, init_from=start.init_from, world=world, quiet=start.quiet
-                )
-                if not trained.result.stopped.startswith("interrupted"):
-                    run.summarise(**self.summary(trained, prepared))
-        return Finished(
-            result=trained.result,
-            show=lambda: self.show(trained, prepared, folder, console),
-            is_first=first,
+            for number, folder in enumerate(start.folders()):
+                member = settled if start.seeds == 1 else _reseeded(settled, number)
+                with world.in_turn():
+                    prepared = self.prepare(
+                        data, member, world=world, earlier=folder if start.resume else None
+                    )
+                    if first and not start.quiet and number == 0:
+                        self.note(prepared, console)
+                trained = self._train_member(data, prepared, folder, start, world)
+                members.append(trained)
+                if trained.result.stopped.startswith("interrupted"):
+                    break
+
+        def show() -> None:
+            shown = trained if start.seeds == 1 else self.mean_of(members, console)
+            self.show(shown, prepared, start.folder, console)
+
+        return Finished(result=trained.result, show=show, is_first=first)
+
+    def _train_member(
+        self, data: Any, prepared: Any, folder: Path, start: Start, world: World
+    ) -> Any:
+        """Train one network in its folder; of one process, or of the ranks that share it."""
+        from weft.training.ranks import agree, shared_run
+
+        config = prepared.config
+        checksums = self.checksums(data, config)
+        agree(
+            world,
+            {f"the option {name}": value for name, value in asdict(config).items()}
+            | {f"the data's {name}": value for name, value in checksums.items()},
         )
+        with shared_run(
+            folder,
+            config,
+            world,
+            data=checksums,
+            resume=start.resume,
+            tensorboard=False,
+            loggers=start.loggers,
+            as_now=self.as_now,
+            recipe=self.name,
+        ) as run:
+            start.plan.keep(run)
+            if start.resume and not run.resumed and world.rank == 0:
+                start.console.print(f"There is no run in {folder} to resume; a new one starts.")
+            trained = self.train(
+                prepared, run=run, init_from=start.init_from, world=world, quiet=start.quiet
+            )
+            if not trained.result.stopped.startswith("interrupted"):
+                run.summarise(**self.summary(trained, prepared))
+        return trained
+
+
+def _reseeded(config: Any, number: int) -> Any:
+    return dataclasses.replace(config, seed=config.seed + number)
 
 
 def _completed(recorded: Mapping[str, Any], today: Mapping[str, Any]) -> dict[str, Any]:
@@ -435,7 +487,8 @@ def _launched(name: str, asked: Any, start: Start) -> Finished:
     if is_a_rank():
         raise ValueError(f"torchrun has started the ranks: leave out --ranks {start.ranks}")
     # Before any rank writes its log there.
-    check_run_folder(start.folder, resume=start.resume)
+    for folder in start.folders():
+        check_run_folder(folder, resume=start.resume)
     options = {each.name: getattr(start, each.name) for each in fields(start)}
     options |= {"console": None, "ranks": 1}
     arguments = (name, asked, options)

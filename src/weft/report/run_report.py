@@ -33,6 +33,10 @@ _WORDS = {
     "rmse": "RMSE",
     "force_mae": "force MAE",
     "force_rmse": "force RMSE",
+    "stress_mae": "stress MAE",
+    "stress_rmse": "stress RMSE",
+    "mae_per_atom": "MAE per atom",
+    "rmse_per_atom": "RMSE per atom",
     "auc": "AUC",
     "ap": "average precision",
     "lr": "learning rate",
@@ -87,10 +91,13 @@ def spoken(name: str) -> str:
 
 def unit_of(run: RunRecord, name: str) -> str:
     """The unit of a metric; empty if it has none or it is unknown."""
-    if not name.endswith(("mae", "rmse")):
+    if not name.endswith(("mae", "rmse", "per_atom")):
         return ""
-    # Training on forces requires energies in eV.
-    return "eV/Å" if "force" in name else str(run.summary.get("unit") or "")
+    # Training on forces or stress requires energies in eV.
+    if "force" in name or "stress" in name:
+        return "eV/Å" if "force" in name else "eV/Å³"
+    unit = str(run.summary.get("unit") or "")
+    return f"{unit}/atom" if unit and name.endswith("atom") else unit
 
 
 def in_unit(words: str, units: Collection[str]) -> str:
@@ -116,7 +123,9 @@ def _lead(run: RunRecord) -> str:
     config, summary = run.config, run.summary
     named = config.get("model")
     what = _MODELS.get(str(named)) or _recipe(run).trains
-    words = f"{what} on {config['data']}" if "data" in config else what
+    data = config.get("data")
+    named = ", ".join(map(str, data)) if isinstance(data, list) else data
+    words = f"{what} on {named}" if "data" in config else what
     if "target" in config:
         unit = summary.get("unit")
         words += f", to predict {config['target']}" + (f" in {unit}" if unit else "")
@@ -153,7 +162,8 @@ def _result(run: RunRecord) -> Part:
         facts.append(("best epoch", number(summary["best_epoch"]), "whose weights are kept"))
     warnings = Words(words=run.warnings) if run.warnings else None
     shown = Facts(facts=facts) if facts else None
-    return Part(title="Result", blocks=present(warnings, shown, _score_table(run, scores)))
+    tables = (_score_table(run, scores), _element_table(run))
+    return Part(title="Result", blocks=present(warnings, shown, *tables))
 
 
 def _headlines(scores: Mapping[str, float]) -> list[str]:
@@ -161,7 +171,7 @@ def _headlines(scores: Mapping[str, float]) -> list[str]:
     for part in ("test", "validation", "train"):
         own = [name for name in scores if name.startswith(f"{part}_")]
         if own:
-            kept = [name for name in own if not name.endswith(("loss", "rmse"))]
+            kept = [name for name in own if not name.endswith(("loss", "rmse", "per_atom"))]
             return (kept or own)[:2]
     return []
 
@@ -182,10 +192,29 @@ def _score_table(run: RunRecord, scores: Mapping[str, float]) -> Table | None:
         cells = [score_text(m, value) for m, value in zip(metrics, own, strict=True)]
         base = [percent(mapping(baselines.get(part)).get(kind)) for kind in kinds]
         rows.append((part, number(counts.get(part)), *cells, *base))
+        if trivial := mapping(mapping(run.summary.get("trivial")).get(part)):
+            cells = [score_text(m, trivial.get(m)) for m in metrics]
+            rows.append((f"{part}, trivial", "", *cells, *base))
     caption = "Scores of the kept weights"
     if kinds:
         caption += "; the last columns are what needs no training: " + ", ".join(kinds)
+    if run.summary.get("trivial"):
+        caption += "; trivial: the atoms' own values or the mean alone, no forces, no stress"
     return Table(caption=caption, headings=("part", "size", *headings, *kinds), rows=rows)
+
+
+def _element_table(run: RunRecord) -> Table | None:
+    """Errors of the forces by element, on the last part that has them."""
+    parts = mapping(run.summary.get("force_mae_by_element"))
+    part = next((name for name in ("test", "validation") if mapping(parts.get(name))), None)
+    if part is None:
+        return None
+    rows = [
+        (str(symbol), number(mapping(errors).get("mae")), number(mapping(errors).get("trivial")))
+        for symbol, errors in mapping(parts[part]).items()
+    ]
+    headings = ("element", "force MAE [eV/Å]", "no forces [eV/Å]")
+    return Table(caption=f"Forces of the {part} part by element", headings=headings, rows=rows)
 
 
 def _curves(run: RunRecord) -> Part:
@@ -210,7 +239,7 @@ def _curves(run: RunRecord) -> Part:
         alike = [name for name in others if _kind(name) == kind]
         own = {_series_name(name): run.series(name) for name in alike}
         y = in_unit(kind, {unit_of(run, name) for name in alike})
-        low = kind.endswith("error")
+        low = "error" in kind
         figures.append(curves(kind[0].upper() + kind[1:], own, x="step", y=y, y_log=low))
     figures.append(
         curves("Learning rate", {"learning rate": run.series("lr")}, x="step", y="learning rate")
@@ -413,7 +442,10 @@ def _kind(name: str) -> str:
         if name.endswith(end):
             return kind
     if better_when_low(name):
-        return "force error" if "force" in name else "error"
+        for word in ("force", "stress"):
+            if word in name:
+                return f"{word} error"
+        return "error per atom" if name.endswith("atom") else "error"
     return name
 
 

@@ -431,6 +431,25 @@ def labelled(
     return table.with_columns(schema, columns)
 
 
+def check_volumes(table: GraphTable, stressed: Array, what: str) -> Array:
+    """The volumes [g] of the cells, Å³; `stressed` says which structures need one.
+
+    Raises:
+        DataError: one of these has none; `what` begins the message.
+    """
+    volume: Array = np.zeros(len(table))
+    if "cell" in table.schema:
+        volume = np.abs(np.linalg.det(np.asarray(table.column("cell"), dtype=np.float64)))
+    flat = np.flatnonzero((volume < _LEAST_VOLUME) & stressed)
+    if len(flat):
+        raise DataError(
+            f"{what}: structure {flat[0]} has no cell with a volume ({len(flat)} of {len(table)} "
+            "with a stress have none), and a stress is a derivative in the cell; remove these "
+            "structures, or leave out --stress"
+        )
+    return volume
+
+
 def stress_matrices(table: GraphTable, column: str) -> Array:
     """Stresses [g, 3, 3], eV/Å³, of a column with 6 or 9 numbers for each structure.
 
@@ -450,18 +469,8 @@ def stress_matrices(table: GraphTable, column: str) -> Array:
     if schema.shape == (6,):
         values = values[:, [0, 5, 4, 5, 1, 3, 4, 3, 2]]
     matrices: Array = values.reshape(-1, 3, 3)
-    if "cell" in table.schema:
-        volume = np.abs(np.linalg.det(np.asarray(table.column("cell"), dtype=np.float64)))
-    else:
-        volume = np.zeros(len(table))
-    known = np.isfinite(matrices).all(axis=(1, 2))
-    flat = np.flatnonzero((volume < _LEAST_VOLUME) & known)
-    if len(flat):
-        raise DataError(
-            f"structure {flat[0]} has a '{column}' and no cell with a volume ({len(flat)} of "
-            f"{len(table)} are so): a stress is a derivative in the cell; remove these structures, "
-            "or leave out --stress"
-        )
+    known = np.isfinite(values.reshape(len(table), 9)).all(axis=1)
+    volume = check_volumes(table, np.asarray(known), f"'{column}'")
     if "virial" in column.lower():
         matrices = -matrices / np.maximum(volume, _LEAST_VOLUME)[:, None, None]
     return matrices

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.recipes.recipe import DataOptions, ExportOptions, PredictOptions, StandardRecipe
+from weft.recipes.recipe import (
+    DataOptions,
+    ExportOptions,
+    PredictOptions,
+    StandardRecipe,
+    member_folders,
+)
 from weft.recipes.structures.config import BEFORE, StructuresConfig
 
 if TYPE_CHECKING:
@@ -44,9 +50,10 @@ class MoleculesRecipe(StandardRecipe):
     kind = "molecules"
     counts = "structures"
     common = ("data", "target", "forces", "model", "hidden", "layers", "learning_rate", "epochs")
-    predicts_with = ("out", "forces", "quiet")
+    predicts_with = ("out", "forces", "stress", "quiet")
     before = BEFORE
     shares_batches = True
+    trains_ensembles = True
 
     def completed(self, config: StructuresConfig, console: Console | None) -> StructuresConfig:
         """The configuration with the energy, forces and stress of a user's files found by name."""
@@ -194,6 +201,22 @@ class MoleculesRecipe(StandardRecipe):
             soft_wrap=True,
         )
 
+    def mean_of(self, members: Sequence[Trained], console: Console) -> Trained:
+        """Mean errors of the networks; how far they are apart is printed."""
+        from weft.recipes.structures.score_table import mean_errors
+
+        for part in ("validation", "test"):
+            values = [
+                each.scores[f"{part}_mae"] for each in members if f"{part}_mae" in each.scores
+            ]
+            if values:
+                console.print(
+                    f"Mean of {len(values)} networks; their {part} MAE goes from {min(values):.4g} "
+                    f"to {max(values):.4g}.",
+                    soft_wrap=True,
+                )
+        return mean_errors(members)
+
     def predict(
         self, run: Path, file: Path | None, options: PredictOptions, console: Console
     ) -> None:
@@ -209,16 +232,17 @@ class MoleculesRecipe(StandardRecipe):
 
         if file is None:
             raise DataError(f"name the file to predict: weft predict {run} FILE")
-        forces = options.forces
-        out = output_file(options.out, file, forces=forces)
-        trained = load_structures(run)
-        if forces and (reason := trained.config.why_no_forces()):
+        forces, stress = options.forces, options.stress
+        out = output_file(options.out, file, extxyz=forces or stress)
+        members = [load_structures(folder) for folder in member_folders(run)]
+        if (forces or stress) and (reason := members[0].config.why_no_forces()):
             console.print(f"Do not rely on these forces: {reason}.", soft_wrap=True)
-        found = predict_file(trained, file, forces=forces, progress=not options.quiet)
+        found = predict_file(
+            members, file, forces=forces, stress=stress, progress=not options.quiet
+        )
         write_predictions(out, file, found)
-        rows = [(str(number), str(atoms), f"{v:.6g}") for number, atoms, v in found.rows(10)]
-        headings = ("structure", "atoms", found.heading)
-        print_predictions(headings, rows, len(found.values), out, console)
+        rows = [tuple(map(_shown, row)) for row in found.rows(10)]
+        print_predictions(found.headings, rows, len(found.values), out, console)
 
     def export(self, run: Path, path: Path, options: ExportOptions) -> Exported:
         """Write the potential of a run: energies, forces and stress."""
@@ -247,6 +271,12 @@ class CrystalsRecipe(MoleculesRecipe):
     """
     kind = "crystals"
 
+    def completed(self, config: StructuresConfig, console: Console | None) -> StructuresConfig:
+        """See MoleculesRecipe; an energy that was found is one of the whole structure."""
+        found = super().completed(config, console)
+        named = config.settled_target().target
+        return found if found.target == named else replace(found, references=True)
+
     def default(self) -> StructuresConfig:
         """The configuration that a newcomer gets."""
         plain = StructuresConfig()
@@ -259,9 +289,13 @@ class CrystalsRecipe(MoleculesRecipe):
 
 
 def _unit(prepared: Prepared) -> str:
-    unit = prepared.table.schema[prepared.config.target].unit
-    # Forces and stress are derivatives of an energy in eV.
-    return unit or ("eV" if prepared.config.learns_derivatives else "")
+    from weft.recipes.structures.training import unit_of
+
+    return unit_of(prepared.table, prepared.config)
+
+
+def _shown(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.6g}"
 
 
 MOLECULES = MoleculesRecipe("molecules")

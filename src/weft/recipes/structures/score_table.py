@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     from weft.recipes.table_training import Trained
 
 GPA = 160.21766208
 """GPa in an eV/Å³."""
+_BY_ELEMENT = "force_mae_by_element"
+
+
+def mean_errors(members: Sequence[Trained]) -> Trained:
+    """The mean errors of networks that were trained alike."""
+    scores = {
+        name: float(np.mean([each.scores[name] for each in members])) for name in members[-1].scores
+    }
+    by_element = {
+        part: {
+            symbol: {
+                kind: float(np.mean([_of(each)[part][symbol][kind] for each in members]))
+                for kind in errors
+            }
+            for symbol, errors in elements.items()
+        }
+        for part, elements in _of(members[-1]).items()
+    }
+    details = {**members[-1].details, _BY_ELEMENT: by_element}
+    return replace(members[-1], scores=scores, details=details)
+
+
+def _of(trained: Trained) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = trained.details.get(_BY_ELEMENT, {})
+    return found
 
 
 def score_table(trained: Trained, unit: str) -> tuple[list[str], list[list[str]]]:
@@ -41,7 +70,7 @@ def score_table(trained: Trained, unit: str) -> tuple[list[str], list[list[str]]
     both("", "{}", unit)
     both("", "{}_per_atom", f"{milli}{unit}/atom" if unit else "per atom", factor)
     both("force ", "force_{}", "meV/Å", 1e3)
-    by_element = trained.details.get("force_mae_by_element", {})
+    by_element = _of(trained)
     for symbol in sorted({name for part in by_element.values() for name in part}):
         own = [by_element.get(part, {}).get(symbol, {}) for part in parts]
         values = [*(each.get("mae") for each in own), own[-1].get("trivial")]

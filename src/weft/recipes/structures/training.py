@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from weft.batching import GraphLoader, GraphSampler, evaluation_sampler
 from weft.errors import DataError
@@ -23,8 +24,9 @@ from weft.recipes.structures.data import (
     stress_matrices,
     usable_structures,
 )
+from weft.recipes.structures.fine_tuning import earlier_run, start_from_run
 from weft.recipes.structures.loss import StructureLoss, measure, trivial_errors
-from weft.recipes.table_training import Trained, describe_run, start_from, train_on_table
+from weft.recipes.table_training import Trained, describe_run, train_on_table
 from weft.training.checkpoint import put_weights, shared_checkpoint
 from weft.training.compilation import Compilation
 from weft.training.randomness import seed_everything
@@ -118,6 +120,12 @@ def prepare_structures(
     )
 
 
+def unit_of(table: GraphTable, config: StructuresConfig) -> str:
+    """The unit of the target; empty where it is not known."""
+    # Forces and stress are derivatives of an energy in eV.
+    return table.schema[config.target].unit or ("eV" if config.learns_derivatives else "")
+
+
 def split_of(table: GraphTable, config: StructuresConfig) -> tuple[AtomEnergies, dict[str, Array]]:
     """What is known of isolated atoms, and the split of all other structures by `config`."""
     config = config.settled()
@@ -153,16 +161,28 @@ def train_prepared(
     table, config, split = prepared.table, prepared.config, prepared.split
     scale, sampler = prepared.scale, prepared.sampler
     seed_everything(config.seed)
-    elements, atoms = element_counts(table)
-    model = Standardised(make_network(config, tuple(elements.tolist())), scale)
+    present, atoms = element_counts(table)
+    earlier = earlier_run(init_from, world)
+    elements = sorted({*present.tolist(), *earlier.elements})
+    model = Standardised(make_network(config, tuple(elements)), scale)
     if run is not None:
+        trained_on = present[atoms[split["train"]].any(axis=0)].tolist()
         about = {
-            "elements": elements.tolist(),
-            "trained_elements": elements[atoms[split["train"]].any(axis=0)].tolist(),
-            "unit": table.schema[config.target].unit,
+            "elements": elements,
+            "trained_elements": sorted({*trained_on, *earlier.trained}),
+            "unit": unit_of(table, config),
         }
         describe_run(run, about)
-    start_from(model, init_from, world)
+    if init_from is not None:
+        start_from_run(
+            model,
+            init_from,
+            earlier,
+            elements,
+            world,
+            references=lambda old: _references(prepared, old, earlier.elements),
+            quiet=quiet,
+        )
     saved = shared_checkpoint(None if run is None else run.checkpoint, world, "model")
     if saved is not None:
         # The labels, too, are by the scale that the run began with.
@@ -220,6 +240,20 @@ def train_prepared(
                 SYMBOLS[z]: {"mae": found[z], "trivial": trivial[z]} for z in sorted(found)
             }
     return dataclasses.replace(trained, details=details)
+
+
+def _references(prepared: Prepared, old: Tensor, known: Sequence[int]) -> Tensor:
+    """The references [119] of a run with those of elements that are new, by least squares."""
+    config = prepared.config
+    scale = learn_scale(
+        prepared.table,
+        prepared.split["train"],
+        config.target,
+        references=config.references,
+        extensive=config.readout == "sum",
+        known={**prepared.atoms.energies, **{z: float(old[z]) for z in known}},
+    )
+    return scale.references if config.references else old
 
 
 def _check_column(
