@@ -17,6 +17,7 @@ from weft.errors import DataError
 from weft.files import bounded_lines
 from weft.graphs import Array, Column, Graph, GraphTable, write_table
 from weft.sources.archive import MEMBER_LIMIT
+from weft.sources.aselmdb import SUFFIXES, read_aselmdb
 from weft.sources.progress_bar import Move, progress_bar
 
 _SYMBOLS = """
@@ -55,19 +56,24 @@ class Structure(NamedTuple):
     per_atom: frozenset[str]
 
 
-def files_of(sources: Iterable[Path], pattern: str = "*.cif") -> list[Path]:
-    """The files among `sources`, and those that match `pattern` in the folders among them, by name.
+def files_of(sources: Iterable[Path], *patterns: str) -> list[Path]:
+    """The files among `sources`, and those that match a pattern in the folders among them, by name.
 
-    Values of CIF files are in their folder's id_prop.csv: `id,value` lines, or under a heading
-    `id,energy,...`.
+    Of several patterns the first that any file of a folder matches counts; by default they are
+    *.cif and those of LMDB databases. Values of CIF files are in their folder's id_prop.csv:
+    `id,value` lines, or under a heading `id,energy,...`.
     """
     files: list[Path] = []
+    patterns = patterns or ("*.cif", *(f"*{suffix}" for suffix in SUFFIXES))
     for source in sources:
         if not source.exists():
             raise DataError(f"{source} is not there")
-        found = sorted(source.glob(pattern)) if source.is_dir() else [source]
+        found = [source]
+        if source.is_dir():
+            matches = [sorted(source.glob(pattern)) for pattern in patterns]
+            found = next(filter(None, matches), [])
         if not found:
-            raise DataError(f"no {pattern} files in the folder {source}")
+            raise DataError(f"no {', '.join(patterns)} files in the folder {source}")
         files += found
     if not files:
         raise DataError("no files to read structures from")
@@ -95,7 +101,7 @@ def read_structures(files: Sequence[Path], move: Move) -> Iterator[Structure]:
                 listed[file.parent] = _listed_values(file.parent)
             beside = listed[file.parent].get(file.stem, {})
         try:
-            kind = formats.filetype(str(file))
+            kind = "aselmdb" if file.suffix in SUFFIXES else formats.filetype(str(file))
         except Exception as error:
             raise DataError(f"{file}: ASE does not know this format ({error})") from None
         if kind in ("extxyz", "xyz"):
@@ -103,13 +109,18 @@ def read_structures(files: Sequence[Path], move: Move) -> Iterator[Structure]:
         else:
             starts = []
             _check_unpacked(file)
-        read = _database(file, kind) if kind in ("db", "json", "aselmdb") else _with_ase(file, kind)
+        if kind == "aselmdb":
+            read = read_aselmdb(file)
+        else:
+            read = _database(file, kind) if kind in ("db", "json") else _with_ase(file, kind)
         number = 0
         for number in count():
             where = f"{file}, structure {number}"
             where += f" (line {starts[number]})" if number < len(starts) else ""
             try:
                 found = next(read, None)
+            except DataError:
+                raise
             # ASE's readers raise any kind of error; each means that the file is at fault.
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
@@ -293,7 +304,7 @@ def atoms_table(
     Args:
         path: the table's folder; it must not exist yet.
         sources: files that ASE reads, with one structure or many, or folders of CIF files (all
-            their *.cif, sorted by name).
+            their *.cif, sorted by name) or of LMDB databases (*.aselmdb).
         targets: values to keep, such as `energy` and `forces`: looked for among a structure's
             calculated results, its arrays, its info, and an ASE database's key-value pairs and
             data. What has a row for each atom (ASE's arrays, `forces`, `charges` and the like)
