@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
-from small_structures import config, molecules, table_of
+from small_structures import config, metals, molecules, table_of
 from temporal_graphs import circles, grouped
 from torch import nn
 
@@ -42,7 +42,8 @@ BATCHES = BatchingConfig(policy="unpadded", batch_size=9)
 
 def structures(folder: Path, run: Run, world: World, **options: Any) -> Any:
     asked = config(batching=BATCHES, epochs=3, checkpoint_every=2, **options)
-    table = table_of(folder, molecules(), asked)
+    made = molecules() if asked.stress is None else metals(20)
+    table = table_of(folder, made, asked)
     return train_structures(table, asked, run=run, world=world, quiet=True)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 from ase import Atoms
+from ase.build import bulk
+from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import write
 
@@ -48,6 +50,21 @@ def molecules(count: int = 40, *, largest: int = 6, seed: int = 0) -> list[Any]:
         energy, forces = springs(atoms.positions)
         energy += sum(ENERGY[z] for z in atoms.numbers)
         atoms.calc = SinglePointCalculator(atoms, energy=energy, forces=forces)
+        made.append(atoms)
+    return made
+
+
+def metals(count: int = 16, *, seed: int = 0) -> list[Any]:
+    """Cells of copper and gold with energies, forces and stresses of ASE's EMT."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        atoms = bulk("Cu", cubic=True, a=3.7 + 0.3 * rng.random())
+        atoms.numbers = rng.choice([29, 79], len(atoms))
+        atoms.rattle(0.1, rng=rng)
+        atoms.calc = EMT()
+        results = {"energy": atoms.get_potential_energy(), "forces": atoms.get_forces()}
+        atoms.calc = SinglePointCalculator(atoms, stress=atoms.get_stress(), **results)
         made.append(atoms)
     return made
 

@@ -15,9 +15,18 @@ from weft.parallel.world import alone
 from weft.training import read_metrics
 from weft.training.launch import launch
 
+STRESS = {
+    "stress": "stress",
+    "forces": "forces",
+    "loss": "huber",
+    "huber_delta": 0.5,
+    "per_atom": True,
+    "atom_energies": ("Cu=-1", "Au=-2"),
+}
 CASES: list[Case] = [
     ("molecules", "structures", {}, 0),
     ("forces", "structures", {"forces": "forces", "readout": "sum", "model": "painn"}, 0),
+    ("stress", "structures", STRESS, 0),
     ("links", "links", {"momentum": 0.5, "ema": 0.9}, 0),
     ("rigl", "links", {"sparsify": "rigl", "sparsity": 0.5}, 0),
     ("admm", "links", {"sparsify": "admm", "sparsity": 0.5}, 0),

@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 import torch
 from ase import Atoms
-from ase.build import bulk
-from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import write
-from small_structures import ENERGY, config, molecules, table_of
+from small_structures import ENERGY, config, metals, molecules, table_of
 from torch.nn import functional
 
 from weft.batching import BatchingConfig
@@ -26,23 +24,9 @@ from weft.recipes.structures.atom_energies import parsed_energies
 from weft.recipes.structures.config import StructuresConfig, Swap
 from weft.recipes.structures.data import labelled, read_structures, stress_matrices
 from weft.recipes.structures.loss import StructureLoss
+from weft.recipes.structures.prediction import load_structures, predict_file
 from weft.recipes.structures.training import prepare_structures, train_prepared, train_structures
 from weft.training import Run, read_metrics
-
-
-def metals(count: int = 16, *, seed: int = 0) -> list[Any]:
-    """Cells of copper and gold with energies, forces and stresses of ASE's EMT."""
-    rng = np.random.default_rng(seed)
-    made = []
-    for _ in range(count):
-        atoms = bulk("Cu", cubic=True, a=3.7 + 0.3 * rng.random())
-        atoms.numbers = rng.choice([29, 79], len(atoms))
-        atoms.rattle(0.1, rng=rng)
-        atoms.calc = EMT()
-        results = {"energy": atoms.get_potential_energy(), "forces": atoms.get_forces()}
-        atoms.calc = SinglePointCalculator(atoms, stress=atoms.get_stress(), **results)
-        made.append(atoms)
-    return made
 
 
 def stressed(**options: Any) -> StructuresConfig:
@@ -276,3 +260,30 @@ def test_a_run_is_fine_tuned_on_elements_that_it_did_not_have(tmp_path: Path) ->
     references = ours["scale.references"]
     assert torch.equal(references[[1, 6]], theirs["scale.references"][[1, 6]])
     assert float(references[8]) == pytest.approx(ENERGY[8], abs=20)
+
+
+def test_dipoles_are_learned_by_painn(tmp_path: Path) -> None:
+    made = [atoms for atoms in molecules(60) if len(atoms) > 1]
+    for atoms in made:
+        charges = np.where(atoms.numbers == 1, 0.3, -0.2)
+        charges -= charges.mean()
+        atoms.calc.results["dipole"] = charges @ atoms.positions
+    asked = config(target="dipole", model="painn", epochs=8)
+    table = read(tmp_path, made, asked)
+    prepared = prepare_structures(table, asked)
+    with Run.create(tmp_path / "run", prepared.config, tensorboard=False) as run:
+        done = train_prepared(prepared, run=run, quiet=True)
+    found = predict_file(
+        load_structures(tmp_path / "run"), tmp_path / "made.extxyz", progress=False
+    )
+    assert found.headings[2:] == tuple(f"dipole [e Å], {axis}" for axis in "xyz")
+    given = np.array([atoms.calc.results["dipole"] for atoms in made])
+    test = prepared.split["test"]
+    errors = np.abs(found.values - given)[test]
+    assert errors.mean() == pytest.approx(done.scores["test_mae"], rel=1e-4)
+    assert done.scores["test_mae"] < 0.7 * done.details["trivial"]["test"]["mae"]
+    assert "test_mae_per_atom" not in done.scores
+    with pytest.raises(DataError, match="'dipole' is a vector, and model is 'schnet'"):
+        prepare_structures(table, replace(asked, model="schnet"))
+    with pytest.raises(ValueError, match="forces is 'forces' and the target is a vector"):
+        replace(asked, forces="forces", vector=True).check_forces()

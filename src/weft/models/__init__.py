@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from weft.models.config import PaiNNConfig as PaiNNConfig
     from weft.models.config import SAGEConfig as SAGEConfig
     from weft.models.config import SchNetConfig as SchNetConfig
+    from weft.models.dipole import DipolePaiNN as DipolePaiNN
     from weft.models.fnn import FNN as FNN
     from weft.models.gcn import GCN as GCN
     from weft.models.gcn import GCNLayer as GCNLayer

@@ -44,7 +44,7 @@ def atom_energies(table: GraphTable, config: StructuresConfig) -> AtomEnergies:
             cannot be read, or there are no isolated atoms where they are asked for.
     """
     isolated = np.zeros(len(table), dtype=bool)
-    if not config.references or config.readout != "sum":
+    if not config.references or config.readout != "sum" or config.vector:
         return AtomEnergies(energies={}, isolated=isolated)
     if config.atom_energies == (_WORD,):
         isolated = (table.num_nodes == 1) & (table.num_edges == 0)

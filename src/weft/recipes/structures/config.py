@@ -117,6 +117,8 @@ class StructuresConfig(BatchOptions):
             beyond.
         huber_delta: In eV, eV/Å and eV/Å³ (in the target's unit).
         model: The network: schnet, mpeu (edges learn too) or painn (atoms have vectors too).
+        vector: the target is a vector, three numbers a structure that turn with it, such as the
+            dipole moment of a neutral molecule; found by the data, and learned by PaiNN.
         hidden: features of an atom.
         layers: rounds of messages.
         readout: a structure's value is the sum over its atoms, for what grows with them, or the
@@ -162,6 +164,7 @@ class StructuresConfig(BatchOptions):
     loss: LossName = "mse"
     huber_delta: float = 0.01
     model: ModelName = "schnet"
+    vector: bool = False
     hidden: int = 64
     layers: int = 3
     readout: Pooling | None = None
@@ -254,6 +257,8 @@ class StructuresConfig(BatchOptions):
     def why_no_forces(self) -> str:
         """Why such a model has no sound forces, and what to do about it; empty where it has."""
         config = self.settled()
+        if config.vector:
+            return "the target is a vector, of which forces are no derivative: learn an energy"
         if config.readout == "mean":
             return (
                 "readout is 'mean', so the energy does not grow with the structure and two "

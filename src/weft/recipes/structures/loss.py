@@ -82,7 +82,7 @@ class StructureLoss:
     def _energy(self, raw: Tensor, batch: GraphBatch) -> Tensor:
         error = raw - batch.graphs[LABEL]
         mask = batch.graph_mask
-        if self.config.per_atom:
+        if self.config.per_atom and error.dim() == 1:
             error = error / batch.node_offsets.diff().clamp(min=1)
         if error.dim() > 1:
             error = error.masked_fill(~mask[:, None], 0.0)

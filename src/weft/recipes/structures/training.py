@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from weft.batching import GraphLoader, GraphSampler, evaluation_sampler
 from weft.errors import DataError
 from weft.graphs import Array, GraphTable
-from weft.models import MPEU, MPEUConfig, PaiNN, PaiNNConfig, SchNet, SchNetConfig
+from weft.models import MPEU, DipolePaiNN, MPEUConfig, PaiNN, PaiNNConfig, SchNet, SchNetConfig
 from weft.models.target_scale import Standardised, TargetScale, element_counts, learn_scale
 from weft.recipes.structures.atom_energies import SYMBOLS, AtomEnergies, atom_energies
 from weft.recipes.structures.config import StructuresConfig
@@ -48,7 +49,8 @@ def make_network(config: StructuresConfig, elements: tuple[int, ...]) -> nn.Modu
         "elements": elements,
     }
     if config.model == "painn":
-        return PaiNN(PaiNNConfig(cutoff=config.neighbours.cutoff, **common))
+        kind = DipolePaiNN if config.vector else PaiNN
+        return kind(PaiNNConfig(cutoff=config.neighbours.cutoff, **common))
     if config.envelope:
         common |= {"cutoff": config.neighbours.cutoff, "aggregation": "sum"}
     if config.model == "mpeu":
@@ -94,9 +96,12 @@ def prepare_structures(
         ValueError: forces are asked for of a model that has no sound ones.
     """
     config = config.settled()
+    if table.column(config.target).shape[1:] == (3,):
+        config = _for_vectors(table, config)
+    else:
+        _check_column(table, config.target, "graph", (), "a target is one number a structure")
     if not resumed:
         config.check_forces()
-    _check_column(table, config.target, "graph", (), "a target is one number a structure")
     if config.forces is not None:
         _check_column(table, config.forces, "node", (3,), "forces are three numbers an atom")
     if config.stress is not None:
@@ -240,6 +245,23 @@ def train_prepared(
                 SYMBOLS[z]: {"mae": found[z], "trivial": trivial[z]} for z in sorted(found)
             }
     return dataclasses.replace(trained, details=details)
+
+
+def _for_vectors(table: GraphTable, config: StructuresConfig) -> StructuresConfig:
+    """The configuration for a target of three numbers."""
+    rule = "a vector to learn is three numbers a structure"
+    _check_column(table, config.target, "graph", (3,), rule)
+    if config.model != "painn":
+        raise DataError(
+            f"'{config.target}' is a vector, and model is '{config.model}', whose atoms have none: "
+            "train with --model painn"
+        )
+    if "pbc" in table.schema and (periodic := np.asarray(table.column("pbc")).any(axis=1)).any():
+        raise DataError(
+            f"'{config.target}' is a vector and structure {int(np.argmax(periodic))} is periodic; "
+            "a dipole moment is that of a molecule: remove such structures"
+        )
+    return dataclasses.replace(config, vector=True)
 
 
 def _references(prepared: Prepared, old: Tensor, known: Sequence[int]) -> Tensor:
