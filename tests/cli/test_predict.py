@@ -147,7 +147,10 @@ def test_new_structures_that_cannot_be_predicted(mistake, tmp_path, run):
             "citations holds no run of `weft train nodes` that can predict",
         ),
         (["run", "mols.extxyz", "--out", "a.txt"], "written as .csv, .extxyz or .xyz"),
-        (["run", "mols.extxyz", "--out", "a.csv", "--forces"], "forces are written as .extxyz"),
+        (
+            ["run", "mols.extxyz", "--out", "a.csv", "--forces"],
+            "forces and stresses are written as .extxyz",
+        ),
         (
             ["run", "mols.extxyz", "--out", "no/a.csv"],
             "no/a.csv cannot be written: there is no folder no",

@@ -96,12 +96,14 @@ def prepare_structures(
         ValueError: forces are asked for of a model that has no sound ones.
     """
     config = config.settled()
-    if table.column(config.target).shape[1:] == (3,):
+    if not resumed:
+        config.check_forces()
+    table.column(config.target)
+    column = table.schema[config.target]
+    if (column.level, column.shape) == ("graph", (3,)):
         config = _for_vectors(table, config)
     else:
         _check_column(table, config.target, "graph", (), "a target is one number a structure")
-    if not resumed:
-        config.check_forces()
     if config.forces is not None:
         _check_column(table, config.forces, "node", (3,), "forces are three numbers an atom")
     if config.stress is not None:
@@ -249,8 +251,6 @@ def train_prepared(
 
 def _for_vectors(table: GraphTable, config: StructuresConfig) -> StructuresConfig:
     """The configuration for a target of three numbers."""
-    rule = "a vector to learn is three numbers a structure"
-    _check_column(table, config.target, "graph", (3,), rule)
     if config.model != "painn":
         raise DataError(
             f"'{config.target}' is a vector, and model is '{config.model}', whose atoms have none: "
@@ -261,7 +261,9 @@ def _for_vectors(table: GraphTable, config: StructuresConfig) -> StructuresConfi
             f"'{config.target}' is a vector and structure {int(np.argmax(periodic))} is periodic; "
             "a dipole moment is that of a molecule: remove such structures"
         )
-    return dataclasses.replace(config, vector=True)
+    found = dataclasses.replace(config, vector=True)
+    found.check_forces()
+    return found
 
 
 def _references(prepared: Prepared, old: Tensor, known: Sequence[int]) -> Tensor:
