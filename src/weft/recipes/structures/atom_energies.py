@@ -13,6 +13,7 @@ import numpy as np
 from weft.errors import DataError
 from weft.files import read_object
 from weft.graphs import Array, GraphTable
+from weft.models.target_scale import TargetScale
 from weft.recipes.structures.config import StructuresConfig
 from weft.sources.atoms import ATOMIC_NUMBERS, ISOLATED
 
@@ -107,17 +108,36 @@ def parsed_energies(words: Iterable[str]) -> dict[int, float]:
     return energies
 
 
+def add_binding_energy(scale: TargetScale, table: GraphTable, graphs: Array, target: str) -> None:
+    """Add to the references what an atom's energy is on average below that of an isolated one.
+
+    Atoms in molecules and crystals are bound by some eV, all by about as much; a network that had
+    to learn that first would need many steps for it.
+
+    Args:
+        scale: whose references are energies of isolated atoms.
+        table: the structures.
+        graphs: int [t], those for training.
+        target: the energy.
+    """
+    values = np.asarray(table.column(target), dtype=np.float64)
+    left = scale.standardise(table, values)[graphs].sum(dtype=np.float64) * float(scale.std)
+    scale.references[1:] += left / float(table.num_nodes[graphs].sum())
+
+
 def energies_sentence(
     found: AtomEnergies, references: Array, elements: Iterable[int], unit: str
 ) -> str:
-    """The energies of isolated atoms in words, and those that were learned beside them."""
+    """The energies of isolated atoms in words, and what was learned beside them."""
+    binding = next(float(references[z]) - energy for z, energy in found.energies.items())
 
     def listed(numbers: Iterable[int]) -> str:
-        return ", ".join(f"{SYMBOLS[z]} {references[z]:.6g}" for z in sorted(numbers))
+        return ", ".join(f"{SYMBOLS[z]} {references[z] - binding:.6g}" for z in sorted(numbers))
 
     said = f"Energies of isolated atoms{f' [{unit}]' if unit else ''}: {listed(found.energies)}"
     if rest := set(elements) - found.energies.keys():
         said += f"; by least squares: {listed(rest)}"
+    said += f"; an atom in a structure has {binding:+.4g} on average"
     if found.isolated.any():
         said += f". {int(found.isolated.sum())} isolated atoms are not trained on"
     return f"{said}."

@@ -16,7 +16,12 @@ from weft.errors import DataError
 from weft.graphs import Array, GraphTable
 from weft.models import MPEU, DipolePaiNN, MPEUConfig, PaiNN, PaiNNConfig, SchNet, SchNetConfig
 from weft.models.target_scale import Standardised, TargetScale, element_counts, learn_scale
-from weft.recipes.structures.atom_energies import SYMBOLS, AtomEnergies, atom_energies
+from weft.recipes.structures.atom_energies import (
+    SYMBOLS,
+    AtomEnergies,
+    add_binding_energy,
+    atom_energies,
+)
 from weft.recipes.structures.config import StructuresConfig
 from weft.recipes.structures.data import (
     check_energy,
@@ -120,6 +125,8 @@ def prepare_structures(
         forces=config.forces,
         known=atoms.energies,
     )
+    if atoms.energies:
+        add_binding_energy(scale, table, split["train"], config.target)
     batching = dataclasses.replace(config.batching, seed=config.batching.seed or config.seed)
     sampler = GraphSampler(table.num_nodes, table.num_edges, batching, graphs=split["train"])
     return Prepared(
