@@ -67,12 +67,12 @@ def test_an_edge_list_of_ones_own_on_4_ranks(weft, monkeypatch):
 
 
 def test_an_extxyz_of_ones_own(weft):
-    python, (train, forces, predict) = own_data("water.extxyz")
+    python, (train, energies, predict) = own_data("water.extxyz")
     exec(python, {})
     assert train[-2:] == ["--epochs", "20"]
-    for command in (train[:-2], [*forces, "--out", "forces"]):
+    for command in (train[:-2], energies):
         said = weft(*command, "--epochs", 1, "--quiet")
         assert (said.code, said.err) == (0, "")
     said = weft(*predict)
     assert said.code == 0, said.err
-    assert len(Path("water-predicted.csv").read_text().splitlines()) == 201
+    assert len(Path("water-predicted.extxyz").read_text().splitlines()) == 200 * 5
