@@ -303,8 +303,6 @@ def _extxyz(file: Path, found: Predictions) -> str:
     with progress_bar("structures", None, show=False) as move:
         for number, structure in enumerate(read_structures(files_of([file]), move)):
             atoms = structure.atoms
-            if found.unit:
-                atoms.info[f"predicted_{found.target}_unit"] = found.unit
             given = {"values": found.values, "forces": found.forces, "stress": found.stress}
             for end, values in (("", given), ("_spread", found.spread)):
                 for kind, each in values.items():
@@ -317,5 +315,7 @@ def _extxyz(file: Path, found: Predictions) -> str:
                     if kind == "stress":
                         value = value.reshape(-1)
                     where[name] = value if np.ndim(value) else float(value)
+            if found.unit:
+                atoms.info[f"predicted_{found.target}_unit"] = found.unit
             write(out, atoms, format="extxyz")
     return out.getvalue()
