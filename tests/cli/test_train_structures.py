@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 from ase.io import read, write
 from command_fixtures import molecules
 
+from weft import calculator as weft_calculator
 from weft.recipes.structures.prediction import load_structures, predict_file
 
 SMALL = ("--hidden", "8", "--layers", "1", "--batching.batch-size", "8", "--quiet")
@@ -48,5 +50,8 @@ def test_files_for_each_part_and_an_ensemble(weft, mistake, tmp_path):
     found = [atoms.info["predicted_REF_energy"] for atoms in back]
     np.testing.assert_allclose(found, np.mean(both, axis=0))
     spread = [atoms.info["predicted_REF_energy_spread"] for atoms in back]
-    np.testing.assert_allclose(spread, np.std(both, axis=0, ddof=1), rtol=1e-5)
+    np.testing.assert_allclose(spread, np.std(both, axis=0), rtol=1e-5)
+    calculator = weft_calculator(run)
+    back[0].calc = calculator
+    assert back[0].get_potential_energy() == pytest.approx(found[0], rel=1e-6)
     assert back[0].arrays["predicted_forces_spread"].shape == (len(back[0]), 3)

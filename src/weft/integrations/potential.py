@@ -13,6 +13,7 @@ from weft.errors import DataError
 from weft.graphs import GraphBatch
 from weft.integrations.md.config import Precision
 from weft.models import Standardised, properties_of
+from weft.recipes.recipe import member_folders
 from weft.recipes.structures.prediction import check_elements, load_structures
 from weft.sources.verlet_list import Fixed, VerletList
 from weft.training.free_cores import FreeCores
@@ -116,11 +117,14 @@ def load_potential(
 ) -> Potential:
     """The potential of a run of `weft train molecules` or `crystals`, or the mean of several.
 
+    A run that was trained with --seeds is the mean of its members.
+
     Raises:
         DataError: no such run, or its target is no energy in eV.
         ValueError: its forces would not be the gradient of a sound energy; the message says why.
     """
-    folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
+    named = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
+    folders = [folder for run in named for folder in member_folders(run)]
     if not folders:
         raise ValueError("no run is named; give the folder of one, or a list of them")
     trained = [load_structures(folder) for folder in folders]

@@ -159,6 +159,8 @@ def export_structures(
     check_file(path)
     trained = load_structures(run)
     config = trained.config
+    if config.vector:
+        raise DataError(f"the model of {run} predicts a vector, and only energies are exported")
     if forces or stress:
         reason = "" if trained.unit in ("", "eV") else f"'{config.target}' is in {trained.unit}"
         if reason := reason or config.why_no_forces():

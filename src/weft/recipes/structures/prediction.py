@@ -107,12 +107,12 @@ def ensemble_predictions(members: Sequence[Predictions]) -> Predictions:
     for name in ("values", "stress"):
         if getattr(members[0], name) is not None:
             stacked = np.stack([getattr(each, name) for each in members])
-            means[name], spread[name] = stacked.mean(0), stacked.std(0, ddof=1)
+            means[name], spread[name] = stacked.mean(0), stacked.std(0)
     if members[0].forces is not None:
         by_structure = zip(*(each.forces or [] for each in members), strict=True)
         stacks = [np.stack(parts) for parts in by_structure]
         means["forces"] = [each.mean(0) for each in stacks]
-        spread["forces"] = [each.std(0, ddof=1) for each in stacks]
+        spread["forces"] = [each.std(0) for each in stacks]
     return replace(members[0], **means, spread=spread)
 
 
