@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import pytest
 import torch
 
-from weft.training import free_cores
+from weft.training import FitConfig, fit, free_cores, loop
 from weft.training.free_cores import FreeCores, busy_seconds
 
 
@@ -62,3 +63,28 @@ def test_work_of_this_process_is_counted():
     after = busy_seconds()
     assert after is not None
     assert after - before > 0.2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_fit_yields_and_takes_the_cores_back(monkeypatch):
+    seen = []
+
+    class Busy(FreeCores):
+        def look(self):
+            torch.set_num_threads(1)
+            seen.append(torch.get_num_threads())
+
+    monkeypatch.setattr(loop, "FreeCores", Busy)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = [torch.ones(3, 2)] * 2
+
+    def loss(model, batch):
+        return model(batch).square().mean()
+
+    config = FitConfig(epochs=1, quiet=True)
+    fit(model, optimizer, batches, loss, config=config)
+    assert not seen
+    fit(model, optimizer, batches, loss, config=dataclasses.replace(config, yield_cores=True))
+    assert seen == [1, 1]
+    assert torch.get_num_threads() == 2

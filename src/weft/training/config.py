@@ -68,6 +68,8 @@ class FitConfig:
         clip_norm: gradients are scaled down to this norm.
         ema: decay of an exponential moving average of the weights, such as 0.999; the averages are
             evaluated, kept and left in the model in place of the weights. 0 for none.
+        yield_cores: use fewer threads while other programs keep cores busy; for models that give
+            the same bits with any number of threads.
         quiet: no progress.
     """
 
@@ -83,6 +85,7 @@ class FitConfig:
     log_every: int | None = 10
     clip_norm: float | None = None
     ema: float = 0.0
+    yield_cores: bool = False
     quiet: bool = False
 
     def __post_init__(self) -> None:

@@ -30,6 +30,7 @@ from weft.training.checkpoint import (
     shared_checkpoint,
 )
 from weft.training.config import FitConfig, FitResult, NonFiniteLoss
+from weft.training.free_cores import FreeCores
 from weft.training.numerics import denormals_flushed
 from weft.training.progress import FitProgress, RecentRate
 from weft.training.run import Run
@@ -159,6 +160,10 @@ class _Fit:
         self.best_is_saved = True
         self.clock = self.saved_at = time.perf_counter()
         self.pace = current_pace()
+        # Ranks have their own cores, and a planner's trials the threads that they are to be timed
+        # with.
+        alone = self.pace is None and not self.stepper.is_shared
+        self.cores = FreeCores() if self.config.yield_cores and alone else None
         self.recent = RecentRate()
 
     def go(self, progress: FitProgress) -> FitResult:
@@ -177,7 +182,11 @@ class _Fit:
             self.save()
         with stop_on_signals(patient=self.stepper.is_shared) as request:
             self.stepper.listen(lambda: request.signal)
-            stopped = self.train(progress)
+            try:
+                stopped = self.train(progress)
+            finally:
+                if self.cores is not None:
+                    self.cores.restore()
             self.save()
         if self.averages is not None:
             self.averages.put()
@@ -229,6 +238,8 @@ class _Fit:
                 self.recent.add(graphs, seconds)
                 if self.pace is not None:
                     self.pace.after_step(graphs)
+                if self.cores is not None:
+                    self.cores.look()
                 progress.step(
                     epoch=at.epoch + 1,
                     step=at.step,

@@ -314,6 +314,7 @@ class StructuresConfig(BatchOptions):
             log_every=50,
             clip_norm=self.clip_norm,
             ema=self.ema,
+            yield_cores=True,
             quiet=quiet,
         )
 
