@@ -262,6 +262,9 @@ def test_a_run_is_fine_tuned_on_elements_that_it_did_not_have(tmp_path: Path) ->
     assert not torch.equal(ours[rows][2], theirs[rows][1])
     for name in theirs.keys() - {rows, "scale.references"}:
         assert torch.equal(ours[name], theirs[name]), name
+    with Run.create(tmp_path / "tuned", second, tensorboard=False, resume=True) as run:
+        again = train_structures(table, second, run=run, quiet=True)
+    assert torch.equal(again.model.state_dict()[rows], ours[rows])
     references = ours["scale.references"]
     assert torch.equal(references[[1, 6]], theirs["scale.references"][[1, 6]])
     assert float(references[8]) == pytest.approx(ENERGY[8], abs=20)

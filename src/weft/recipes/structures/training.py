@@ -177,13 +177,15 @@ def train_prepared(
     seed_everything(config.seed)
     present, atoms = element_counts(table)
     earlier = earlier_run(init_from, world)
-    elements = sorted({*present.tolist(), *earlier.elements})
+    # A run that goes on has what it began with, whether or not its origin is named again.
+    own = earlier_run(None if run is None else run.folder, world)
+    elements = sorted({*present.tolist(), *earlier.elements, *own.elements})
     model = Standardised(make_network(config, tuple(elements)), scale)
     if run is not None:
         trained_on = present[atoms[split["train"]].any(axis=0)].tolist()
         about = {
             "elements": elements,
-            "trained_elements": sorted({*trained_on, *earlier.trained}),
+            "trained_elements": sorted({*trained_on, *earlier.trained, *own.trained}),
             "unit": unit_of(table, config),
         }
         describe_run(run, about)
