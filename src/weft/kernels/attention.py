@@ -1,0 +1,213 @@
+"""Attention over the edges into each receiver, without a tensor that has a row for every edge.
+
+Scores, their softmax and the weighted sum of the senders' values are computed in one pass over the
+edges by receiver, which keeps the maximum and the sum of each softmax. The backward pass computes
+the scores anew, twice: by receiver, and by sender. Every row is computed by one thread in a fixed
+order, so results are the same at every run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from weft.kernels.attention_loops import CHUNK, backward_receivers, backward_senders, forward_rows
+from weft.kernels.custom_op import array_of, differentiable_gradients, have_one_loop, require
+from weft.kernels.fused_messages import EdgeWalks
+from weft.kernels.message_code import MOST_FEATURES
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Dropout:
+    """Attention weights that are dropped.
+
+    Attributes:
+        kept: bool [E, H], the weights that stay.
+        p: the probability that one is dropped; the others are divided by 1 - p.
+    """
+
+    kept: Tensor
+    p: float
+
+
+def attention(
+    edges: EdgeWalks,
+    values: Tensor,
+    *,
+    sender_scores: Tensor | None = None,
+    receiver_scores: Tensor | None = None,
+    keys: Tensor | None = None,
+    queries: Tensor | None = None,
+    vector: Tensor | None = None,
+    slope: float = 1.0,
+    scale: float = 1.0,
+    dropout: Dropout | None = None,
+) -> Tensor:
+    """Sums of the senders' values, weighted by the softmax of scores over a receiver's edges.
+
+    The score of an edge from j to i is one of these, for each head:
+
+    - leaky_relu(a_j + b_i) of sender_scores a and receiver_scores b, as in GAT; b may be None;
+    - leaky_relu(scale k_j · q_i) of keys k and queries q, as in a transformer;
+    - vector · leaky_relu(v_j + q_i) of values v and queries q, as in GATv2.
+
+    Args:
+        edges: from M senders to N receivers, in any order.
+        values: [M, H, C]; float32 or float64, all tensors alike.
+        sender_scores: [M, H].
+        receiver_scores: [N, H].
+        keys: [M, H, C].
+        queries: [N, H, C].
+        vector: [H, C].
+        slope: of leaky_relu below 0.
+        scale: of products of keys and queries.
+        dropout: of the weights.
+
+    Returns:
+        [N, H, C]; 0 for a receiver without edges.
+    """
+    given = (values, sender_scores, receiver_scores, keys, queries, vector)
+    used = tuple(k for k, tensor in enumerate(given[1:]) if tensor is not None)
+    require(used in _KINDS, "one kind of scores needed", *given)
+    return _Job(edges, slope, scale, dropout).run(*given)
+
+
+# Which tensors beside the values a kind of scores has.
+_KINDS = {(0,), (0, 1), (2, 3), (3, 4)}
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """One call, without its tensors.
+
+    These are values, sender_scores, receiver_scores, keys, queries and vector, in this order.
+    """
+
+    edges: EdgeWalks
+    slope: float
+    scale: float
+    dropout: Dropout | None
+
+    def run(self, *given: Tensor | None) -> Tensor:
+        """Check what the loops trust, and compute it."""
+        values = given[0]
+        assert values is not None
+        require(values.ndim == 3, "values [M, H, C] needed", values)
+        senders, receivers = self.edges.num_senders, self.edges.num_receivers
+        heads, channels = values.shape[1:]
+        rows = (senders, senders, receivers, senders, receivers)
+        wide = (heads, channels)
+        shapes = [(n, *wide) if k in (0, 3, 4) else (n, heads) for k, n in enumerate(rows)]
+        for tensor, shape in zip(given, [*shapes, wide], strict=True):
+            right = tensor is None or tensor.shape == shape
+            require(right, f"attention needs the shape {list(shape)}", tensor)
+        require(have_one_loop(*given), "tensors need one dtype, on the CPU", *given)
+        require(0 < heads * channels <= MOST_FEATURES, f"1 to {MOST_FEATURES} features", values)
+        if self.dropout is not None:
+            kept = self.dropout.kept
+            right = kept.shape == (self.edges.num_edges, heads) and kept.dtype == torch.bool
+            require(right and kept.is_cpu, "dropout needs bool [E, H]", kept, values)
+            if not 0 <= self.dropout.p < 1:
+                raise ValueError(f"dropout has p = {self.dropout.p}; it must be in [0, 1)")
+        out: Tensor = _Attention.apply(*given, self)  # type: ignore[no-untyped-call]
+        return out
+
+    def arguments(self, given: Any, walk: Any, *far: Any) -> tuple[Any, ...]:
+        """What every loop takes; `far` are the wide rows that it reads of edges' other ends."""
+        offsets, far_of, edge_of = walk
+        kept, share = None, 1.0
+        if self.dropout is None:
+            edge_of = None
+        else:
+            kept, share = array_of(self.dropout.kept), 1 / (1 - self.dropout.p)
+            # Always an array then, so that the loops are compiled once.
+            edge_of = np.arange(len(far_of), dtype=np.int32) if edge_of is None else edge_of
+        numbers = np.array([0, 1, self.slope, self.scale, share], dtype=given[0].dtype)
+        rows = (None if t is None else t.reshape(len(t), -1) for t in far)
+        return *given, kept, numbers, offsets, far_of, edge_of, *rows
+
+    def operations(self, values: Tensor) -> int:
+        """Multiply-adds of a loop, about."""
+        return 6 * self.edges.num_edges * values.shape[1:].numel()
+
+    def plain(self, *given: Tensor | None) -> Tensor:
+        """The same in plain torch, for what the loops have no derivatives for."""
+        senders, receivers = self.edges.senders, self.edges.receivers
+        ends = (senders, senders, receivers, senders, receivers)
+        rows = [t if t is None else t[end] for t, end in zip(given, ends, strict=False)]
+        v, a, b, k, q, vector = *rows, given[-1]
+        assert v is not None
+        if vector is not None:
+            assert q is not None
+            scores = (functional.leaky_relu(v + q, self.slope) * vector).sum(-1)
+        else:
+            if q is not None:
+                assert k is not None
+                scores = (k * q).sum(-1) * self.scale
+            else:
+                assert a is not None
+                scores = a if b is None else a + b
+            scores = functional.leaky_relu(scores, self.slope)
+        index = receivers[:, None].expand_as(scores)
+        zeros = scores.new_zeros(self.edges.num_receivers, scores.shape[1])
+        # The result does not depend on what is subtracted, nor does its gradient.
+        most = zeros.scatter_reduce(0, index, scores.detach(), "amax", include_self=False)
+        weights = (scores - most[receivers]).exp()
+        weights = weights / zeros.scatter_add(0, index, weights)[receivers]
+        if self.dropout is not None:
+            weights = weights * self.dropout.kept / (1 - self.dropout.p)
+        sums = v.new_zeros(self.edges.num_receivers, *v.shape[1:])
+        return sums.index_add(0, receivers, weights[..., None] * v)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        *given, job = arguments
+        values = given[0]
+        heads, rows = values.shape[1], job.edges.num_receivers
+        out: Tensor = values.new_empty(rows, *values.shape[1:])
+        tops = values.new_empty(rows, 2, heads)
+        arrays = [array_of(t) for t in given]
+        shared = job.arguments(arrays, job.edges.into, arrays[0], arrays[3])
+        loop = (*shared, out.numpy(), tops.numpy())
+        forward_rows.share(loop, rows, job.operations(values), job.edges.into[0])
+        ctx.job = job
+        ctx.save_for_backward(*given, tops)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        job: _Job = ctx.job
+        # Read once: what is checkpointed is unpacked at each reading.
+        *given, tops = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return *differentiable_gradients(ctx, job.plain, given, grads), None
+        values, vector = given[0], given[-1]
+        arrays, grad = [array_of(t) for t in given], array_of(grads[0])
+        rows = job.edges.num_receivers
+        found = [None if t is None else torch.empty_like(t, memory_format=_DENSE) for t in given]
+        # What the pass by sender needs of a receiver: 3 numbers for each head.
+        ends = values.new_empty(rows, 3, values.shape[1])
+        chunks = -(-rows // CHUNK)
+        parts = None if vector is None else values.new_empty(chunks, *vector.shape)
+        d_values, d_a, d_b, d_keys, d_queries = (array_of(t) for t in found[:-1])
+        written = (array_of(tops), grad, ends.numpy(), d_b, d_queries, array_of(parts))
+        offsets = job.edges.into[0]
+        cuts = offsets[np.minimum(np.arange(chunks + 1) * CHUNK, rows)]
+        shared = job.arguments(arrays, job.edges.into, arrays[0], arrays[3])
+        backward_receivers.share((*shared, *written), chunks, job.operations(values), cuts)
+        shared = job.arguments(arrays, job.edges.out, grad, arrays[4])
+        loop = (*shared, grad, ends.numpy(), d_values, d_a, d_keys)
+        senders = job.edges.num_senders
+        backward_senders.share(loop, senders, job.operations(values), job.edges.out[0])
+        found[-1] = None if parts is None else parts.sum(0)
+        return *found, None
+
+
+_DENSE = torch.contiguous_format
