@@ -21,14 +21,23 @@ ONE_LOOP = {"messages reduced in one loop"}
 ON_NODES = ONE_LOOP | {"products on nodes"}
 # The scores of each head are tensors of edges; nothing as wide as messages is.
 ATTENTION = ONE_LOOP | {"sorted softmax", "makes [E, 2]"}
+FUSED = {"attention in one loop"}
 
 LAYERS = {
     "SuperGATConv": (lambda: geometric.SuperGATConv(WIDTH, OUT, heads=2), None, ATTENTION),
     "SuperGATConv, SD": (
         lambda: geometric.SuperGATConv(WIDTH, OUT, heads=2, attention_type="SD"),
         None,
+        FUSED,
+    ),
+    "GATConv": (lambda: geometric.GATConv(WIDTH, OUT, heads=2), None, FUSED),
+    "GATConv, edges": (
+        lambda: geometric.GATConv(WIDTH, OUT, heads=2, edge_dim=ATTRIBUTES),
+        "attributes",
         ATTENTION,
     ),
+    "GATv2Conv": (lambda: geometric.GATv2Conv(WIDTH, OUT, heads=2), None, FUSED),
+    "TransformerConv": (lambda: geometric.TransformerConv(WIDTH, OUT, heads=2), None, FUSED),
     "ResGatedGraphConv": (lambda: geometric.ResGatedGraphConv(WIDTH, OUT), None, ONE_LOOP),
     "GeneralConv": (
         lambda: geometric.GeneralConv(WIDTH, OUT, in_edge_channels=ATTRIBUTES),

@@ -28,6 +28,7 @@ from torch_geometric.utils import is_torch_sparse_tensor
 
 import weft.integrations.geometric.edge_rules  # noqa: F401 - registers the rules
 from weft.integrations.geometric import (
+    attention_layers,
     edge_networks,
     relations,
     schnet,
@@ -62,6 +63,7 @@ _any_global_hook: Any = torch_modules._has_any_global_hook
 
 WHOLE: dict[type, tuple[Any, Any]] = {
     **dict.fromkeys(relations.KINDS, (relations.takes, relations.forward)),
+    **dict.fromkeys(attention_layers.KINDS, (attention_layers.takes, attention_layers.forward)),
     GCNConv: (whole_layers.takes_gcn, whole_layers.gcn),
     NNConv: (edge_networks.takes, edge_networks.forward),
     GatedGraphConv: (whole_layers.takes_gated, whole_layers.gated),
@@ -281,9 +283,12 @@ def _is_small_call(arguments: tuple[Any, ...]) -> bool:
 def _positional(kind: Any, module: Any, arguments: Any, named: Any) -> Any:
     """The arguments of a call by position; None where they do not fit."""
     try:
-        return _signature(kind).bind(module, *arguments, **named).args[1:]
+        found = _signature(kind).bind(module, *arguments, **named)
     except TypeError:
         return None
+    # Without them, what is named after an argument that is not given would be missing.
+    found.apply_defaults()
+    return found.args[1:]
 
 
 @functools.cache

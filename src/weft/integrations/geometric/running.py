@@ -51,7 +51,7 @@ def reader_of_messages(layer: Any) -> str | None:
     return None
 
 
-_OWN_METHODS = ("message", "aggregate", "update", "propagate")
+_OWN_METHODS = ("message", "aggregate", "update", "propagate", "edge_update", "edge_updater")
 
 
 def plain_reduction(layer: Any) -> str | None:
