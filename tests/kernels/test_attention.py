@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import leaky_relu
 
 from weft.kernels import attention as module
-from weft.kernels.attention import Dropout, attention
+from weft.kernels.attention import Dropout, attention, self_attention
 from weft.kernels.fused_messages import EdgeWalks
 
 HEADS, CHANNELS, SLOPE, SCALE = 2, 3, 0.2, 0.7
@@ -100,6 +102,37 @@ def test_outputs_and_gradients_are_torchs(kind, edges, seed, drops, far):
     compare(edges, dropout_of(edges) if drops else None, inputs)
 
 
+@settings(max_examples=15)
+@given(edges=graphs(), seed=st.integers(0, 2**31), drops=st.booleans())
+def test_scores_made_of_the_values(edges, seed, drops):
+    torch.manual_seed(seed)
+    nodes = max(edges.num_senders, edges.num_receivers)
+    edges = EdgeWalks(edges.senders, edges.receivers, nodes, nodes)
+    dropout = dropout_of(edges) if drops else None
+    shapes = (nodes, HEADS, CHANNELS), (HEADS, CHANNELS), (HEADS, CHANNELS)
+    given = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    found = self_attention(edges, *given, slope=SLOPE, dropout=dropout)
+    values, *vectors = given
+    scores = {
+        name: (values * vector).sum(-1)
+        for name, vector in zip(KINDS["additive"], vectors, strict=True)
+    }
+    right = expected(edges, dropout, values, **scores)
+    torch.testing.assert_close(found, right, rtol=1e-11, atol=1e-11)
+    grads = [torch.autograd.grad(out.sin().sum(), given) for out in (found, right)]
+    torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-10)
+
+
+def test_derivatives_of_derivatives_of_scores_made_of_the_values():
+    torch.manual_seed(0)
+    edges = EdgeWalks(torch.tensor([0, 1, 2, 2]), torch.tensor([1, 1, 0, 2]), 4, 4)
+    shapes = (4, HEADS, CHANNELS), (HEADS, CHANNELS), (HEADS, CHANNELS)
+    given = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    function = partial(self_attention, edges, slope=SLOPE)
+    assert torch.autograd.gradcheck(function, given)
+    assert torch.autograd.gradgradcheck(function, given)
+
+
 @pytest.mark.parametrize("kind", ["additive", "dot", "joint"])
 def test_derivatives_of_derivatives(kind):
     torch.manual_seed(0)
@@ -173,5 +206,10 @@ def test_what_the_loops_do_not_take(message):
     edges = EdgeWalks(torch.tensor([0, 1]), torch.tensor([1, 0]), 3, 2)
     with pytest.raises(ValueError, match=message):
         attention(edges, torch.zeros(3, 2, 3), **WRONG[message])
+    with pytest.raises(ValueError, match="vectors"):
+        self_attention(edges, torch.zeros(3, 2, 3), torch.zeros(2, 3), torch.zeros(2, 2))
+    with pytest.raises(ValueError, match="the shape"):
+        # The same number of senders and receivers is needed.
+        self_attention(edges, torch.zeros(3, 2, 3), torch.zeros(2, 3), torch.zeros(2, 3))
     with pytest.raises(ValueError, match=f"1 to {module.MOST_FEATURES} features"):
         attention(edges, torch.zeros(3, 2, 600), sender_scores=torch.zeros(3, 2))

@@ -8,6 +8,7 @@ order, so results are the same at every run.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +75,44 @@ def attention(
     given = (values, sender_scores, receiver_scores, keys, queries, vector)
     used = tuple(k for k, tensor in enumerate(given[1:]) if tensor is not None)
     require(used in _KINDS, "one kind of scores needed", *given)
-    return _Job(edges, slope, scale, dropout).run(*given)
+    job = _Job(edges, slope, scale, dropout)
+    job.check(given)
+    out: Tensor = _Attention.apply(*given, job)  # type: ignore[no-untyped-call]
+    return out
+
+
+def self_attention(
+    edges: EdgeWalks,
+    values: Tensor,
+    sender_vector: Tensor,
+    receiver_vector: Tensor,
+    *,
+    slope: float = 1.0,
+    dropout: Dropout | None = None,
+) -> Tensor:
+    """`attention` among one set of nodes, with scores made of the values as in GAT.
+
+    These are leaky_relu(sender_vector · v_j + receiver_vector · v_i). The gradient to the values is
+    one tensor, where autograd would sum three.
+
+    Args:
+        edges: from N nodes to the same N nodes, in any order.
+        values: v, [N, H, C]; float32 or float64, all tensors alike.
+        sender_vector: [H, C].
+        receiver_vector: [H, C].
+        slope: of leaky_relu below 0.
+        dropout: of the weights.
+
+    Returns:
+        [N, H, C]; 0 for a node without edges.
+    """
+    job = _Job(edges, slope, 1.0, dropout)
+    vectors = (sender_vector, receiver_vector)
+    right = values.ndim == 3 and all(each.shape == values.shape[1:] for each in vectors)
+    require(right, "values [N, H, C] and vectors [H, C] needed", values, *vectors)
+    require(have_one_loop(values, *vectors), "tensors need one dtype, on the CPU", values)
+    out: Tensor = _SelfAttention.apply(values, *vectors, job)  # type: ignore[no-untyped-call]
+    return out
 
 
 # Which tensors beside the values a kind of scores has.
@@ -93,10 +131,9 @@ class _Job:
     scale: float
     dropout: Dropout | None
 
-    def run(self, *given: Tensor | None) -> Tensor:
-        """Check what the loops trust, and compute it."""
+    def check(self, given: Sequence[Any]) -> None:
+        """Raise ValueError for anything that the loops do not take."""
         values = given[0]
-        assert values is not None
         require(values.ndim == 3, "values [M, H, C] needed", values)
         senders, receivers = self.edges.num_senders, self.edges.num_receivers
         heads, channels = values.shape[1:]
@@ -114,8 +151,6 @@ class _Job:
             require(right and kept.is_cpu, "dropout needs bool [E, H]", kept, values)
             if not 0 <= self.dropout.p < 1:
                 raise ValueError(f"dropout has p = {self.dropout.p}; it must be in [0, 1)")
-        out: Tensor = _Attention.apply(*given, self)  # type: ignore[no-untyped-call]
-        return out
 
     def arguments(self, given: Any, walk: Any, *far: Any) -> tuple[Any, ...]:
         """What every loop takes; `far` are the wide rows that it reads of edges' other ends."""
@@ -135,24 +170,62 @@ class _Job:
         """Multiply-adds of a loop, about."""
         return 6 * self.edges.num_edges * values.shape[1:].numel()
 
-    def plain(self, *given: Tensor | None) -> Tensor:
+    def forward(self, given: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        """The output [N, H, C], and maximum and 1 / sum of each softmax, [N, 2, H]."""
+        values = given[0]
+        rows = self.edges.num_receivers
+        out: Tensor = values.new_empty(rows, *values.shape[1:])
+        tops = values.new_empty(rows, 2, values.shape[1])
+        arrays = [array_of(t) for t in given]
+        shared = self.arguments(arrays, self.edges.into, arrays[0], arrays[3])
+        written = (out.numpy(), tops.numpy())
+        forward_rows.share((*shared, *written), rows, self.operations(values), self.edges.into[0])
+        return out, tops
+
+    def backward(self, given: Sequence[Any], tops: Tensor, grad: Tensor) -> list[Any]:
+        """The gradient to each of the tensors."""
+        values, vector = given[0], given[-1]
+        arrays, g = [array_of(t) for t in given], array_of(grad)
+        rows, senders = self.edges.num_receivers, self.edges.num_senders
+        dense = torch.contiguous_format
+        found = [None if t is None else torch.empty_like(t, memory_format=dense) for t in given]
+        # What the pass by sender needs of a receiver: 3 numbers for each head.
+        ends = values.new_empty(rows, 3, values.shape[1])
+        chunks = -(-rows // CHUNK)
+        parts = None if vector is None else values.new_empty(chunks, *vector.shape)
+        d_values, d_a, d_b, d_keys, d_queries = (array_of(t) for t in found[:-1])
+        written: tuple[Any, ...] = (
+            array_of(tops),
+            g,
+            ends.numpy(),
+            d_b,
+            d_queries,
+            array_of(parts),
+        )
+        cuts = self.edges.into[0][np.minimum(np.arange(chunks + 1) * CHUNK, rows)]
+        shared = self.arguments(arrays, self.edges.into, arrays[0], arrays[3])
+        backward_receivers.share((*shared, *written), chunks, self.operations(values), cuts)
+        written = (g, ends.numpy(), d_values, d_a, d_keys)
+        shared = self.arguments(arrays, self.edges.out, g, arrays[4])
+        offsets = self.edges.out[0]
+        backward_senders.share((*shared, *written), senders, self.operations(values), offsets)
+        found[-1] = None if parts is None else parts.sum(0)
+        return found
+
+    def plain(self, *given: Any) -> Any:
         """The same in plain torch, for what the loops have no derivatives for."""
         senders, receivers = self.edges.senders, self.edges.receivers
         ends = (senders, senders, receivers, senders, receivers)
-        rows = [t if t is None else t[end] for t, end in zip(given, ends, strict=False)]
-        v, a, b, k, q, vector = *rows, given[-1]
-        assert v is not None
+        rows: list[Any] = [t if t is None else t[end] for t, end in zip(given, ends, strict=False)]
+        v, a, b, k, q = rows
+        vector = given[-1]
         if vector is not None:
-            assert q is not None
             scores = (functional.leaky_relu(v + q, self.slope) * vector).sum(-1)
         else:
-            if q is not None:
-                assert k is not None
-                scores = (k * q).sum(-1) * self.scale
-            else:
-                assert a is not None
-                scores = a if b is None else a + b
-            scores = functional.leaky_relu(scores, self.slope)
+            sums = a if b is None else a + b
+            scores = functional.leaky_relu(
+                sums if k is None else self.scale * (k * q).sum(-1), self.slope
+            )
         index = receivers[:, None].expand_as(scores)
         zeros = scores.new_zeros(self.edges.num_receivers, scores.shape[1])
         # The result does not depend on what is subtracted, nor does its gradient.
@@ -161,53 +234,59 @@ class _Job:
         weights = weights / zeros.scatter_add(0, index, weights)[receivers]
         if self.dropout is not None:
             weights = weights * self.dropout.kept / (1 - self.dropout.p)
-        sums = v.new_zeros(self.edges.num_receivers, *v.shape[1:])
-        return sums.index_add(0, receivers, weights[..., None] * v)
+        out = v.new_zeros(self.edges.num_receivers, *v.shape[1:])
+        return out.index_add(0, receivers, weights[..., None] * v)
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tensor:
-        *given, job = arguments
-        values = given[0]
-        heads, rows = values.shape[1], job.edges.num_receivers
-        out: Tensor = values.new_empty(rows, *values.shape[1:])
-        tops = values.new_empty(rows, 2, heads)
-        arrays = [array_of(t) for t in given]
-        shared = job.arguments(arrays, job.edges.into, arrays[0], arrays[3])
-        loop = (*shared, out.numpy(), tops.numpy())
-        forward_rows.share(loop, rows, job.operations(values), job.edges.into[0])
-        ctx.job = job
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        *given, ctx.job = arguments
+        out, tops = ctx.job.forward(given)
         ctx.save_for_backward(*given, tops)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        job: _Job = ctx.job
         # Read once: what is checkpointed is unpacked at each reading.
         *given, tops = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return *differentiable_gradients(ctx, job.plain, given, grads), None
-        values, vector = given[0], given[-1]
-        arrays, grad = [array_of(t) for t in given], array_of(grads[0])
-        rows = job.edges.num_receivers
-        found = [None if t is None else torch.empty_like(t, memory_format=_DENSE) for t in given]
-        # What the pass by sender needs of a receiver: 3 numbers for each head.
-        ends = values.new_empty(rows, 3, values.shape[1])
-        chunks = -(-rows // CHUNK)
-        parts = None if vector is None else values.new_empty(chunks, *vector.shape)
-        d_values, d_a, d_b, d_keys, d_queries = (array_of(t) for t in found[:-1])
-        written = (array_of(tops), grad, ends.numpy(), d_b, d_queries, array_of(parts))
-        offsets = job.edges.into[0]
-        cuts = offsets[np.minimum(np.arange(chunks + 1) * CHUNK, rows)]
-        shared = job.arguments(arrays, job.edges.into, arrays[0], arrays[3])
-        backward_receivers.share((*shared, *written), chunks, job.operations(values), cuts)
-        shared = job.arguments(arrays, job.edges.out, grad, arrays[4])
-        loop = (*shared, grad, ends.numpy(), d_values, d_a, d_keys)
-        senders = job.edges.num_senders
-        backward_senders.share(loop, senders, job.operations(values), job.edges.out[0])
-        found[-1] = None if parts is None else parts.sum(0)
-        return *found, None
+            return *differentiable_gradients(ctx, ctx.job.plain, given, grads), None
+        return *ctx.job.backward(given, tops, grads[0]), None
 
 
-_DENSE = torch.contiguous_format
+class _SelfAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        *given, ctx.job = arguments
+        whole = _with_scores(*given)
+        ctx.job.check(whole)
+        out, tops = ctx.job.forward(whole)
+        ctx.save_for_backward(*given, *whole[1:3], tops)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        values, *vectors, a, b, tops = ctx.saved_tensors
+        if torch.is_grad_enabled():
+
+            def plain(*given: Tensor) -> Any:
+                return ctx.job.plain(*_with_scores(*given))
+
+            return *differentiable_gradients(ctx, plain, (values, *vectors), grads), None
+        given = (values, a, b, None, None, None)
+        d_values, *d_scores, _, _, _ = ctx.job.backward(given, tops, grads[0])
+        found = []
+        for vector, d in zip(vectors, d_scores, strict=True):
+            d_values.addcmul_(d[..., None], vector)
+            products = (d.t() @ values.flatten(1)).view(len(vector), *vector.shape)
+            found.append(products.diagonal().t())
+        return d_values, *found, None
+
+
+def _with_scores(values: Tensor, *vectors: Tensor) -> tuple[Any, ...]:
+    """Values and their products with each head's vectors, as `_Job` takes them."""
+    # One product for both: a column for each head of each vector.
+    columns = [torch.block_diag(*each[..., None]) for each in vectors]  # type: ignore[no-untyped-call]
+    scores = (values.flatten(1) @ torch.cat(columns, dim=1)).chunk(2, dim=1)
+    return values, *(part.contiguous() for part in scores), None, None, None

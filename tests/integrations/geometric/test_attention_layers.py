@@ -12,6 +12,7 @@ pytest.importorskip("torch_geometric")
 from torch_geometric import seed_everything
 from torch_geometric.nn import GATConv, GATv2Conv, SuperGATConv, TransformerConv
 
+from weft.integrations.geometric import attention_layers
 from weft.integrations.geometric import redirect as redirects
 from weft.integrations.geometric.running import noted
 
@@ -29,6 +30,11 @@ FUSED = "attention in one loop"
 @pytest.fixture(autouse=True)
 def small_graphs(monkeypatch):
     monkeypatch.setattr(redirects, "LEAST_NUMBERS", 0)
+
+
+@pytest.fixture(params=[0, attention_layers.LARGE], ids=["large", "small"])
+def size(request, monkeypatch):
+    monkeypatch.setattr(attention_layers, "LARGE", request.param)
 
 
 def pair(layer):
@@ -55,6 +61,7 @@ def results(layer, x, *given, **named):
     return [out, *found], notes
 
 
+@pytest.mark.usefixtures("size")
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 def test_same_results_also_with_dropout(name, dropout):
@@ -119,10 +126,12 @@ def test_other_layers_keep_their_messages():
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_an_edge_to_a_node_that_is_not_there():
+@pytest.mark.usefixtures("size")
+@pytest.mark.parametrize("make", [TransformerConv, GATConv])
+def test_an_edge_to_a_node_that_is_not_there(make):
     x, edge_index = graph()
     edge_index[0, 3] = NODES
-    stock, fast = pair(TransformerConv(WIDTH, OUT))
+    stock, fast = pair(make(WIDTH, OUT))
     messages = []
     for layer in (stock, fast):
         with pytest.raises((IndexError, ValueError, RuntimeError)) as caught:

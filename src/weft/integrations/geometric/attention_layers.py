@@ -6,6 +6,7 @@ weights of all edges and pass them on; here what they pass on are the scores' in
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +15,16 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.conv import GATConv, GATv2Conv, SuperGATConv, TransformerConv
 
-from weft.integrations.geometric.helpers import with_fast_helpers
+from weft.integrations.geometric.helpers import (
+    add_self_loops,
+    remove_self_loops,
+    with_fast_helpers,
+)
 from weft.integrations.geometric.lazy_edges import EdgeRangeError, Edges
 from weft.integrations.geometric.running import Seen, note, plain_reduction
-from weft.kernels.attention import Dropout, attention
+from weft.kernels.attention import Dropout, attention, self_attention
 from weft.kernels.custom_op import have_one_loop
+from weft.kernels.fused_messages import EdgeWalks
 from weft.kernels.message_code import MOST_FEATURES
 
 
@@ -34,18 +40,61 @@ def takes(layer: Any, x: Any, edge_index: Any, *more: Any) -> bool:
         return False
     if layer.heads * layer.out_channels > MOST_FEATURES:
         return False
-    return type(edge_index) is Tensor and edge_index.layout == torch.strided
+    if type(edge_index) is not Tensor or edge_index.layout != torch.strided:
+        return False
+    return edge_index.ndim == 2 and edge_index.shape[0] == 2
 
 
 def forward(layer: Any, *given: Any) -> Any:
     """The output of the layer."""
     kind: Any = type(layer)
-    calls = _Calls(layer)
-    seen = Seen(layer, edge_updater=calls.edge_updater, propagate=calls.propagate)
-    out = (with_fast_helpers(kind.forward) or kind.forward)(seen, *given)
+    if kind is GATConv and layer.lin is not None and _is_large(layer, given[0]):
+        out = _gat(layer, *given[:2])
+        if out is not None:
+            return out
+    bias = getattr(layer, "bias", None) if layer.concat else None
+    calls = _Calls(layer, bias)
+    others = {} if bias is None else {"bias": None}
+    seen = Seen(layer, edge_updater=calls.edge_updater, propagate=calls.propagate, **others)
+    out = _own_forward(kind)(seen, *given)
     if kind is SuperGATConv and layer.training:
         layer.att_x, layer.att_y = seen.att_x, seen.att_y
     return out
+
+
+LARGE = 1 << 20
+"""Numbers in the output of a GATConv from which on it pays to have fewer tensors of that size."""
+
+
+def _is_large(layer: Any, x: Any) -> bool:
+    if type(x) is not Tensor or x.ndim != 2:
+        return False
+    return bool(x.shape[0] * layer.heads * layer.out_channels >= LARGE)
+
+
+@functools.cache
+def _own_forward(kind: Any) -> Any:
+    return with_fast_helpers(kind.forward) or kind.forward
+
+
+def _gat(layer: Any, x: Tensor, edge_index: Tensor) -> Tensor | None:
+    """The output of a GATConv on one set of nodes, with fewer tensors; None where that fails."""
+    values = layer.lin(x).view(-1, layer.heads, layer.out_channels)
+    vectors = layer.att_src[0], layer.att_dst[0]
+    if layer.add_self_loops:
+        edge_index, _ = remove_self_loops(edge_index)
+        edge_index, _ = add_self_loops(edge_index, num_nodes=x.shape[0])
+    walks = _walks(edge_index, x.shape[0], x.shape[0], values, *vectors)
+    if walks is None:
+        return None
+    note("attention in one loop")
+    dropout = _dropout(layer, edge_index)
+    out = self_attention(walks, values, *vectors, slope=layer.negative_slope, dropout=dropout)
+    if layer.concat:
+        out = _plus(out, layer.bias).flatten(1)
+    else:
+        out = out.mean(dim=1) if layer.bias is None else out.mean(dim=1) + layer.bias
+    return out if layer.res is None else out + layer.res(x)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,9 +107,10 @@ class _Scores:
 
 @dataclass(frozen=True, eq=False)
 class _Calls:
-    """The methods of a layer that its forward calls."""
+    """The methods of a layer that its forward calls; the bias is added in them."""
 
     layer: Any
+    bias: Tensor | None
 
     def edge_updater(self, edge_index: Any, **given: Any) -> Any:
         return _Scores(edge_index, given)
@@ -69,12 +119,16 @@ class _Calls:
         scores = given.get("alpha")
         inputs = _INPUTS[type(self.layer)](self.layer, given)
         out = _computed(self.layer, edge_index, inputs)
-        if out is not None:
-            note("attention in one loop")
-            return out
-        if isinstance(scores, _Scores):
-            given["alpha"] = self.layer.edge_updater(scores.edge_index, **scores.given)
-        return self.layer.propagate(edge_index, **given)
+        if out is None:
+            if isinstance(scores, _Scores):
+                given["alpha"] = self.layer.edge_updater(scores.edge_index, **scores.given)
+            out = self.layer.propagate(edge_index, **given)
+        return _plus(out, self.bias)
+
+
+def _plus(out: Tensor, bias: Tensor | None) -> Tensor:
+    """The output [N, H, C] of all heads, plus a bias [H · C]; in place: it is as large as any."""
+    return out if bias is None else out.add_(bias.view(out.shape[1:]))
 
 
 def _of_gat(layer: Any, given: Any) -> dict[str, Any]:
@@ -115,21 +169,31 @@ KINDS = tuple(_INPUTS)
 def _computed(layer: Any, edge_index: Tensor, inputs: dict[str, Any]) -> Tensor | None:
     """The weighted sums; None if the loops do not take these tensors."""
     tensors = [each for each in inputs.values() if isinstance(each, Tensor)]
+    values = inputs["values"]
+    ends = [inputs.get(name) for name in ("receiver_scores", "queries")]
+    receivers = next((each for each in ends if each is not None), values)
+    walks = _walks(edge_index, values.shape[0], receivers.shape[0], *tensors)
+    if walks is None:
+        return None
+    note("attention in one loop")
+    return attention(walks, **inputs, dropout=_dropout(layer, edge_index))
+
+
+def _walks(edge_index: Tensor, senders: int, receivers: int, *tensors: Tensor) -> EdgeWalks | None:
+    """The edges of a call; None if the loops do not take them, or the tensors."""
     if not have_one_loop(*tensors) or not edge_index.is_cpu or not edge_index.shape[1]:
         return None
     if edge_index.dtype not in (torch.int64, torch.int32):
         return None
-    values = inputs["values"]
-    ends = [inputs.get(name) for name in ("receiver_scores", "queries")]
-    receivers = next((each for each in ends if each is not None), values)
-    sizes = {"j": values.shape[0], "i": receivers.shape[0]}
     try:
-        walks = Edges(edge_index, 1, sizes, torch.is_grad_enabled()).walks()
+        return Edges(edge_index, 1, {"j": senders, "i": receivers}, learning=False).walks()
     except EdgeRangeError:
         return None
-    dropout = None
-    if layer.training and layer.dropout > 0:
-        # The same draws as torch's, in the order of the edges.
-        kept = torch.empty(edge_index.shape[1], layer.heads, dtype=torch.bool)
-        dropout = Dropout(kept=kept.bernoulli_(1 - layer.dropout), p=layer.dropout)
-    return attention(walks, **inputs, dropout=dropout)
+
+
+def _dropout(layer: Any, edge_index: Tensor) -> Dropout | None:
+    """The weights that torch would drop: the same draws, in the order of the edges."""
+    if not layer.training or layer.dropout == 0:
+        return None
+    kept = torch.empty(edge_index.shape[1], layer.heads, dtype=torch.bool)
+    return Dropout(kept=kept.bernoulli_(1 - layer.dropout), p=layer.dropout)
