@@ -321,13 +321,14 @@ def backward_senders(
                     step = weight * (d - ends[i, 2, h])
                     if vector is None:
                         step = step if z[at] > zero else slope * step
-                        for c in range(channels):
-                            sums[h * channels + c] += dropped * grad[i, h, c]
                     if a is not None:
                         score_sums[h] += step
+                        for c in range(channels):
+                            sums[h * channels + c] += dropped * grad[i, h, c]
                     if k is not None:
                         step *= scale
                         for c in range(channels):
+                            sums[h * channels + c] += dropped * grad[i, h, c]
                             score_sums[h * channels + c] += step * q[i, h, c]
                     if vector is not None:
                         for c in range(channels):

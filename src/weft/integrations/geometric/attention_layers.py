@@ -128,7 +128,10 @@ class _Calls:
 
 def _plus(out: Tensor, bias: Tensor | None) -> Tensor:
     """The output [N, H, C] of all heads, plus a bias [H · C]; in place: it is as large as any."""
-    return out if bias is None else out.add_(bias.view(out.shape[1:]))
+    if bias is None:
+        return out
+    whole = bias.view(out.shape[1:])
+    return out.add_(whole) if out.dtype == bias.dtype else out + whole
 
 
 def _of_gat(layer: Any, given: Any) -> dict[str, Any]:
