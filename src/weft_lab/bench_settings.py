@@ -339,7 +339,6 @@ class StrangersBench(_Bench):
         sorted: They are sorted by receiver; by default they are in no order.
         width: Features of a node there, and of the typed graph.
         molecules: Molecules in the small batch.
-        inference: Time inference instead of training steps.
         compile: Also time torch_geometric's models under torch.compile.
         rounds: Turns of each candidate.
         steps: Steps in a turn.
@@ -351,7 +350,6 @@ class StrangersBench(_Bench):
     sorted: bool = False
     width: int = 128
     molecules: int = 128
-    inference: bool = False
     compile: bool = False
     rounds: int = 3
     steps: int = 2

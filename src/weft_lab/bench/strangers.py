@@ -37,7 +37,7 @@ _BATCHES = 20
 
 
 def bench_strangers(config: StrangersBench, progress: Progress) -> BenchResult:
-    """Run all cases, and say the mean of their ratios."""
+    """Run all cases, training and inference, and say the means of their ratios."""
     generator = np.random.default_rng(0)
     with TemporaryDirectory(prefix="weft-bench-") as folder:
         large = _stored(
@@ -52,18 +52,21 @@ def bench_strangers(config: StrangersBench, progress: Progress) -> BenchResult:
             (_SMALL, small, 64, f"{config.molecules} molecules, all pairs of atoms"),
         ]
         cases = [
-            _run(kind, count, arrays, width, words, config, progress)
+            _run(kind, count, arrays, width, words, config, progress, training=training)
+            for training in (True, False)
             for kinds, arrays, width, words in graphs
             for kind, count in kinds.items()
             if not config.cases or kind in config.cases
         ]
-    ratios = [min(case.ratios("weft").values()) for case in cases if case.ratios("weft")]
-    if ratios:
-        mean = statistics.geometric_mean(ratios)
-        cases[-1].says.append(
-            f"Against the faster way of torch_geometric, the geometric mean of {len(ratios)} cases "
-            f"is {mean:.2f}x, the least {min(ratios):.2f}x."
-        )
+    half = len(cases) // 2
+    for step, those in (("Training", cases[:half]), ("Inference", cases[half:])):
+        ratios = [min(case.ratios("weft").values()) for case in those if case.ratios("weft")]
+        if ratios:
+            mean = statistics.geometric_mean(ratios)
+            those[-1].says.append(
+                f"{step} against the faster way of torch_geometric: the geometric mean of "
+                f"{len(ratios)} cases is {mean:.2f}x, the least {min(ratios):.2f}x."
+            )
     if not config.cases or "loader" in config.cases:
         cases.append(_run_loader(config, progress))
     return BenchResult(name="strangers", cases=cases)
@@ -118,6 +121,8 @@ def _run(
     words: str,
     config: StrangersBench,
     progress: Progress,
+    *,
+    training: bool,
 ) -> CaseResult:
     small = kind in (*_MODELS, *_SMALL)
     # A small step is soon over, and the first ones still take memory from the system.
@@ -140,13 +145,13 @@ def _run(
         "arrays": arrays,
         "width": width,
         "attributes": 16,
-        "training": not config.inference,
+        "training": training,
         # A loader gives new tensors at every step.
         "new_batches": small,
     }
-    step = "inference" if config.inference else "training step"
+    step = "training step" if training else "inference"
     result = run_case(
-        kind,
+        kind if training else f"{kind}, inference",
         f"{step}, {layers} layer{'s' * (layers > 1)}, {words}, {width} features",
         candidates,
         case,

@@ -18,15 +18,19 @@ def test_small() -> None:
         cases=cases, nodes=60, edges=300, sorted=True, width=8, molecules=3, rounds=1, steps=1
     )
     result = bench_strangers(config, Progress(disable=True))
-    large, model, small, loader = result.cases
+    large, model, small, *inference, loader = result.cases
     assert large.what == "training step, 2 layers, 60 nodes, 300 edges, 8 features"
     assert list(large.candidates) == ["weft", "torch_geometric", "torch_geometric CSR"]
     assert small.what.startswith("training step, 3 layers, 3 molecules")
     for case in result.cases:
         assert all(each.samples and not each.absent for each in case.candidates.values())
-    for case in (large, model, small):
+    assert [case.case for case in inference] == [f"{name}, inference" for name in cases[:3]]
+    assert inference[0].what == large.what.replace("training step", "inference")
+    for case in (large, model, small, *inference):
         assert case.says[0].startswith("Peak memory: weft ")
-    assert "the geometric mean of 3 cases is" in small.says[1]
+    assert small.says[1].startswith("Training against")
+    assert inference[-1].says[1].startswith("Inference against")
+    assert "the geometric mean of 3 cases is" in inference[-1].says[1]
     assert loader.what == "20 shuffled batches of 3 molecules with QM9's attributes"
 
 
