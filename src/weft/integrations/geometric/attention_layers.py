@@ -117,8 +117,7 @@ class _Calls:
 
     def propagate(self, edge_index: Any, **given: Any) -> Any:
         scores = given.get("alpha")
-        inputs = _INPUTS[type(self.layer)](self.layer, given)
-        out = _computed(self.layer, edge_index, inputs)
+        out = _computed(self.layer, edge_index, _inputs(self.layer, given))
         if out is None:
             if isinstance(scores, _Scores):
                 given["alpha"] = self.layer.edge_updater(scores.edge_index, **scores.given)
@@ -134,39 +133,27 @@ def _plus(out: Tensor, bias: Tensor | None) -> Tensor:
     return out.add_(whole) if out.dtype == bias.dtype else out + whole
 
 
-def _of_gat(layer: Any, given: Any) -> dict[str, Any]:
-    senders, receivers = given["alpha"].given["alpha"]
-    slope = layer.negative_slope
-    return _inputs(given["x"][0], sender_scores=senders, receiver_scores=receivers, slope=slope)
-
-
-def _of_gatv2(layer: Any, given: Any) -> dict[str, Any]:
-    values, queries = given["x"]
-    return _inputs(values, queries=queries, vector=layer.att[0], slope=layer.negative_slope)
-
-
-def _of_transformer(layer: Any, given: Any) -> dict[str, Any]:
-    scale = 1 / math.sqrt(layer.out_channels)
-    return _inputs(given["value"], keys=given["key"], queries=given["query"], scale=scale)
-
-
-def _of_supergat(layer: Any, given: Any) -> dict[str, Any]:
-    x, scale = given["x"], 1 / math.sqrt(layer.out_channels)
-    return _inputs(x, keys=x, queries=x, scale=scale, slope=layer.negative_slope)
-
-
-def _inputs(values: Tensor, **others: Any) -> dict[str, Any]:
-    return {"values": values, **others}
-
-
-_INPUTS = {
-    GATConv: _of_gat,
-    GATv2Conv: _of_gatv2,
-    TransformerConv: _of_transformer,
-    SuperGATConv: _of_supergat,
-}
-KINDS = tuple(_INPUTS)
+KINDS = (GATConv, GATv2Conv, TransformerConv, SuperGATConv)
 """The classes that `forward` computes."""
+
+
+def _inputs(layer: Any, given: Any) -> dict[str, Any]:
+    """What `attention` takes, from the arguments of the layer's propagate."""
+    if type(layer) is GATConv:
+        senders, receivers = given["alpha"].given["alpha"]
+        scores = {"sender_scores": senders, "receiver_scores": receivers}
+        return {"values": given["x"][0], **scores, "slope": layer.negative_slope}
+    if type(layer) is GATv2Conv:
+        values, queries = given["x"]
+        scores = {"queries": queries, "vector": layer.att[0]}
+        return {"values": values, **scores, "slope": layer.negative_slope}
+    scale = 1 / math.sqrt(layer.out_channels)
+    if type(layer) is TransformerConv:
+        scores = {"keys": given["key"], "queries": given["query"]}
+        return {"values": given["value"], **scores, "scale": scale}
+    x = given["x"]
+    slope = layer.negative_slope
+    return {"values": x, "keys": x, "queries": x, "scale": scale, "slope": slope}
 
 
 def _computed(layer: Any, edge_index: Tensor, inputs: dict[str, Any]) -> Tensor | None:
