@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from command_fixtures import is_one_sentence
+from torch._inductor import config
 
 
 def test_what_cannot_be(weft, tmp_path, small_molecules, monkeypatch):
@@ -21,8 +22,8 @@ def test_what_cannot_be(weft, tmp_path, small_molecules, monkeypatch):
         assert is_one_sentence(said), said.err
         assert message in said.err
 
-    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
-    said = weft("export", "run", "model.pt2")
+    with config.patch({"cpp.cxx": ("no-such-compiler",)}):
+        said = weft("export", "run", "model.pt2")
     assert is_one_sentence(said), said.err
     assert "no C++ compiler works here" in said.err
 

@@ -146,3 +146,24 @@ def test_the_commands_of_the_docs(weft, small_molecules):
         assert said.code == 0, said.err
     assert read("free.extxyz", -1).info["step"] == 3
     assert Path("free.html").exists()
+
+
+def test_the_input_and_its_labels(weft, weft_run, small_molecules):
+    molecules = [atoms for atoms in read(small_molecules, ":") if len(atoms) > 2][:2]
+    for atoms in molecules:
+        atoms.info["REF_energy"] = 1.23
+    write("some-0.extxyz", molecules)
+    before = Path("some-0.extxyz").read_bytes()
+    said = weft("md", "run", "some-0.extxyz", "--steps", 1, "--out", "some.extxyz")
+    assert said.code == 2
+    assert "would replace some-0.extxyz" in said.err
+    assert Path("some-0.extxyz").read_bytes() == before
+    assert weft("md", "run", "some-0.extxyz", "--steps", 1, "--out", "m.extxyz").code == 0
+    assert "REF_energy" not in read("m-0.extxyz", -1).info
+
+
+@pytest.mark.parametrize("option", ["--temperature", "--pressure", "--friction"])
+def test_numbers_that_are_not_finite(weft, option):
+    said = weft("md", "run", "carbon.extxyz", option, "inf")
+    assert said.code == 2
+    assert "must be finite" in said.err

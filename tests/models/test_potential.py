@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from weft.graphs import Column, assemble, table_from_columns
-from weft.models import PaiNN, PaiNNConfig, SchNet, SchNetConfig, properties, properties_of
+from weft.models import (
+    PaiNN,
+    PaiNNConfig,
+    SchNet,
+    SchNetConfig,
+    energy_and_forces,
+    properties,
+    properties_of,
+)
 from weft.models.potential import has_fast_forces
 from weft.sources import Cutoff, with_neighbours
 
@@ -162,15 +170,54 @@ def test_atoms_without_neighbours(atoms_batch, name):
     assert model.elements.embedding.weight.grad.abs().sum() > 0
 
 
-def test_a_hook_or_another_layer_is_honoured(atoms_batch):
-    batch = atoms_batch(2)
-    model = MODELS["schnet"]().double()
-    seen = []
-    handle = model.interactions[0].register_forward_hook(lambda *_: seen.append(1))
-    assert not has_fast_forces(model, batch)
-    properties_of(model, batch)
-    assert seen
-    handle.remove()
+CHANGES = {
+    "forward hook": lambda m: m.interactions[0].register_forward_hook(lambda *_: None),
+    "backward hook": lambda m: m.interactions[0].out.register_full_backward_pre_hook(
+        lambda *_: None
+    ),
+    "hook on a weight": lambda m: m.interactions[0].out.weight.register_hook(lambda g: g * 0.5),
+    "parametrization": lambda m: torch.nn.utils.parametrizations.weight_norm(m.interactions[0].out),
+    "bias of the message": lambda m: setattr(m.interactions[0], "message", torch.nn.Linear(8, 6)),
+}
+
+
+@pytest.mark.parametrize("name", list(CHANGES))
+def test_a_hook_or_another_layer_is_honoured(atoms_batch, name):
+    batch, model = atoms_batch(2), MODELS["schnet"]()
     assert has_fast_forces(model, batch)
-    torch.nn.utils.parametrizations.weight_norm(model.interactions[0].out)
+    CHANGES[name](model)
     assert not has_fast_forces(model, batch)
+
+
+@pytest.mark.parametrize(
+    "layer", [torch.nn.Tanh(), torch.nn.Sequential(torch.nn.SiLU(), torch.nn.Dropout(0.5))]
+)
+def test_another_activation_is_honoured(atoms_batch, layer):
+    batch, model = atoms_batch(2), MODELS["painn"]().double()
+    model.readout[1] = layer
+    assert not has_fast_forces(model, batch)
+
+
+def test_a_second_derivative_is_refused(atoms_batch):
+    model, batch = MODELS["painn"]().double(), atoms_batch(2)
+    forces = properties_of(model, batch, training=True).forces
+    with pytest.raises(RuntimeError, match="can be differentiated once"):
+        torch.autograd.grad(forces.square().sum(), list(model.parameters()), create_graph=True)
+
+
+@pytest.mark.parametrize("name", ["schnet", "painn"])
+def test_threads_change_no_bit(large_batch, name):
+    torch.manual_seed(0)
+    kind = {"schnet": lambda: schnet(hidden=64, filters=64, cutoff=4.0, aggregation="sum")}
+    model = kind.get(name, lambda: PaiNN(PaiNNConfig(hidden=64, cutoff=4.0)))()
+    found, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            energy, forces = energy_and_forces(model, large_batch, training=True)
+            loss = energy.sum() + forces.square().sum()
+            found.append([energy, forces, *torch.autograd.grad(loss, list(model.parameters()))])
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))

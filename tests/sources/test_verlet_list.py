@@ -108,3 +108,33 @@ def test_what_cannot_be():
         batch_of(list_of([atoms]), [atoms])
     with pytest.raises(ValueError, match="skin is -1 Å"):
         list_of([atoms], skin=-1)
+
+
+def test_a_cell_that_comes_back():
+    rng = np.random.default_rng(1)
+    wraps = np.zeros((40, 3))
+    wraps[:20] = 3
+    inside = rng.uniform(0, 10, (40, 3))
+    atoms = Atoms("H40", inside + 10 * wraps, cell=[10, 10, 10], pbc=True)
+    found = list_of([atoms], skin=1.0)
+    batch_of(found, [atoms])
+    larger = atoms.copy()
+    larger.set_cell(atoms.cell * 1.04, scale_atoms=True)
+    batch_of(found, [larger])
+    # The first cell again, and half of the atoms elsewhere.
+    moved = atoms.copy()
+    moved.positions = inside + 10.4 * wraps
+    check(batch_of(found, [moved]), [moved], 3.0)
+
+
+def test_a_list_that_could_not_be_made_is_not_used():
+    atoms = Atoms("H8", np.random.default_rng(0).uniform(0, 6, (8, 3)), cell=[6, 6, 6], pbc=True)
+    found = list_of([atoms])
+    batch_of(found, [atoms])
+    bad = atoms.copy()
+    bad.positions += 2.0 * np.arange(8)[:, None] / 8
+    bad.positions[1] = bad.positions[0]
+    with pytest.raises(DataError):
+        batch_of(found, [bad])
+    bad.positions[1] += 0.2
+    check(batch_of(found, [bad]), [bad], 3.0)

@@ -16,7 +16,6 @@ from weft.models import Standardised, properties_of
 from weft.recipes.recipe import member_folders
 from weft.recipes.structures.prediction import check_elements, load_structures
 from weft.sources.verlet_list import Fixed, VerletList
-from weft.training.free_cores import FreeCores
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -67,7 +66,6 @@ class Potential:
         self.cutoff, self.elements = cutoff, tuple(elements)
         self.dtype, self.device = _DTYPES[dtype], device
         self.models = list(models)
-        self._cores = FreeCores()
         for model in self.models:
             model.network.to(self.dtype)
             model.to(device).eval().requires_grad_(False)
@@ -85,7 +83,6 @@ class Potential:
 
     def __call__(self, batch: GraphBatch, *, stress: bool = False) -> Answer:
         """Energies and forces of the structures; with `stress`, of periodic ones, that too."""
-        self._cores.look()
         found = [properties_of(model, batch, stress=stress, atoms=True) for model in self.models]
         energy, energy_spread = _mean([each.energy for each in found])
         forces, forces_spread = _mean([each.forces for each in found])

@@ -86,7 +86,7 @@ class TorchSimModel(ModelInterface):  # type: ignore[misc]
         # One for all systems, or one for each direction.
         pbc = np.broadcast_to(torch.as_tensor(state.pbc).cpu().numpy(), (len(cell), 3))
         fixed = Fixed(
-            z=state.atomic_numbers.cpu().numpy(),
+            z=state.atomic_numbers.cpu().numpy().copy(),
             num_atoms=np.bincount(state.system_idx.cpu().numpy(), minlength=len(cell)),
             pbc=pbc.copy(),
         )

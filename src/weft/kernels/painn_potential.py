@@ -22,7 +22,7 @@ from weft.kernels.edge_pairs import EdgePairs
 from weft.kernels.vector_math import sigmoid_of
 from weft.runtime import compiled, gemm, gemm_address, kernel, shared_rows
 
-# Rows of a block of nodes.
+# Rows of a block of nodes; threads share blocks, so that the products are the same for any number.
 _ROWS = 32
 # Multiply-adds of a node and feature in a layer for each feature, about.
 _WORK = 12
@@ -183,11 +183,12 @@ def _layer_rows(
     first: int,
     stop: int,
 ) -> None:
-    """A layer of the nodes first:stop, and what they send in the next one."""
+    """A layer of the blocks first:stop of nodes, and what they send in the next one."""
     layers, slope, sent = after
     new_q, _ = made
-    for start in range(first, stop, _ROWS):
-        end = min(start + _ROWS, stop)
+    for block in range(first, stop):
+        start = block * _ROWS
+        end = min(start + _ROWS, q.shape[0])
         painn_message._messages(given, edges, (sums[0], sums[1]), start, end)
         _mix(address, start, end, q, given[1], sums, kept, weights, made)
         inner = np.empty((end - start, slope.shape[1]), dtype=q.dtype)
@@ -212,14 +213,15 @@ def _last_rows(
     first: int,
     stop: int,
 ) -> None:
-    """The last layer of the nodes, their values, and back through the layer's dense part.
+    """The last layer of blocks of nodes, their values, and back through its dense part.
 
     seeds [N, 1] are the derivatives of what is differentiated in the values.
     """
     new_q, _ = made
     width = q.shape[1]
-    for start in range(first, stop, _ROWS):
-        end = min(start + _ROWS, stop)
+    for block in range(first, stop):
+        start = block * _ROWS
+        end = min(start + _ROWS, q.shape[0])
         rows = end - start
         painn_message._messages(given, edges, (sums[0], sums[1]), start, end)
         _mix(address, start, end, q, given[1], sums, kept, weights, made)
@@ -248,12 +250,13 @@ def _back_rows(
     first: int,
     stop: int,
 ) -> None:
-    """From a layer's receivers to its senders first:stop, and through the dense part before it."""
+    """From a layer's receivers to blocks of its senders, and through the dense part before it."""
     grad_q, grad_mu = grads
     to_x, flat_x, to_mu = sent
     width = grad_q.shape[1]
-    for start in range(first, stop, _ROWS):
-        end = min(start + _ROWS, stop)
+    for block in range(first, stop):
+        start = block * _ROWS
+        end = min(start + _ROWS, grad_q.shape[0])
         painn_message._to_senders(grads, given, edges, (to_x, to_mu), start, end)
         own_q, own_mu = grad_q[start:end].copy(), grad_mu[start:end].copy()
         for i in range(end - start):
@@ -404,6 +407,8 @@ def _run(
         return np.empty(shape, dtype=q.dtype)
 
     work = _WORK * nodes * width * width + _EDGE_WORK * len(rows) * width
+    ends = np.minimum(np.arange(0, nodes + _ROWS, _ROWS), nodes)
+    blocks, by_block = len(ends) - 1, offsets[ends]
     receive, leave = (of_edge, columns, offsets), (of_edge, rows, offsets_t, order_t)
     out_layers = tuple(map(array_of, readout))
     sums_mu = empty(nodes, 3, width)
@@ -429,12 +434,12 @@ def _run(
         if len(steps) < depth - 1:
             senders = tuple(map(array_of, layers[len(steps) + 1].context))
             after = (senders, empty(nodes, len(senders[0])), empty(nodes, 3 * width))
-            _layer_rows.share((*common, after, made), nodes, work, offsets)
+            _layer_rows.share((*common, after, made), blocks, work, by_block)
         else:
             after = (out_layers, empty(0, 0), empty(0, 0))
             seed = array_of(seeds).reshape(nodes, 1)
             last = (*common, out_layers, made, atomic.numpy(), seed, back)
-            _last_rows.share(last, nodes, 2 * work, offsets)
+            _last_rows.share(last, blocks, 2 * work, by_block)
         steps.append(_Step(given, own[1], kept, weights, after))
         q, mu = made
         x = after[2].reshape(len(after[2]), 3, -1) if after[2].size else x
@@ -449,13 +454,13 @@ def _run(
             back = _backs(empty, nodes, width)
             common = (address, grads, step.given, leave, sent, *before.after[:2])
             arguments = (*common, before.kept, before.weights, back)
-            _back_rows.share(arguments, nodes, 2 * work, offsets_t)
+            _back_rows.share(arguments, blocks, 2 * work, by_block)
     to_distance = start[0].new_empty(pairs.count)
     to_direction = start[0].new_empty(len(rows), 3)
-    ends = (forward, backward, rows, columns)
+    both = (forward, backward, rows, columns)
     made = (to_distance.numpy(), to_direction.numpy())
     _pair_rows.share(
-        (tuple(used), ends, *around, made), pairs.count, _EDGE_WORK * len(rows) * width * depth
+        (tuple(used), both, *around, made), pairs.count, _EDGE_WORK * len(rows) * width * depth
     )
     return atomic[:, 0], to_distance, to_direction
 

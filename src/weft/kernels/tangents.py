@@ -279,6 +279,7 @@ def row_dots(a: list[Tensor], b: list[Tensor]) -> Tensor:
     right = len(a) == len(b) > 0 and all(
         one.shape == other.shape for one, other in zip(a, b, strict=True)
     )
+    right = right and all(len(part) == len(a[0]) for part in a)
     require(right and a[0].ndim == 2, "parts [P, F] in pairs needed", *a, *b)
     out = a[0].new_empty(len(a[0]))
     arguments = (tuple(map(array_of, a)), tuple(map(array_of, b)), out.numpy())

@@ -23,10 +23,10 @@ from weft.kernels import (
 )
 from weft.kernels.custom_op import is_fusable
 from weft.kernels.segment_ops import gather
-from weft.models.atomistic import edge_vectors, is_only_linear
-from weft.models.painn import PaiNN
+from weft.models.atomistic import Elements, edge_vectors
+from weft.models.painn import Mixing, PaiNN
 from weft.models.painn_forces import PaiNNForces
-from weft.models.schnet import SchNet
+from weft.models.schnet import Interaction, SchNet
 from weft.models.schnet_forces import SchNetForces
 
 
@@ -54,20 +54,34 @@ def has_fast_forces(model: Any, batch: GraphBatch) -> bool:
     weights = _plain_weights(model)
     if weights is None or not is_fusable(*weights):
         return False
+    # A hook on a weight would see its gradient twice.
+    if any(weight._backward_hooks for weight in weights):
+        return False
     return not (pos.requires_grad or (shift is not None and shift.requires_grad))
+
+
+_PERCEPTRON = (nn.Linear, nn.SiLU, nn.Linear)
+_PARTS = {SchNet, PaiNN, Interaction, Mixing, Elements, nn.ModuleList, *_PERCEPTRON, nn.Embedding}
 
 
 def _plain_weights(model: nn.Module) -> list[Tensor] | None:
     """All weights, if nothing but them is computed with; None with a hook or another layer."""
     weights: list[Tensor] = []
     for module in model.modules():
-        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        if module._forward_hooks or module._forward_pre_hooks:
             return None
-        if module._modules:
-            # A parametrized layer holds its parametrization as a module.
-            if isinstance(module, nn.Linear | nn.Embedding):
+        if module._backward_hooks or module._backward_pre_hooks:
+            return None
+        # By type, not by class: whoever derives from a layer computes something else.
+        if isinstance(module, nn.Sequential):
+            layers: Any = list(module)
+            if tuple(map(type, layers)) != _PERCEPTRON:
                 return None
-        elif isinstance(module, nn.Linear) and not is_only_linear(module):
+            if layers[0].bias is None or layers[2].bias is None:
+                return None
+        elif type(module) not in _PARTS or (
+            isinstance(module, Interaction) and module.weights() is None
+        ):
             return None
         weights += [weight for weight in module._parameters.values() if weight is not None]
     return weights
@@ -132,6 +146,11 @@ class _Learned(torch.autograd.Function):
         to_positions: Tensor | None,
         to_strain: Tensor | None,
     ) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "forces to learn from can be differentiated once; for higher derivatives, "
+                "differentiate model(batch) in the positions with create_graph=True"
+            )
         evaluation, batch = ctx.given
         learned = ctx.saved_tensors
         tangents = torch.zeros_like(batch.nodes["pos"][batch.senders.long()])

@@ -63,9 +63,13 @@ def properties_of(
         raw = properties_of(model.network, batch, **wanted)
         std = model.scale.std
         parts = None if raw.atomic is None else model.scale.of_atoms(batch, raw.atomic)
+        # Energies are large, their differences small: atoms are added up in float64.
+        energy = model.scale(batch, raw.energy)
+        network: Any = model.network
+        if parts is not None and not training and network.config.readout == "sum":
+            energy = pool(batch, parts, "sum")
         return Properties(
-            # Energies are large, their differences small: atoms are added up in float64.
-            energy=model.scale(batch, raw.energy) if parts is None else pool(batch, parts, "sum"),
+            energy=energy,
             atomic=parts,
             forces=None if raw.forces is None else raw.forces * std.to(raw.forces.dtype),
             stress=None if raw.stress is None else raw.stress * std.to(raw.stress.dtype),

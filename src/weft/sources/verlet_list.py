@@ -118,12 +118,11 @@ class VerletList:
         With h = h₀ A and x = (x₀ + u) A a pair that was r₀ apart is now at least σ (r₀ - 2 max|u|)
         apart, where σ is the smallest singular value of A.
         """
-        wrapped = pos - self._origin
+        wrapped = pos - self._images_at(cell) - self._centre[self._graph]
         squeeze: Array = np.ones(len(cell))
         if not np.array_equal(cell, self._built_cell):
             strain = np.linalg.solve(*map(_completed, (self._built_cell, cell)))
             squeeze = np.linalg.svd(strain, compute_uv=False)[:, -1]
-            wrapped = pos - self._images_at(cell) - self._centre[self._graph]
             back = np.linalg.inv(strain)[self._graph]
             wrapped = np.einsum("ni,nij->nj", wrapped, back)
         moved = np.square(wrapped - self._built_pos).sum(axis=1)
@@ -132,7 +131,8 @@ class VerletList:
         return bool((squeeze * (self.cutoff + self.skin - reach) >= self.cutoff).all())
 
     def _build(self, pos: Array, cell: Array) -> None:
-        fixed = self.fixed
+        # Whatever fails below must not leave a list that belongs to other places.
+        fixed, self._whole = self.fixed, None
         finite = np.asarray(np.isfinite(pos).all(axis=1))
         if not finite.all():
             atom = int(np.argmin(finite))

@@ -6,6 +6,7 @@ Without a server both write into the run's folder. Sessions of one run are one r
 from __future__ import annotations
 
 import os
+import random
 import secrets
 import time
 import warnings
@@ -63,6 +64,8 @@ class Logger(ABC):
 
     @contextmanager
     def _warning(self) -> Iterator[None]:
+        # Their libraries draw from Python's generator, which a run resumes to the bit.
+        state = random.getstate()
         try:
             yield
         # Services raise whatever their network and their files do.
@@ -74,6 +77,8 @@ class Logger(ABC):
                 f"{self.folder / 'metrics.jsonl'} has every metric",
                 stacklevel=4,
             )
+        finally:
+            random.setstate(state)
 
     @abstractmethod
     def _open(self, known: str | None, config: dict[str, Any]) -> tuple[Any, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,6 +48,9 @@ class MDConfig:
     def __post_init__(self) -> None:
         check_choices(self, ensemble=Ensemble, dtype=Precision)
         check_least(self, temperature=0, friction=0, steps=1, every=1, seed=0)
+        for name, unit in (("temperature", "K"), ("pressure", "bar"), ("friction", "1/fs")):
+            if not math.isfinite(value := getattr(self, name)):
+                raise ValueError(f"{name} is {value} {unit}; it must be finite")
         for name, unit in (("timestep", "fs"), ("fmax", "eV/Å")):
             if not 0 < (value := getattr(self, name)) < float("inf"):
                 raise ValueError(f"{name} is {value} {unit}; it must be above 0 and finite")

@@ -300,11 +300,9 @@ class CellMoves(Moves):
         from weft.integrations.ase_calculator import WeftCalculator
 
         super().__init__(system, potential, config)
-        potential.neighbours(system.fixed, skin=_SKIN)
         parts = np.split(self._first_velocities(), system.starts[1:])
         self._atoms = [atoms.copy() for atoms in system.structures]
         for atoms, velocity in zip(self._atoms, parts, strict=True):
-            atoms.set_constraint()
             atoms.calc = WeftCalculator(potential, skin=_SKIN)
             atoms.set_velocities(velocity)
         self._drivers = [self._driver(atoms) for atoms in self._atoms]
@@ -345,9 +343,11 @@ class CellMoves(Moves):
 
     def batches(self) -> list[GraphBatch]:
         """Each structure by itself."""
+        # Not those of the atoms, which may have flown apart since.
+        places = np.split(self.state.pos, self.system.starts[1:])
         return [
-            found.batch(atoms.positions, atoms.cell.array[None])
-            for atoms, found in zip(self._atoms, self.lists(), strict=True)
+            found.batch(pos, cell[None])
+            for pos, cell, found in zip(places, self.state.cell, self.lists(), strict=True)
         ]
 
     def advance(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 
@@ -126,7 +127,7 @@ def _distances(record: Record) -> list[Block]:
 
 def _command(record: Record, run: Path, file: Path, index: int | None) -> str:
     config, plain = record.config, MDConfig()
-    words = [f"weft md {run} {file} --ensemble {config.ensemble}"]
+    words = [f"weft md {quote(str(run))} {quote(str(file))} --ensemble {config.ensemble}"]
     words += [] if index is None else [f"--index {index}"]
     for name in MDConfig.__dataclass_fields__:
         value = getattr(config, name)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
 from pathlib import Path
 
 import numpy as np
+from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.data import chemical_symbols
 from ase.io import write
 from ase.io.trajectory import TrajectoryWriter
 
+from weft.errors import DataError
 from weft.graphs import Array, GraphBatch
 from weft.integrations.md.config import MDConfig
 from weft.integrations.md.dynamics import Moves, State, System
@@ -28,16 +32,24 @@ class Trajectory:
     Args:
         out: the name, .extxyz or .traj.
         system: the structures.
+        source: the file that they were read from, which stays.
 
     Raises:
+        DataError: a file would take the place of the source.
         OSError: a file cannot be written.
     """
 
-    def __init__(self, out: Path, system: System) -> None:
+    def __init__(self, out: Path, system: System, source: Path) -> None:
         count = len(system.structures)
         self.files = [out]
         if count > 1:
             self.files = [out.with_stem(f"{out.stem}-{number}") for number in range(count)]
+        for file in self.files:
+            if file.resolve() == source.resolve():
+                raise DataError(
+                    f"the trajectory {file} would replace {source}, which it is made from; name "
+                    "another with --out"
+                )
         self._system = system
         self._written = [-1] * count
         for file in self.files:
@@ -52,19 +64,33 @@ class Trajectory:
         self._written[number] = step
         first = self._system.starts[number]
         atoms = slice(first, first + self._system.num_atoms[number])
-        frame = self._system.structures[number].copy()
-        frame.info |= {"step": step, "time_fs": femtoseconds}
-        frame.set_cell(state.cell[number])
-        frame.set_positions(state.pos[atoms])
+        given = self._system.structures[number]
+        # Nothing else of what was given: its energies and forces are those of other places.
+        frame = Atoms(
+            given.numbers,
+            state.pos[atoms],
+            cell=state.cell[number],
+            pbc=given.pbc,
+            masses=given.get_masses(),
+            tags=given.get_tags(),
+            info={"step": step, "time_fs": femtoseconds},
+        )
         frame.set_velocities(state.velocity[atoms])
         energy = float(state.energy[number])
         frame.calc = SinglePointCalculator(frame, energy=energy, forces=state.forces[atoms])
         file = self.files[number]
-        if file.suffix == ".traj":
-            with TrajectoryWriter(file, "a") as trajectory:
-                trajectory.write(frame)
-        else:
-            write(file, frame, append=True)
+        size = file.stat().st_size if file.exists() else 0
+        try:
+            if file.suffix == ".traj":
+                with TrajectoryWriter(file, "a") as trajectory:
+                    trajectory.write(frame)
+            else:
+                write(file, frame, append=True)
+        except OSError as error:
+            # Whole frames, as far as they go.
+            with suppress(OSError):
+                os.truncate(file, size)
+            raise DataError(f"{file} cannot be written at step {step:,}: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)

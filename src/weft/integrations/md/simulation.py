@@ -22,6 +22,7 @@ from weft.recipes.output import notes, prediction_file, print_scores
 from weft.recipes.structures.data import reader_of
 from weft.recipes.structures.prediction import check_elements
 from weft.sources.atoms import check_structure, files_of, read_structures
+from weft.training.free_cores import FreeCores
 from weft.training.stopping import StopRequest, stop_on_signals
 
 Show = Callable[[Record], None]
@@ -59,17 +60,20 @@ def simulate(
     structures = _read(file, index, config)
     system = System(structures)
     check_elements(potential.elements, system.fixed.z, system.num_atoms, str(file))
-    trajectory = Trajectory(out, system)
+    trajectory = Trajectory(out, system, file)
     kind = CellMoves if config.needs_cell else BatchMoves
     moves: Moves = kind(system, potential, config)
     record = Record(moves, config)
     failure = ""
+    cores = FreeCores()
     with stop_on_signals() as request, _progress(quiet=quiet) as show:
         try:
-            failure = _move(moves, record, trajectory, request, show)
+            failure = _move(moves, record, trajectory, request, show, cores)
         # Such as two atoms in one place.
         except DataError as error:
             failure = f"{error} after step {record.steps:,}"
+        finally:
+            cores.restore()
     _keep(record, trajectory)
     page = write_md_page(record, run, file, index, out.with_suffix(".html"))
     _tell(record, trajectory, page, console)
@@ -112,21 +116,27 @@ def _read(file: Path, index: int | None, config: MDConfig) -> list[Any]:
 
 
 def _move(
-    moves: Moves, record: Record, trajectory: Trajectory, request: StopRequest, show: Show
+    moves: Moves,
+    record: Record,
+    trajectory: Trajectory,
+    request: StopRequest,
+    show: Show,
+    cores: FreeCores,
 ) -> str:
     """Take the steps, writing frames; says which structures have flown apart, if any."""
-    failure = ""
+    failure, told = "", 0
     _keep(record, trajectory)
     while record.steps < record.config.steps and request.signal is None:
-        before = len(moves.failures)
+        cores.look()
         if not moves.advance():
             break
-        for number in list(moves.failures)[before:]:
+        for number in list(moves.failures)[told:]:
             _write(record, trajectory, number)
             failure = failure or (
                 f"structure {number} flies apart after step {record.steps:,}: "
                 f"{moves.failures[number]}"
             )
+        told = len(moves.failures)
         record.step_done()
         if record.steps % record.config.every == 0:
             _keep(record, trajectory)

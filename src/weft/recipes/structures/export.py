@@ -20,6 +20,7 @@ from weft.errors import DataError
 from weft.graphs import Array, Column, GraphBatch, GraphTable, assemble, table_from_columns
 from weft.models.exported_program import Case, Exported, Tensors, check_file, trace, write_program
 from weft.models.properties import Properties, properties_of
+from weft.recipes.recipe import member_folders
 from weft.recipes.structures.config import StructuresConfig
 from weft.recipes.structures.prediction import TrainedStructures, load_structures
 from weft.sources import with_neighbours
@@ -157,6 +158,11 @@ def export_structures(
             written, or what was written would differ from the run.
     """
     check_file(path)
+    if len(members := member_folders(run)) > 1:
+        raise DataError(
+            f"{run} is an ensemble of {len(members)} models, and one model is exported: name one, "
+            f"such as {members[0]}"
+        )
     trained = load_structures(run)
     config = trained.config
     if config.vector:
