@@ -32,7 +32,7 @@ def test_files_for_each_part_and_an_ensemble(weft, mistake, tmp_path):
     assert said.code == 0, said.err
     assert "Learning from a.extxyz: energy: REF_energy; forces: REF_forces." in said.out
     assert "16 for train, 5 for validation, 4 for test." in said.out
-    assert "1 structures for validation are also among those for train" in said.out
+    assert "1 structures for validation are also among those for train" in said.err
     assert "Mean of 2 networks; their test MAE goes from " in said.out
     run = tmp_path / "runs/molecules-a-REF_energy"
     configs = [json.loads((run / f"member-{n}/config.json").read_text()) for n in range(2)]

@@ -165,6 +165,11 @@ def test_names_of_stresses_are_found_where_there_are_cells(tmp_path: Path) -> No
     write(tmp_path / "b.extxyz", made)
     found = guessed_targets([tmp_path / "b.extxyz"])
     assert str(found) == "energy: energy; forces: forces; stress: virials"
+    # What only some have would leave out all others.
+    del made[0].info["virials"]
+    made[1].info["REF_energy"] = 1.0
+    write(tmp_path / "c.extxyz", made)
+    assert str(guessed_targets([tmp_path / "c.extxyz"])) == "energy: energy; forces: forces"
 
 
 @pytest.mark.parametrize(

@@ -295,3 +295,16 @@ def test_dipoles_are_learned_by_painn(tmp_path: Path) -> None:
         prepare_structures(table, replace(asked, model="schnet"))
     with pytest.raises(ValueError, match="forces is 'forces' and the target is a vector"):
         replace(asked, forces="forces", vector=True).check_forces()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"swap": Swap(epoch=5, energy_weight=2.0), "epochs": 4}, "swap is at epoch 5"),
+        ({"atom_energies": ("H=1",), "readout": "mean"}, "readout is 'mean'"),
+        ({"atom_energies": ("H=1",), "references": False}, "add --references"),
+    ],
+)
+def test_settings_that_contradict_each_other(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        StructuresConfig(**options)

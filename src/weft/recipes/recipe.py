@@ -337,7 +337,7 @@ class StandardRecipe(Recipe):
         """
         return _completed({**self.before, **recorded}, asdict(self.default()))
 
-    def note(self, prepared: Any, console: Console) -> None:
+    def note(self, prepared: Any, console: Console, *, quiet: bool = False) -> None:
         """Tell what is worth knowing of what `prepare` gave before the training."""
 
     @abstractmethod
@@ -414,8 +414,8 @@ class StandardRecipe(Recipe):
                     prepared = self.prepare(
                         data, member, world=world, earlier=folder if start.resume else None
                     )
-                    if first and not start.quiet and number == 0:
-                        self.note(prepared, console)
+                    if first and number == 0:
+                        self.note(prepared, console, quiet=start.quiet)
                 trained = self._train_member(data, prepared, folder, start, world)
                 members.append(trained)
                 if trained.result.stopped.startswith("interrupted"):

@@ -86,6 +86,8 @@ def parsed_energies(words: Iterable[str]) -> dict[int, float]:
         name, sign, value = word.partition("=")
         if sign:
             pairs.append((word, name, value))
+        elif word == _WORD:
+            raise DataError(f"--atom-energies {word} stands alone; leave out the other energies")
         elif not Path(word).is_file():
             raise DataError(
                 f"--atom-energies {word}: neither ELEMENT=ENERGY, such as H=-13.6, nor a JSON file"

@@ -195,12 +195,7 @@ class StructuresConfig(BatchOptions):
         self.fit_config(quiet=True)
         check_split(self.split)
         check_choices(self, model=ModelName, loss=LossName)
-        known = get_args(Monitor) if self.learns_derivatives else _MONITORS_WITHOUT_FORCES
-        if self.watched not in known:
-            raise ValueError(
-                f"monitor is {self.monitor!r}; choose from {', '.join(known)}"
-                + ("" if self.learns_derivatives else ", or the others with --forces")
-            )
+        check_choices(self, watched=Monitor)
         if self.learns_derivatives and self.compile != "eager":
             raise ValueError(
                 f"compile is {self.compile!r}; torch cannot compile a model whose forces are "
@@ -209,7 +204,18 @@ class StructuresConfig(BatchOptions):
         if not self.huber_delta > 0:
             raise ValueError(f"huber_delta is {self.huber_delta}; it must be above 0")
         if self.atom_energies and not self.references:
-            raise ValueError("atom_energies are references, and references are turned off")
+            raise ValueError(
+                "atom_energies are references, and references are turned off; add --references"
+            )
+        if self.atom_energies and self.readout == "mean":
+            raise ValueError(
+                "atom_energies are added up, and readout is 'mean': train with --readout sum, or "
+                "leave out --atom-energies"
+            )
+        if self.swap is not None and self.swap.epoch > self.epochs:
+            raise ValueError(
+                f"swap is at epoch {self.swap.epoch}, and there are {self.epochs}; swap earlier"
+            )
         check_least(self, learning_rate=0, force_weight=0, energy_weight=0, stress_weight=0)
         check_least(self, split_seed=0, seed=0)
         check_least(self, hidden=2, layers=1, limit=2)
@@ -247,6 +253,16 @@ class StructuresConfig(BatchOptions):
         """The same with the usual target of a data set of the catalogue, if none was named."""
         usual = _DEFAULT_TARGETS.get(str(self.data), "")
         return self if self.target else dataclasses.replace(self, target=usual)
+
+    def check_monitor(self) -> None:
+        """Raise ValueError where the metric to watch is of something that is not learned."""
+        known = get_args(Monitor) if self.forces is not None else _MONITORS_WITHOUT_FORCES
+        known = tuple(dict.fromkeys((*known, *(("validation_loss",) if self.stress else ()))))
+        if self.watched not in known:
+            raise ValueError(
+                f"monitor is {self.monitor!r}; choose from {', '.join(known)}, or learn from "
+                "--forces"
+            )
 
     def check_forces(self) -> None:
         """Raise ValueError where forces are to be learned by a model that has no sound ones."""
@@ -314,7 +330,8 @@ class StructuresConfig(BatchOptions):
             log_every=50,
             clip_norm=self.clip_norm,
             ema=self.ema,
-            yield_cores=True,
+            # A compiled graph is made for a number of threads.
+            yield_cores=self.compile == "eager",
             quiet=quiet,
         )
 

@@ -356,9 +356,13 @@ def some_of(table: GraphTable, limit: int | None, seed: int) -> GraphTable:
     if limit is None or limit >= free:
         return table
     drawn = np.random.default_rng(seed).choice(free, limit, replace=False)
+    if ISOLATED in table.schema:
+        # Their energies are wanted whatever is drawn.
+        single = np.flatnonzero(np.asarray(table.column(ISOLATED))[:free] == 1)
+        drawn = np.concatenate([drawn, np.setdiff1d(single, drawn)])
     if not len(given):
         return table.select(drawn)
-    counts = [limit, *table.metadata[_PARTS][1:]]
+    counts = [len(drawn), *table.metadata[_PARTS][1:]]
     some = table.select(np.concatenate([drawn, given]))
     return replace(some, metadata={**some.metadata, _PARTS: counts}).known_right()
 
@@ -470,6 +474,9 @@ def stress_matrices(table: GraphTable, column: str) -> Array:
         values = values[:, [0, 5, 4, 5, 1, 3, 4, 3, 2]]
     matrices: Array = values.reshape(-1, 3, 3)
     known = np.isfinite(values.reshape(len(table), 9)).all(axis=1)
+    if ISOLATED in table.schema:
+        # Isolated atoms are not trained on, and often have a stress of 0 and no cell.
+        known = known & (np.asarray(table.column(ISOLATED)) != 1)
     volume = check_volumes(table, np.asarray(known), f"'{column}'")
     if "virial" in column.lower():
         matrices = -matrices / np.maximum(volume, _LEAST_VOLUME)[:, None, None]

@@ -170,6 +170,11 @@ def predict_file(
     members = [trained] if isinstance(trained, TrainedStructures) else list(trained)
     if forces or stress:
         check_energy(members[0].config.target, members[0].unit)
+        if members[0].config.vector:
+            raise DataError(
+                f"'{members[0].config.target}' is a vector, of which forces and stress are no "
+                "derivatives; leave out --forces and --stress"
+            )
     with TemporaryDirectory(prefix="weft-predict-") as name:
         folder = Path(name) / "structures.weft"
         reader = reader_of(file)

@@ -106,11 +106,12 @@ class MoleculesRecipe(StandardRecipe):
 
         return StructuresTask(self.name, data, config)
 
-    def note(self, prepared: Prepared, console: Console) -> None:
+    def note(self, prepared: Prepared, console: Console, *, quiet: bool = False) -> None:
         """Say what is worth knowing of periodic structures, isolated atoms and given parts."""
         from weft.models.target_scale import element_counts
+        from weft.recipes.output import notes
         from weft.recipes.structures.atom_energies import energies_sentence
-        from weft.recipes.structures.data import shared_structures
+        from weft.recipes.structures.data import shared_structures, usable_structures
 
         data, config = prepared.table, prepared.config
         periodic = int(data.column("pbc").any(axis=1).sum()) if "pbc" in data.schema else 0
@@ -128,12 +129,20 @@ class MoleculesRecipe(StandardRecipe):
             counts = ", ".join(f"{len(ids):,} for {part}" for part, ids in prepared.split.items())
             said.append(f"Structures: {counts}.")
             for (first, second), count in shared_structures(data, prepared.split).items():
-                said.append(
-                    f"Warning: {count:,} structures for {second} are also among those for {first}, "
-                    f"so the errors on them say little; remove them from one of the files."
+                notes().print(
+                    f"weft: {count:,} structures for {second} are also among those for {first}, "
+                    f"so the errors on them say little; remove them from one of the files.",
+                    soft_wrap=True,
                 )
+        lacking = int((~usable_structures(data, config.targets) & ~prepared.atoms.isolated).sum())
+        if lacking:
+            said.append(
+                f"{lacking:,} of {len(data):,} structures lack {' or '.join(config.targets)} and "
+                "are left out."
+            )
         for sentence in said:
-            console.print(sentence, soft_wrap=True)
+            if not quiet:
+                console.print(sentence, soft_wrap=True)
 
     def prepare(
         self, data: GraphTable, config: StructuresConfig, *, world: World, earlier: Path | None
@@ -234,7 +243,14 @@ class MoleculesRecipe(StandardRecipe):
             raise DataError(f"name the file to predict: weft predict {run} FILE")
         forces, stress = options.forces, options.stress
         out = output_file(options.out, file, extxyz=forces or stress)
-        members = [load_structures(folder) for folder in member_folders(run)]
+        folders = member_folders(run)
+        for folder in folders if len(folders) > 1 else []:
+            if not (folder / "summary.json").is_file():
+                raise DataError(
+                    f"{folder} has not come to its end, so the mean and the spread would be those "
+                    "of unlike networks: go on with `weft train` and --resume, or name a member"
+                )
+        members = [load_structures(folder) for folder in folders]
         if (forces or stress) and (reason := members[0].config.why_no_forces()):
             console.print(f"Do not rely on these forces: {reason}.", soft_wrap=True)
         found = predict_file(

@@ -47,14 +47,17 @@ def guessed_targets(sources: Sequence[Path]) -> TargetNames:
     """The energy of the structures in `sources`, and the forces and stress that go with it.
 
     REF_energy comes before energy, and that before dft_energy; forces and stress have the same
-    prefix. They count where most of the structures have them, stresses where those have a cell.
+    prefix. An energy counts where most of the structures have it, and they count where all of the
+    first hundred do, but for isolated atoms; stresses where these have a cell, too.
 
     Raises:
         DataError: no energy, or several that could be meant; the message lists the values.
     """
     with progress_bar("structures", None, show=False) as move:
         looked_at = list(islice(read_structures(files_of(sources), move), _LOOKED_AT))
+    looked_at = [s for s in looked_at if s.values.get(ISOLATED) != 1] or looked_at
     scalars = sorted({name for s in looked_at for name in s.values if _is_scalar(s, name)})
+    scalars = [n for n in scalars if 2 * sum(n in s.values for s in looked_at) > len(looked_at)]
     found = {m[1]: name for name in scalars if (m := _ENERGY.match(name)) and m[1] not in _OTHER}
     chosen = [prefix for first in _FIRST for prefix in found if prefix.lower() == first]
     chosen = chosen or (list(found) if len(found) == 1 else [])
@@ -67,18 +70,18 @@ def guessed_targets(sources: Sequence[Path]) -> TargetNames:
         )
     prefix = chosen[0]
 
-    def most_have(stems: Sequence[str]) -> str | None:
+    def all_have(stems: Sequence[str]) -> str | None:
         names = {name.lower(): name for s in looked_at for name in s.values}
         for wanted in (f"{prefix}{stem}".lower() for stem in stems):
             name = names.get(wanted)
-            if name and 2 * sum(name in s.values for s in looked_at) > len(looked_at):
+            if name and all(name in s.values for s in looked_at):
                 return name
         return None
 
-    stress = most_have(("stress", "virials", "virial"))
-    if not all(s.atoms.cell.rank == 3 for s in looked_at if stress in s.values):
+    stress = all_have(("stress", "virials", "virial"))
+    if not all(s.atoms.cell.rank == 3 for s in looked_at):
         stress = None
-    return TargetNames(energy=found[prefix], forces=most_have(("forces", "force")), stress=stress)
+    return TargetNames(energy=found[prefix], forces=all_have(("forces", "force")), stress=stress)
 
 
 def _is_scalar(structure: Structure, name: str) -> bool:

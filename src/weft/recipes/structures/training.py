@@ -109,6 +109,8 @@ def prepare_structures(
         config = _for_vectors(table, config)
     else:
         _check_column(table, config.target, "graph", (), "a target is one number a structure")
+        config = dataclasses.replace(config, vector=False)
+    config.check_monitor()
     if config.forces is not None:
         _check_column(table, config.forces, "node", (3,), "forces are three numbers an atom")
     if config.stress is not None:
@@ -173,6 +175,11 @@ def train_prepared(
         world: ranks that share every batch; they give the same losses as one process.
     """
     table, config, split = prepared.table, prepared.config, prepared.split
+    if init_from is not None and config.atom_energies:
+        raise ValueError(
+            f"atom_energies is {' '.join(config.atom_energies)}, and the references of {init_from} "
+            "are taken over; leave out --atom-energies or --init-from"
+        )
     scale, sampler = prepared.scale, prepared.sampler
     seed_everything(config.seed)
     present, atoms = element_counts(table)
@@ -284,7 +291,8 @@ def _references(prepared: Prepared, old: Tensor, known: Sequence[int]) -> Tensor
         config.target,
         references=config.references,
         extensive=config.readout == "sum",
-        known={**prepared.atoms.energies, **{z: float(old[z]) for z in known}},
+        # Not those of isolated atoms: the others are as low as atoms in structures are.
+        known={z: float(old[z]) for z in known},
     )
     return scale.references if config.references else old
 
