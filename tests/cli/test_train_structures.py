@@ -39,8 +39,8 @@ def test_files_for_each_part_and_an_ensemble(weft, mistake, tmp_path):
     assert [each["config"]["seed"] for each in configs] == [0, 1]
     assert configs[0]["config"]["validation_file"] == ["v.extxyz"]
     assert "epochs in" in weft(*words, "--resume").out
-    assert "holds a run already" in mistake(*words)
-    assert "holds no run" in mistake(*words, "--seeds", "1", "--out", run)
+    assert "holds a run already" in weft(*words).err
+    assert "holds no run" in weft(*words, "--seeds", "1", "--out", run).err
     said = weft("predict", run, "t.extxyz", "--forces", "--out", "p.extxyz")
     assert said.code == 0, said.err
     assert "spread of REF_energy [eV]" in said.out

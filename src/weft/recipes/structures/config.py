@@ -196,6 +196,9 @@ class StructuresConfig(BatchOptions):
         check_split(self.split)
         check_choices(self, model=ModelName, loss=LossName)
         check_choices(self, watched=Monitor)
+        if self.target or str(self.data) in _DEFAULT_TARGETS:
+            # Else forces may be found in the data.
+            self.check_monitor()
         if self.learns_derivatives and self.compile != "eager":
             raise ValueError(
                 f"compile is {self.compile!r}; torch cannot compile a model whose forces are "
