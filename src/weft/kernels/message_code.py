@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import sys
 import threading
 import types
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +24,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from weft.files import user_cache, write_atomically
+from weft.files import user_cache
 from weft.runtime import SharedLoop
 
 # An expression: ("leaf", k), ("const", k), or (operation, expression, ...).
@@ -466,10 +468,15 @@ def _module(name: str, text: str) -> types.ModuleType:
     """A module made of source text; numba looks for its machine code beside its file."""
     path = user_cache() / "messages" / f"{name}.py"
     if not (path.exists() and path.read_text(encoding="utf-8") == text):
+        # Processes that need the same loops at once each have a file of their own to rename.
+        part = path.with_name(f".{name}.{os.getpid()}.partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, lambda file: file.write(text.encode()))
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
         except OSError:
+            with suppress(OSError):
+                part.unlink()
             # A folder that cannot be written: every process compiles anew.
             path = Path(f"<{name}>")
     module = types.ModuleType(name)
