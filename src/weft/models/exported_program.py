@@ -255,8 +255,11 @@ def _write_onnx(
     """Write ONNX; gives what calls it, and the name of that runtime."""
     outputs = list(program.call_spec.out_spec.unflatten(program.graph_signature.user_outputs))
     with _quiet():
+        # As ONNX it would be ScatterND, which loses sums in onnxruntime: its threads add to the
+        # same row at once. ScatterElements does not.
+        decomposed = program.run_decompositions({torch.ops.aten.index_add.default: _added})
         made = torch.onnx.export(
-            program,
+            decomposed,
             dynamo=True,
             # It deletes additions of 1e-8 and less, such as those under a square root.
             optimize=False,
@@ -286,6 +289,13 @@ def _write_onnx(
         return {name: torch.from_numpy(value) for name, value in zip(outputs, found, strict=True)}
 
     return run, "onnxruntime"
+
+
+def _added(into: Tensor, dim: int, index: Tensor, values: Tensor, *, alpha: float = 1) -> Tensor:
+    """`index_add` by an index for each number."""
+    assert (dim, alpha) == (0, 1)
+    each = index.reshape(-1, *[1] * (values.ndim - 1)).expand_as(values)
+    return into.scatter_add(0, each, values)
 
 
 def _compare(run: _Runner, cases: Sequence[Case], runtime: str) -> dict[str, float]:
