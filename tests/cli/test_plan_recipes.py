@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from weft.recipes.nodes.config import PUBLISHED
 from weft.recipes.nodes.recipe import NodesDataOptions
 from weft.recipes.planned_runs import read_task
 from weft.recipes.structures.training import StructuresConfig
+from weft.training.hardware import cores
 
 SHORT = ("--hidden", 4, "--layers", 1, "--batching.batch-size", 4)
 
@@ -62,6 +65,10 @@ def test_a_plan_is_measured_and_followed(weft: Callable[..., Any], tmp_path, sma
     plan = Plan.load(tmp_path / "plan.json")
     assert plan.recipe == "molecules"
     assert plan.command.startswith("weft plan molecules")
+    # Ranks of this machine are tried too, each with its share of the cores.
+    ranks = [each for each in plan.measured if each.settings.get("processes", 1) > 1]
+    assert {each.settings["processes"] for each in ranks} == {cores(), cores() // 2} - {0, 1}
+    assert not [each.outcome for each in ranks if each.outcome.startswith("failed")]
     # So few steps do not wait for a compiler.
     assert plan.settings["compile"] == "eager"
     train = ("train", "molecules", "--target", "energy", "--epochs", 2, *words, "--quiet")
@@ -117,6 +124,27 @@ def test_a_run_is_resumed_with_its_plan(weft, mistake, tmp_path, small_molecules
     assert config_of(tmp_path / "run")["batching"]["policy"] == "packed"
     printed = weft(*words, "--resume", "--print-config")
     assert json.loads(printed.out)["batching"]["policy"] == "packed"
+
+
+def test_a_plan_with_ranks_is_followed_by_ranks(weft, tmp_path, small_molecules):
+    settings = {"batching.policy": "packed", "compile": "eager", "threads": 1, "processes": 2}
+    made("molecules", settings).save(tmp_path / "mine.json")
+    words = ("train", "molecules", "--data", small_molecules, "--target", "energy", *SHORT)
+    words = (*words, "--epochs", 2, "--quiet", "--plan", "mine.json")
+    # A process of its own, as the first of the ranks prints.
+    command = [sys.executable, "-m", "weft", *map(str, words), "--out", "shared"]
+    shared = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "plan: batching.policy packed (was dynamic), 2 ranks" in shared.stdout
+    alone = weft(*words, "--out", "alone", "--ranks", 1)
+    assert alone.code == 0, alone
+    assert not (tmp_path / "alone" / "logs").exists()
+    assert "plan: batching.policy packed (was dynamic)" in alone.out
+    found = []
+    for run in ("shared", "alone"):
+        lines = (tmp_path / run / "metrics.jsonl").read_text().splitlines()
+        found.append([m["validation_mae"] for m in map(json.loads, lines) if "validation_mae" in m])
+    assert found[0]
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
 
 
 def test_a_plan_for_other_settings_says_so(weft, tmp_path, small_cora):

@@ -40,6 +40,7 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(1)
     for room in ("programs.candidates", "sparse_training", "structures.candidates"):
         monkeypatch.setattr(f"weft.recipes.{room}.thread_counts", lambda: MANY)
+    monkeypatch.setattr("weft.recipes.structures.candidates.cores", lambda: MANY[0])
     yield
     torch.set_num_threads(before)
 
@@ -89,6 +90,8 @@ def test_structures_are_tried_by_threads_then_policies_then_compilers(chains):
         "unpadded, eager, 4 threads",
         "unpadded, eager, 2 threads",
         "unpadded, eager, 1 thread",
+        "unpadded, eager, 2 threads, 2 ranks",
+        "unpadded, eager, 1 thread, 4 ranks",
         "packed, compiled (static), 2 threads",
         "unpadded, compiled (dynamic), 2 threads",
     ]
@@ -147,6 +150,22 @@ def test_fill_is_among_the_reasons(chains):
     (reason, *_) = recipe.explain(plan)
     fill = recipe.batches("packed")
     assert f"packed {fill.node_fill:.0%} and {fill.edge_fill:.0%}" in reason
+
+
+def test_ranks_are_compared_with_threads(chains):
+    from recipe_cases import measured
+
+    from weft.planning import Candidate
+
+    recipe = StructuresTask("molecules", chains, structures())
+    alone = Candidate({"batching.policy": "packed", "compile": "eager", "threads": 2})
+    times = {alone: 1.0, alone.but(threads=1): 1.5, alone.but(threads=1, processes=2): 1.25}
+    found = tuple(replace(measured(each, []), median=time) for each, time in times.items())
+    assert (
+        "ranks that share every batch take 1.25 times what threads of one process do (packed, "
+        "eager, 1 thread, 2 ranks; packed, eager, 2 threads)"
+    ) in recipe.explain(plan_of(recipe, measured=found))
+    assert not any("ranks" in each for each in recipe.explain(plan_of(recipe, measured=found[:2])))
 
 
 def plan_of(recipe: PlanTask, **fields: Any) -> Plan:

@@ -54,13 +54,13 @@ class RankOptions:
     """Options of a recipe whose batches several processes can share.
 
     Attributes:
-        ranks: Processes that share every batch, started here; their losses are those of one. Over
-            several hosts they are started with torchrun instead.
+        ranks: Processes that share every batch, started here; by default the plan's, or one. Their
+            losses are those of one. Over several hosts they are started with torchrun instead.
         device: Compute on cpu, cuda (with --ranks, a GPU for each of them) or cuda:N. A run may go
             on with another device.
     """
 
-    ranks: int = 1
+    ranks: int | None = None
     device: str = "cpu"
 
 
@@ -118,7 +118,6 @@ class Train(RecipeCommand):
         folder = self.out or Path("runs") / recipe.run_name(config)
         earlier = recorded_config(member_folders(folder)[0]) if self.resume else None
         shared = self if isinstance(self, RankOptions) else RankOptions()
-        ranks = shared.ranks
         asked = recipe.settled(config, earlier)
         plan = PlanOption(
             recipe.name,
@@ -126,7 +125,7 @@ class Train(RecipeCommand):
             self.threads,
             folder=folder,
             resume=self.resume,
-            ranks=max(ranks, int(os.environ.get("WORLD_SIZE", "1"))),
+            ranks=int(os.environ["WORLD_SIZE"]) if is_a_rank() else shared.ranks,
         )
         if self.print_config:
             return print_config(plan.applied(asked), console)
@@ -152,7 +151,7 @@ class Train(RecipeCommand):
                 plan=plan,
                 quiet=self.quiet,
                 console=console,
-                ranks=ranks,
+                ranks=shared.ranks,
                 loggers=self.logger,
                 device=shared.device,
                 seeds=self.seeds if isinstance(self, EnsembleOptions) else 1,

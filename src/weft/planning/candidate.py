@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 THREADS = "threads"
-"""The one setting that belongs to a process and not to a recipe's configuration."""
+"""Compute threads: a setting of the process, not of a recipe's configuration."""
+PROCESSES = "processes"
+"""Ranks that share every batch: a setting of the launch, not of a recipe's configuration."""
 
 Config = TypeVar("Config")
 
@@ -19,7 +21,7 @@ class Candidate:
 
     Attributes:
         settings: values by their dotted names in the recipe's configuration (`batching.policy`,
-            `compile`), and `threads`; plain JSON values.
+            `compile`), `threads` and `processes`; plain JSON values.
     """
 
     settings: Mapping[str, Any]
@@ -45,12 +47,12 @@ class Candidate:
 
 
 def applied(config: Config, settings: Mapping[str, Any]) -> Config:
-    """The configuration with these settings; `threads` is left out, being the process's.
+    """The configuration with these settings, but `threads` and `processes`, which it has not.
 
     Raises:
         ValueError: the configuration has no setting of that name, or refuses the value.
     """
-    changes = {name: value for name, value in settings.items() if name != THREADS}
+    changes = {name: value for name, value in settings.items() if name not in (THREADS, PROCESSES)}
     # All at once: a value may fit only together with the others.
     return cast("Config", _replaced(config, changes, ""))
 
@@ -99,7 +101,7 @@ def _words(name: str, value: Any) -> str:
         return "accelerated" if value else ""
     if isinstance(value, str) and last != "partition":
         return value
-    if last == "ranks":
+    if last in ("ranks", PROCESSES):
         return f"{value} rank{'s' * (value != 1)}"
     if isinstance(value, (list, tuple)):
         return f"{last} {'x'.join(str(each) for each in value)}"

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from weft.errors import DataError
 from weft.files import read_object
-from weft.planning.candidate import THREADS, applied, set_threads
+from weft.planning.candidate import PROCESSES, THREADS, applied, set_threads
 from weft.planning.explain import show_plan
 from weft.planning.plan import SCHEMA, Plan
 from weft.planning.task import PlanTask, find_plan, made_for, make_plan
@@ -43,7 +43,7 @@ class PlanOption:
         *,
         folder: Path,
         resume: bool,
-        ranks: int = 1,
+        ranks: int | None = None,
     ) -> None:
         """Read the plan that is given, or that the run to be resumed has, and set the threads.
 
@@ -53,15 +53,15 @@ class PlanOption:
             threads: to compute with, whatever the plan says; None for what it says.
             folder: of the run.
             resume: whether a run there is gone on with: its plan is then taken.
-            ranks: processes of the run. They share the machine, so that a plan's threads do not
-                hold for them.
+            ranks: processes of the run; None for what the plan says. They share the machine, so
+                that a plan's threads do not hold for them.
 
         Raises:
             DataError: there is no such plan, it is for another recipe, or the folder is taken
                 (better known before planning than after).
             ValueError: there are several ranks and no plan yet, or threads below 1.
         """
-        self._own_threads, self._ranks = threads, ranks
+        self._own_threads, self._own_ranks = threads, ranks
         self.set_own_threads()
         self.plan: Plan | None = None
         path = None if given in (None, AUTO) else Path(str(given))
@@ -82,11 +82,20 @@ class PlanOption:
             raise DataError(
                 f"{folder} holds a run already; go on with it (--resume) or choose another folder"
             )
-        if self._wanted and ranks > 1:
+        if self._wanted and ranks is not None and ranks > 1:
             raise ValueError(
                 f"--plan auto measures in one process, and there are {ranks} ranks; make a plan "
                 f"with `weft plan {recipe}` and give it: --plan plan.json"
             )
+
+    @property
+    def ranks(self) -> int:
+        """Processes of the run: those asked for, else the plan's, else 1."""
+        return self._planned_ranks if self._own_ranks is None else self._own_ranks
+
+    @property
+    def _planned_ranks(self) -> int:
+        return 1 if self.plan is None else int(self.plan.settings.get(PROCESSES, 1))
 
     def set_own_threads(self) -> None:
         """Give this process the threads of --threads, if they were given."""
@@ -96,7 +105,7 @@ class PlanOption:
         """The configuration with the plan's settings, and this process with its threads."""
         if self.plan is None:
             return config
-        if self._own_threads is None and self._ranks == 1:
+        if self._own_threads is None and self.ranks == self._planned_ranks == 1:
             set_threads(self.plan.settings)
         return applied(config, self.plan.settings)
 
@@ -148,12 +157,16 @@ class PlanOption:
         words = []
         for name, value in self.plan.settings.items():
             before = config
-            for part in name.split(".") if name != THREADS else ():
+            if name in (THREADS, PROCESSES):
+                continue
+            for part in name.split("."):
                 before = getattr(before, part)
-            if name != THREADS and before != value:
+            if before != value:
                 words.append(f"{name} {value} (was {before})")
         threads = self._own_threads or self.plan.settings.get(THREADS)
-        if threads is not None and self._ranks == 1:
+        if self.ranks > 1:
+            words.append(f"{self.ranks} ranks")
+        elif threads is not None and self._planned_ranks == 1:
             words.append(f"{threads} thread{'s' * (threads != 1)}")
         return ", ".join(words) or "nothing to change"
 

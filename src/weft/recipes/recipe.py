@@ -192,7 +192,7 @@ class Start:
         quiet: no progress.
         console: to print to.
         ranks: processes to be started that share every batch; 1 for this one alone, or those that
-            torchrun has started.
+            torchrun has started; None for what the plan says.
         loggers: what metrics go to beside metrics.jsonl.
         device: where to compute, see `replica_device`.
         seeds: networks to train, each in a folder of its own in `folder` where there are several.
@@ -205,7 +205,7 @@ class Start:
     plan: PlanOption
     quiet: bool
     console: Console
-    ranks: int = 1
+    ranks: int | None = None
     loggers: tuple[LoggerName, ...] = ("tensorboard",)
     device: str = "cpu"
     seeds: int = 1
@@ -379,10 +379,14 @@ class StandardRecipe(Recipe):
         """Read, plan, prepare, train and summarise: the whole of `weft train`."""
         from weft.parallel.device import replica_device
         from weft.parallel.world import joined_replicas
+        from weft.training.launch import is_a_rank
 
-        device = replica_device(start.device, ranks=start.ranks if start.ranks > 1 else None)
-        if start.ranks != 1:
-            return _launched(self.name, asked, start)
+        ranks = start.ranks
+        if ranks is None:
+            ranks = 1 if is_a_rank() else start.plan.ranks
+        device = replica_device(start.device, ranks=ranks if ranks > 1 else None)
+        if ranks != 1:
+            return _launched(self.name, asked, start, ranks)
         ranks_started = int(os.environ.get("WORLD_SIZE", "1"))
         if ranks_started > 1 and not self.shares_batches:
             raise ValueError(
@@ -408,6 +412,8 @@ class StandardRecipe(Recipe):
                     quiet=start.quiet,
                     silent=not first,
                 )
+            if start.ranks is None and not is_a_rank() and plan.ranks > 1:
+                return _launched(self.name, asked, start, plan.ranks)
             for number, folder in enumerate(start.folders()):
                 member = settled if start.seeds == 1 else _reseeded(settled, number)
                 with world.in_turn():
@@ -476,16 +482,16 @@ def _completed(recorded: Mapping[str, Any], today: Mapping[str, Any]) -> dict[st
     return found
 
 
-def _launched(name: str, asked: Any, start: Start) -> Finished:
+def _launched(name: str, asked: Any, start: Start, ranks: int) -> Finished:
     """The training on ranks that are started here; rank 0 prints what came out."""
     from weft.recipes.output import way_on
     from weft.training.launch import LaunchStopped, RankError, is_a_rank, launch
     from weft.training.run import LOGS, check_run_folder, summarised_result
 
-    if start.ranks < 1:
-        raise ValueError(f"ranks is {start.ranks}; it must be at least 1")
+    if ranks < 1:
+        raise ValueError(f"ranks is {ranks}; it must be at least 1")
     if is_a_rank():
-        raise ValueError(f"torchrun has started the ranks: leave out --ranks {start.ranks}")
+        raise ValueError(f"torchrun has started the ranks: leave out --ranks {ranks}")
     # Before any rank writes its log there.
     for folder in start.folders():
         check_run_folder(folder, resume=start.resume)
@@ -493,7 +499,7 @@ def _launched(name: str, asked: Any, start: Start) -> Finished:
     options |= {"console": None, "ranks": 1}
     arguments = (name, asked, options)
     try:
-        answers = launch(_run_rank, arguments, ranks=start.ranks, logs=start.folder / LOGS)
+        answers = launch(_run_rank, arguments, ranks=ranks, logs=start.folder / LOGS)
         result: FitResult = answers[0]
     except RankError as error:
         raise RankError(f"{error}. {way_on(start.folder)}") from None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -14,14 +16,17 @@ from torch import nn
 from weft.batching import GraphLoader, GraphSampler
 from weft.files import json_text, write_atomically
 from weft.graphs import GraphTable
-from weft.parallel.world import World
-from weft.planning.candidate import applied
+from weft.parallel.world import World, joined_replicas
+from weft.planning.candidate import PROCESSES, applied
 from weft.planning.task import ENDLESS
+from weft.planning.worker_client import PaceAddress, pace_address, pace_at
 from weft.recipes.recipe import ABOUT
 from weft.training.checkpoint import load_weights
 from weft.training.compilation import Compilation
 from weft.training.config import FitResult, ScheduleConfig
+from weft.training.launch import launch
 from weft.training.loop import fit
+from weft.training.numerics import prepare_process
 from weft.training.ranks import load_on_all
 from weft.training.run import Run
 from weft.training.schedules import make_scheduler
@@ -154,10 +159,28 @@ class TableWork:
     train_prepared: Callable[..., object]
 
     def train(self, settings: Mapping[str, Any]) -> None:
-        """Train without end, and evaluate as little as can be."""
+        """Train without end, and evaluate as little as can be; several ranks are started here."""
+        ranks = int(settings.get(PROCESSES, 1))
+        if ranks == 1:
+            self.train_alone(settings)
+            return
+        with TemporaryDirectory(prefix="weft-plan-") as logs:
+            launch(_train_rank, (self, settings, pace_address()), ranks=ranks, logs=Path(logs))
+
+    def train_alone(self, settings: Mapping[str, Any], world: World | None = None) -> None:
+        """The same in this process, which may be one of several ranks."""
         config = replace(
             applied(self.config, settings), epochs=ENDLESS, max_steps=None, patience=None
         )
         prepared = self.prepare(self.table, config)
         few = {"validation": prepared.split["validation"][:1], "test": prepared.split["test"][:0]}
-        self.train_prepared(replace(prepared, split={**prepared.split, **few}), quiet=True)
+        few_evaluated = replace(prepared, split={**prepared.split, **few})
+        self.train_prepared(few_evaluated, quiet=True, world=world)
+
+
+def _train_rank(work: TableWork, settings: Mapping[str, Any], address: PaceAddress) -> None:
+    """One of the ranks; the first is told when to step, and the others wait for it."""
+    prepare_process()
+    # The other ranks wait for the first while other candidates have their turns.
+    with pace_at(address), joined_replicas(timeout=timedelta(hours=1)) as world:
+        work.train_alone(settings, world)

@@ -1,4 +1,4 @@
-"""Ways to train on molecules and crystals: batching, threads, compile modes."""
+"""Ways to train on molecules and crystals: batching, threads, compile modes, ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Generator, Sequence
 from weft.batching import POLICIES, GraphSampler
 from weft.batching.epoch_plan import BatchStatistics
 from weft.graphs import Array, GraphTable
-from weft.planning.candidate import Candidate, applied
+from weft.planning.candidate import PROCESSES, Candidate, applied
 from weft.planning.plan import Measured, Plan
 from weft.planning.task import PlanTask, best_of, content_of, thread_counts
 from weft.recipes.structures.config import StructuresConfig
@@ -17,6 +17,7 @@ from weft.recipes.structures.training import prepare_structures, split_of, train
 from weft.recipes.table_training import TableWork, planned_steps
 from weft.sources.atoms import ISOLATED
 from weft.training.compilation import Compilation, why_not_inductor
+from weft.training.hardware import cores
 
 _POLICY = "batching.policy"
 # Policies that code is made for.
@@ -60,7 +61,8 @@ class StructuresTask(PlanTask):
     def waves(self) -> Generator[Sequence[Candidate], Sequence[Measured], None]:
         """Threads first, as they decide most; then policies; then compilers for the best of them.
 
-        Other threads for the best policy, too, come last: most often they change nothing.
+        Other threads for the best policy, too, come last: most often they change nothing. So do
+        ranks with a share of the cores each, which pay where a step has too little for threads.
         """
         asked, counts = self.config.batching.policy, thread_counts()
         results = yield [_candidate(asked, "eager", count) for count in counts]
@@ -72,6 +74,7 @@ class StructuresTask(PlanTask):
         results = yield [_candidate(policy, "eager", threads) for policy in policies]
         best = best_of(results, _POLICY, len(policies))
         last = [_candidate(best[0], "eager", count) for count in counts]
+        last += [_shared(best[0], ranks) for ranks in _numbers_of_ranks()]
         if not self.config.learns_derivatives:
             last += self._compiled(best, threads)
         yield last
@@ -84,7 +87,7 @@ class StructuresTask(PlanTask):
         reasons = [f"real rows of nodes and of edges, the others being padding: {listed}"]
         if self.config.learns_derivatives:
             reasons.append("forces are learned from, and torch cannot compile such a model")
-        return reasons
+        return [*reasons, *_ranks_beside_threads(plan)]
 
     def batches(self, policy: str) -> BatchStatistics:
         """Of an epoch with this policy.
@@ -133,6 +136,38 @@ class StructuresTask(PlanTask):
                 self.note(static, f"not tried: {shapes} shapes, each compiled by itself")
         many = [policy for policy in policies if self.batches(policy).distinct_shapes > 1]
         return found + [_candidate(policy, "dynamic", threads) for policy in many[:1]]
+
+
+def _numbers_of_ranks() -> list[int]:
+    """Ranks worth a try: one for each core, and one for each two."""
+    every = cores()
+    return sorted({count for count in (every, every // 2) if count > 1})
+
+
+def _shared(policy: str, ranks: int) -> Candidate:
+    """Ranks with the threads that the launcher gives them."""
+    share = _candidate(policy, "eager", max(1, cores() // ranks))
+    return share.but(**{PROCESSES: ranks})
+
+
+def _ranks_beside_threads(plan: Plan) -> list[str]:
+    """How the fastest ranks compare with one process and its threads."""
+    timed = [each for each in plan.measured if each.median and not each.candidate.compiles]
+    ranks = [each for each in timed if each.settings.get(PROCESSES, 1) > 1]
+    alone = [each for each in timed if each.settings.get(PROCESSES, 1) == 1]
+    if not ranks or not alone:
+        return []
+    best, single = (min(group, key=_seconds) for group in (ranks, alone))
+    ratio = _seconds(best) / _seconds(single)
+    return [
+        f"ranks that share every batch take {ratio:.2f} times what threads of one process do "
+        f"({best.label}; {single.label})"
+    ]
+
+
+def _seconds(measured: Measured) -> float:
+    assert measured.median is not None
+    return measured.median
 
 
 def _candidate(policy: str, mode: str, threads: int) -> Candidate:
