@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import leaky_relu
 
 from weft.kernels import attention as module
-from weft.kernels.attention import Dropout, attention, self_attention
+from weft.kernels.attention import Dropout, attention, attention_part, self_attention
 from weft.kernels.fused_messages import EdgeWalks
 
 HEADS, CHANNELS, SLOPE, SCALE = 2, 3, 0.2, 0.7
@@ -100,6 +100,39 @@ def test_outputs_and_gradients_are_torchs(kind, edges, seed, drops, far):
         # Scores far apart: some weights vanish.
         inputs[KINDS[kind][-1]] *= far
     compare(edges, dropout_of(edges) if drops else None, inputs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=10)
+@given(edges=graphs(), seed=st.integers(0, 2**31), loops=st.booleans())
+def test_parts_of_the_edges_are_joined_by_their_log_sums(kind, edges, seed, loops):
+    torch.manual_seed(seed)
+    inputs = inputs_of(kind, edges)
+    first = torch.rand(edges.num_edges) < 0.5
+    sizes = edges.num_senders, edges.num_receivers
+    outs, sums = [], []
+    with pytest.MonkeyPatch.context() as patch:
+        if not loops:
+            patch.setattr(module, "have_one_loop", lambda *given: False)
+        for part in (first, ~first):
+            half = EdgeWalks(edges.senders[part], edges.receivers[part], *sizes)
+            found = attention_part(half, **inputs, slope=SLOPE, scale=SCALE)
+            outs.append(found[0])
+            sums.append(found[1])
+    log_sums = torch.stack(sums)
+    empty = torch.bincount(edges.receivers, minlength=sizes[1]) == 0
+    assert torch.equal(log_sums.amax(0).isneginf().all(1), empty)
+    shares = log_sums.softmax(0).nan_to_num(0)
+    found = (torch.stack(outs) * shares[..., None]).sum(0)
+    right = expected(edges, None, **inputs)
+    torch.testing.assert_close(found, right, rtol=1e-11, atol=1e-11)
+    given = list(inputs.values())
+    # A receiver without edges has shares of 0 / 0.
+    weights = torch.randn_like(found) * ~empty[:, None, None]
+    log_sums.register_hook(lambda grad: grad.nan_to_num(0))
+    options = {"allow_unused": True, "materialize_grads": True}
+    grads = [torch.autograd.grad(out, given, weights, **options) for out in (found, right)]
+    torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-10)
 
 
 @settings(max_examples=15)

@@ -73,11 +73,37 @@ def attention(
         [N, H, C]; 0 for a receiver without edges.
     """
     given = (values, sender_scores, receiver_scores, keys, queries, vector)
-    used = tuple(k for k, tensor in enumerate(given[1:]) if tensor is not None)
-    require(used in _KINDS, "one kind of scores needed", *given)
     job = _Job(edges, slope, scale, dropout)
     job.check(given)
-    out: Tensor = _Attention.apply(*given, job)  # type: ignore[no-untyped-call]
+    out: Tensor = _Attention.apply(*given, job)[0]  # type: ignore[no-untyped-call]
+    return out
+
+
+def attention_part(
+    edges: EdgeWalks,
+    values: Tensor,
+    *,
+    sender_scores: Tensor | None = None,
+    receiver_scores: Tensor | None = None,
+    keys: Tensor | None = None,
+    queries: Tensor | None = None,
+    vector: Tensor | None = None,
+    slope: float = 1.0,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """`attention` over a part of the receivers' edges, and what joins it to the other parts.
+
+    On any device: where there is no loop, in plain torch.
+
+    Returns:
+        The sums [N, H, C], and log Σ exp of the scores [N, H], -inf for a receiver without edges.
+    """
+    given = (values, sender_scores, receiver_scores, keys, queries, vector)
+    job = _Job(edges, slope, scale, None)
+    if not have_one_loop(*given):
+        return job.plain(*given)
+    job.check(given)
+    out: tuple[Tensor, Tensor] = _Attention.apply(*given, job)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -134,6 +160,8 @@ class _Job:
     def check(self, given: Sequence[Any]) -> None:
         """Raise ValueError for anything that the loops do not take."""
         values = given[0]
+        used = tuple(k for k, tensor in enumerate(given[1:]) if tensor is not None)
+        require(used in _KINDS, "one kind of scores needed", *given)
         require(values.ndim == 3, "values [M, H, C] needed", values)
         senders, receivers = self.edges.num_senders, self.edges.num_receivers
         heads, channels = values.shape[1:]
@@ -182,7 +210,9 @@ class _Job:
         forward_rows.share((*shared, *written), rows, self.operations(values), self.edges.into[0])
         return out, tops
 
-    def backward(self, given: Sequence[Any], tops: Tensor, grad: Tensor) -> list[Any]:
+    def backward(
+        self, given: Sequence[Any], tops: Tensor, grad: Tensor, grad_log_sums: Tensor | None
+    ) -> list[Any]:
         """The gradient to each of the tensors."""
         values, vector = given[0], given[-1]
         arrays, g = [array_of(t) for t in given], array_of(grad)
@@ -197,6 +227,7 @@ class _Job:
         written: tuple[Any, ...] = (
             array_of(tops),
             g,
+            array_of(grad_log_sums),
             ends.numpy(),
             d_b,
             d_queries,
@@ -212,8 +243,8 @@ class _Job:
         found[-1] = None if parts is None else parts.sum(0)
         return found
 
-    def plain(self, *given: Any) -> Any:
-        """The same in plain torch, for what the loops have no derivatives for."""
+    def plain(self, *given: Any) -> tuple[Tensor, Tensor]:
+        """The same in plain torch, and log Σ exp: for what the loops have no derivatives for."""
         senders, receivers = self.edges.senders, self.edges.receivers
         ends = (senders, senders, receivers, senders, receivers)
         rows: list[Any] = [t if t is None else t[end] for t, end in zip(given, ends, strict=False)]
@@ -231,28 +262,42 @@ class _Job:
         # The result does not depend on what is subtracted, nor does its gradient.
         most = zeros.scatter_reduce(0, index, scores.detach(), "amax", include_self=False)
         weights = (scores - most[receivers]).exp()
-        weights = weights / zeros.scatter_add(0, index, weights)[receivers]
+        sums = zeros.scatter_add(0, index, weights)
+        weights = weights / sums[receivers]
         if self.dropout is not None:
             weights = weights * self.dropout.kept / (1 - self.dropout.p)
         out = v.new_zeros(self.edges.num_receivers, *v.shape[1:])
-        return out.index_add(0, receivers, weights[..., None] * v)
+        log_sums = sums.where(sums > 0, 1).log().add(most).where(sums > 0, -torch.inf)
+        return out.index_add(0, receivers, weights[..., None] * v), log_sums
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
         *given, ctx.job = arguments
+        ctx.set_materialize_grads(False)
         out, tops = ctx.job.forward(given)
         ctx.save_for_backward(*given, tops)
-        return out
+        most, inverse = tops.unbind(1)
+        return out, most - inverse.where(inverse > 0, 1).log()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         # Read once: what is checkpointed is unpacked at each reading.
         *given, tops = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return *differentiable_gradients(ctx, ctx.job.plain, given, grads), None
-        return *ctx.job.backward(given, tops, grads[0]), None
+            asked = [k for k, grad in enumerate(grads) if grad is not None]
+
+            def plain(*given: Tensor) -> Any:
+                outputs = ctx.job.plain(*given)
+                return [outputs[k] for k in asked]
+
+            found = differentiable_gradients(ctx, plain, given, [grads[k] for k in asked])
+            return *found, None
+        grad = grads[0]
+        if grad is None:
+            grad = given[0].new_zeros(len(tops), *given[0].shape[1:])
+        return *ctx.job.backward(given, tops, grad, grads[1]), None
 
 
 class _SelfAttention(torch.autograd.Function):
@@ -271,11 +316,11 @@ class _SelfAttention(torch.autograd.Function):
         if torch.is_grad_enabled():
 
             def plain(*given: Tensor) -> Any:
-                return ctx.job.plain(*_with_scores(*given))
+                return ctx.job.plain(*_with_scores(*given))[0]
 
             return *differentiable_gradients(ctx, plain, (values, *vectors), grads), None
         given = (values, a, b, None, None, None)
-        d_values, *d_scores, _, _, _ = ctx.job.backward(given, tops, grads[0])
+        d_values, *d_scores, _, _, _ = ctx.job.backward(given, tops, grads[0], None)
         found = []
         for vector, d in zip(vectors, d_scores, strict=True):
             d_values.addcmul_(d[..., None], vector)

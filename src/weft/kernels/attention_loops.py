@@ -174,6 +174,7 @@ def backward_receivers(
     more_rows: Any,
     tops: Any,
     grad: Any,
+    grad_log_sums: Any,
     ends: Any,
     d_b: Any,
     d_q: Any,
@@ -185,6 +186,7 @@ def backward_receivers(
 
     ends[i] = tops[i] and Σ p d, all that the pass by sender needs. Since Σ p d is not known before
     a receiver's last edge, sums over p (d - Σ p d) x are made of those over p d x and p x.
+    grad_log_sums [N, H] is the gradient to log Σ exp of the scores, or None.
     """
     heads, channels = v.shape[1], v.shape[2]
     zero, slope, scale, share = numbers[0], numbers[2], numbers[3], numbers[4]
@@ -198,7 +200,8 @@ def backward_receivers(
             chunk_sums[f] = zero
         for i in range(chunk * CHUNK, min((chunk + 1) * CHUNK, tops.shape[0])):
             for h in range(heads):
-                pd[h] = zero
+                # The gradient of log Σ exp to a score is p: it joins what is subtracted from d.
+                pd[h] = zero if grad_log_sums is None else -grad_log_sums[i, h]
             for f in range(heads * channels):
                 pdx[f], px[f], pdx_vector[f], px_vector[f] = zero, zero, zero, zero
             for begin in range(offsets[i], offsets[i + 1], block):
