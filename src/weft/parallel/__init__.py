@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from weft.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from weft.parallel.distributed_graph import DistributedGraph as DistributedGraph
     from weft.parallel.grid import Grid as Grid
     from weft.parallel.grid import balanced as balanced
     from weft.parallel.grid import grid_of as grid_of

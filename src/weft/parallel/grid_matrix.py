@@ -7,6 +7,7 @@ only those of their rows that another rank's nonzeros touch (`RowExchange`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -84,6 +85,27 @@ class GridMatrix:
         kind = RowExchange if method.exchange == "rows" else BlockExchange
         self.exchange: BlockExchange | RowExchange = kind(self, blocks)
 
+    def unweighted(self) -> GridMatrix:
+        """The same nonzeros, all 1; only their values take memory of their own, once."""
+        found = copy(self)
+        found.exchange = copy(self.exchange)
+        most = max((len(block.columns) for block in self.exchange.kept), default=0)
+        ones = torch.ones(most, dtype=self.dtype, device=self.world.device)
+
+        def unit(block: CSRBlock) -> CSRBlock:
+            return replace(block, weights=ones[: len(block.columns)])
+
+        if isinstance(found.exchange, RowExchange):
+            found.exchange.local = list(map(unit, found.exchange.local))
+            found.exchange.rounds = [
+                replace(part, blocks=list(map(unit, part.blocks))) for part in found.exchange.rounds
+            ]
+        else:
+            found.exchange.blocks = [
+                None if block is None else unit(block) for block in found.exchange.blocks
+            ]
+        return found
+
     @property
     def height(self) -> int:
         """Rows of the panel."""
@@ -96,11 +118,16 @@ class GridMatrix:
 
     def multiply(self, x: Tensor, purpose: str) -> Tensor:
         """This rank's rows of the product, [n, F], for its rows and features x [n, F]."""
-        partial = x.new_zeros(self.height, x.shape[1])
-        self.exchange.add_to(partial, x.contiguous(), purpose)
+        partial = self.partial_product(x, purpose)
         if self.world.grid.replicated:
             return self.world.all_reduce("layer", partial, purpose)
         return self.world.reduce_scatter("layer", partial, self._heights, 0, purpose)
+
+    def partial_product(self, x: Tensor, purpose: str) -> Tensor:
+        """What this rank's stages add to the panel's rows, [height, F]; layers are not summed."""
+        partial = x.new_zeros(self.height, x.shape[1])
+        self.exchange.add_to(partial, x.contiguous(), purpose)
+        return partial
 
 
 class _Propagate(torch.autograd.Function):
@@ -201,12 +228,14 @@ class _Round:
         receive: rows from each rank of the group.
         send: rows to each rank of the group.
         rows: int64 [Σ send], the own rows that go out, those for the group's first rank first.
+        sources: the sending rank of each block.
         blocks: the nonzeros that wait for each sending rank's rows, columns counted among these.
     """
 
     receive: list[int]
     send: list[int]
     rows: Tensor
+    sources: list[int]
     blocks: list[CSRBlock]
 
 
@@ -316,6 +345,7 @@ class RowExchange:
             receive=[len(wanted[source]) if source in heard else 0 for source in range(size)],
             send=[len(rows) for rows in out],
             rows=torch.cat(out).to(self.world.device),
+            sources=heard,
             blocks=[compressed[source].to(self.world.device) for source in heard],
         )
 

@@ -100,6 +100,18 @@ class World:
         self.dry = groups is None
         self._groups = groups or {}
 
+    def flat(self) -> World:
+        """The same ranks as a grid of one column and one layer; what it records is recorded here.
+
+        For what is cut over all ranks alike, such as the nodes of a `DistributedGraph`.
+        """
+        whole = self._groups.get("world")
+        groups: dict[Along, dist.ProcessGroup | None]
+        groups = {"row": whole, "column": None, "layer": None, "weights": whole, "world": whole}
+        found = World(Grid(rows=self.ranks), self.rank, None if self.dry else groups, self.device)
+        found.recorder = self.recorder
+        return found
+
     def size(self, along: Along) -> int:
         """Number of ranks in the group."""
         return self.grid.group_size(along)
@@ -206,15 +218,21 @@ class World:
         if self._talks:
             dist.all_reduce(values, _OPERATIONS[op], group=self._groups["world"])
 
-    def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace every gradient by its sum over all ranks; a rank without one brings zeros."""
-        if not self._talks:
-            return
+    def add_gradients(self, parameters: Iterable[nn.Parameter], purpose: str | None = None) -> None:
+        """Replace every gradient by its sum over all ranks; a rank without one brings zeros.
+
+        Recorded, if it has a purpose.
+        """
         learned = [p for p in parameters if p.requires_grad]
+        if self.ranks == 1 or not learned:
+            return
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in learned]
         # As one: a message for each of many small tensors would cost more than what it carries.
         flat = torch.cat([grad.flatten() for grad in grads])
-        self.reduce(flat)
+        if purpose is None:
+            self.reduce(flat)
+        else:
+            self.all_reduce("world", flat, purpose)
         pieces = torch.split(flat, [grad.numel() for grad in grads])
         for parameter, piece in zip(learned, pieces, strict=True):
             parameter.grad = piece.view_as(parameter)
