@@ -34,6 +34,7 @@ from weft.recipes.structures.config import NeighbourConfig
 from weft.recipes.structures.data import neighbour_table, own_table, reader_of
 from weft.sources import data_folder, with_neighbours
 from weft.sources.atoms import files_of, read_structures
+from weft.sources.graph_files import is_graph_file
 from weft.training import FitConfig, FitResult, Run, Stateful
 from weft.training import fit as _fit
 from weft.training.step import Loss, Step
@@ -56,8 +57,9 @@ def open(  # noqa: A001  (weft.open, as there is gzip.open)
 
     A table's folder is mapped. Anything else is read once and kept in the data folder, to be found
     there the next time: extxyz and whatever else ASE reads, crystals as JSON lines (`.jsonl`),
-    CIF files with their values in an `id_prop.csv` or as text in a CSV file, MatrixMarket files
-    (`.mtx`).
+    CIF files with their values in an `id_prop.csv` or as text in a CSV file; and one graph, see
+    `weft.sources.read_graph`: a folder of OGB's layout, `.npz`, `.pt` of torch_geometric, `.mat`,
+    MatrixMarket (`.mtx`), edges as `.parquet`.
 
     Args:
         path: the file or folder.
@@ -77,7 +79,7 @@ def open(  # noqa: A001  (weft.open, as there is gzip.open)
     if not path.exists():
         raise DataError(f"{path} is not there; name a file of graphs or the folder of a table")
     if reader is None:
-        reader = "matrix-market" if path.suffix == ".mtx" else reader_of(path)
+        reader = "graph" if is_graph_file(path) else reader_of(path)
     if targets is None:
         targets = _labels(path) if reader == "atoms" else ()
     return own_table(reader, [path], targets, data_dir, progress=progress)

@@ -144,13 +144,13 @@ def test_numbers_taken_as_names(tmp_path):
 
 @pytest.mark.parametrize("before", ["", "# a comment\n\n"])
 def test_a_header_is_not_taken_for_an_edge(tmp_path, before):
-    path = write(tmp_path / "edges.csv", before + "source,target\n1,2\n2,3\n")
+    path = write(tmp_path / "edges.csv", before + "rabbit,fox\n1,2\n2,3\n")
     line = 1 + before.count("\n")
     with pytest.raises(DataError, match=rf"edges\.csv: line {line} looks like a header; put #"):
         read_edge_list(path, columns=("src", "dst"))
     found = read_edge_list(path, columns=("src", "dst"), ids="text")
-    assert found.ids.tolist() == ["1", "2", "3", "source", "target"]
-    path = write(tmp_path / "edges.csv", before + "#source,target\n1,2\n2,3\n")
+    assert found.ids.tolist() == ["1", "2", "3", "fox", "rabbit"]
+    path = write(tmp_path / "edges.csv", before + "#rabbit,fox\n1,2\n2,3\n")
     assert read_edge_list(path, columns=("src", "dst")).ids.tolist() == [1, 2, 3]
 
 

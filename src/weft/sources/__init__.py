@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from weft.sources.edge_lists import labelled_graph as labelled_graph
     from weft.sources.edge_lists import read_edge_list as read_edge_list
     from weft.sources.edge_lists import read_node_labels as read_node_labels
+    from weft.sources.graph_files import read_graph as read_graph
     from weft.sources.great_files import read_great as read_great
     from weft.sources.matrix_market import read_matrix_market as read_matrix_market
     from weft.sources.neighbours import with_neighbours as with_neighbours
+    from weft.sources.ogb import read_ogb as read_ogb
     from weft.sources.python_code import FileSamples as FileSamples
     from weft.sources.python_code import Sample as Sample
     from weft.sources.python_code import Use as Use

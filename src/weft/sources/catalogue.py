@@ -532,6 +532,11 @@ CATALOGUE: dict[str, Source] = {
         kind="temporal graph",
         build=_labelled,
     ),
+    "graph": Source(
+        title="your graph: OGB's folder, .npz, .pt of torch_geometric, .mat, .mtx, .parquet",
+        kind="one graph",
+        build=lambda request: sources.read_graph(request.only_file()),
+    ),
     "matrix-market": Source(
         title="your MatrixMarket file",
         kind="one graph",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -23,6 +23,13 @@ _BLOCK_BYTES = 16 * 2**20
 _LONGEST_LINE = 2**20
 _UTF8_MARK = b"\xef\xbb\xbf"
 _ROLES = {"src": loops.SRC, "dst": loops.DST, "time": loops.TIME, "weight": loops.WEIGHT}
+HEADINGS: dict[str, EdgeColumn] = {
+    **dict.fromkeys(("src", "source", "from", "sender"), "src"),
+    **dict.fromkeys(("dst", "target", "to", "destination", "receiver"), "dst"),
+    **dict.fromkeys(("time", "timestamp"), "time"),
+    **dict.fromkeys(("weight", "edge_weight"), "weight"),
+}
+"""What columns of edges are usually called."""
 _TOKEN_MASK = 2**32 - 1
 _WHOLE = re.compile(rb"[+-]?[0-9]+")
 _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -74,16 +81,25 @@ def edge_list_graph(edges: EdgeList) -> Graph:
     column `names`: UTF-8 text, a name for each node, with a line feed after each.
     """
     named = edges.ids.dtype == object
-    text = "".join(f"{name}\n" for name in edges.ids) if named else ""
     columns = {"time": edges.time, "weight": edges.weight}
     return Graph(
         num_nodes=edges.num_nodes,
         senders=edges.senders,
         receivers=edges.receivers,
         nodes={} if named else {"id": edges.ids},
-        ragged={"names": _bytes(text.encode())} if named else {},
+        ragged={"names": text_column(edges.ids)} if named else {},
         edges={name: values for name, values in columns.items() if values is not None},
     )
+
+
+def text_column(lines: Iterable[str]) -> Array:
+    """Names as a ragged column: UTF-8 bytes, a line feed after each."""
+    return _bytes("".join(f"{line}\n" for line in lines).encode())
+
+
+def column_lines(column: Array) -> list[str]:
+    """The names in such a column."""
+    return bytes(column).decode().split("\n")[:-1]
 
 
 def both_directions(senders: Array, receivers: Array, num_nodes: int) -> tuple[Array, Array]:
@@ -122,7 +138,7 @@ def read_edge_list(
     ids: IdKind = "auto",
     skip_malformed: bool = False,
 ) -> EdgeList:
-    """Read a text file, plain or gzip, with an edge on each line.
+    """Read a text file, plain or gzip, with an edge on each line; or a Parquet or .npy file.
 
     Tokens are separated by blanks, tabs or a comma; blank lines and lines that begin with # or %
     are passed over. The file is read in blocks: memory holds the result and the file's node ids as
@@ -133,7 +149,8 @@ def read_edge_list(
         columns: what the tokens of a line are, in order; a line has exactly these.
         ids: whether nodes are called by whole numbers or by names (`text`, slower). `auto` lets
             the first edge decide, unless it looks like a header: names, and numbers after it.
-            With `integer` such a line can be nothing else, and is passed over.
+            With `integer` such a line can be nothing else, and is passed over. A first line of
+            usual names of columns (source, target, weight, ...) is passed over with any kind.
         skip_malformed: count malformed lines in `skipped` instead of raising.
 
     Raises:
@@ -142,29 +159,16 @@ def read_edge_list(
             message has file, line number and line.
     """
     path = Path(path)
-    roles = _roles(columns)
+    _roles(columns)
     if ids not in get_args(IdKind):
         raise ValueError(f"ids is {ids!r}; choose from {list(get_args(IdKind))}")
-    text = None if ids == "auto" else ids == "text"
     parts: dict[str, list[Array]] = {name: [] for name in columns}
     names: dict[bytes, int] = {}
-    first_line = 1
-    skipped = 0
-    for block in _blocks(path):
-        if ids == "integer" and first_line == 1 and (header := _header_end(block)):
-            first_line += block.count(b"\n", 0, header)
-            block = block[header:]
-        if text is None:
-            text = _first_ids_are_text(path, block, roles, first_line)
-        # Without one whole edge the kind of ids is unknown, and they are not at fault.
-        named = text is not False
-        rows, lines, passed = _parse(path, block, roles, named, skip_malformed, first_line, ids)
-        for name, values in rows.items():
-            ends = text and name in ("src", "dst")
-            parts[name].append(_number_names(block, values, names) if ends else values)
-        first_line += lines
-        skipped += passed
-    if text:
+    skipped: list[int] | None = [] if skip_malformed else None
+    for block in edge_blocks(path, columns=columns, ids=ids, names=names, skipped=skipped):
+        for name, values in block.items():
+            parts[name].append(values)
+    if names:
         labels, lookup = _sorted_names(path, names)
     else:
         labels, lookup = _compact_numbers([*parts["src"], *parts["dst"]])
@@ -175,8 +179,58 @@ def read_edge_list(
         time=_concatenated(parts.pop("time"), np.float64) if "time" in parts else None,
         weight=_concatenated(parts.pop("weight"), np.float64) if "weight" in parts else None,
         ids=labels,
-        skipped=skipped,
+        skipped=sum(skipped or ()),
     )
+
+
+def edge_blocks(
+    path: Path,
+    *,
+    columns: Sequence[EdgeColumn],
+    ids: IdKind = "integer",
+    names: dict[bytes, int] | None = None,
+    skipped: list[int] | None = None,
+) -> Iterator[dict[str, Array]]:
+    """The edges of a file in blocks, in its order, for those who cannot hold them all.
+
+    Args:
+        path: text, plain or gzip; `.parquet`; or `.npy` of whole numbers, [e, 2] or [2, e].
+        columns: see `read_edge_list`, and `ids` too.
+        ids: kind of the ids.
+        names: gets the number of each name, in order of first appearance, where nodes have names.
+        skipped: gets the number of malformed lines of each block; None raises for the first.
+
+    Returns:
+        Blocks of the columns by name: ids (or numbers of names) int64, the others float64.
+
+    Raises:
+        DataError: as `read_edge_list`.
+    """
+    names = {} if names is None else names
+    if path.suffix in (".parquet", ".npy"):
+        from weft.sources.stored_edges import stored_edge_blocks
+
+        yield from stored_edge_blocks(path, columns, ids, names)
+        return
+    roles = _roles(columns)
+    text = None if ids == "auto" else ids == "text"
+    first_line = 1
+    for block in _blocks(path):
+        if first_line == 1 and (header := _header_end(path, block, columns, ids)):
+            first_line += block.count(b"\n", 0, header)
+            block = block[header:]
+        if text is None:
+            text = _first_ids_are_text(path, block, roles, first_line)
+        # Without one whole edge the kind of ids is unknown, and they are not at fault.
+        named, skip = text is not False, skipped is not None
+        rows, lines, passed = _parse(path, block, roles, named, skip, first_line, ids)
+        if text:
+            for name in ("src", "dst"):
+                rows[name] = _number_names(block, rows[name], names)
+        first_line += lines
+        if skipped is not None:
+            skipped.append(passed)
+        yield rows
 
 
 def _roles(columns: Sequence[EdgeColumn]) -> Array:
@@ -214,8 +268,12 @@ def _blocks(path: Path) -> Iterator[bytes]:
         yield tail
 
 
-def _header_end(block: bytes) -> int:
-    """Where the line after a header begins: one without any number, before one of numbers; or 0."""
+def _header_end(path: Path, block: bytes, columns: Sequence[EdgeColumn], ids: IdKind) -> int:
+    """Where the line after a header begins, or 0.
+
+    A header has the usual names of the columns; or, where ids are whole numbers, no number, before
+    a line of numbers.
+    """
     found: list[list[bytes]] = []
     end = start = 0
     while len(found) < 2 and start < len(block):
@@ -225,8 +283,25 @@ def _header_end(block: bytes) -> int:
         if line and line[:1] not in b"#%":
             found.append(re.split(rb"\s*,\s*|\s+", line))
             end = end or stop
+    if found and (called := roles_of_names([t.decode("latin1") for t in found[0]])):
+        if len(called) == len(columns) and called != list(columns):
+            raise DataError(
+                f"{path}: its first line calls the columns {' '.join(called)}, but "
+                f"{' '.join(columns)} is asked for; pass --columns {' '.join(called)}"
+            )
+        return end
+    if ids != "integer":
+        return 0
     kinds = [{_NUMBER.fullmatch(token) is not None for token in tokens} for tokens in found]
     return end if kinds == [{False}, {True}] and len(found[0]) == len(found[1]) else 0
+
+
+def roles_of_names(names: Sequence[str]) -> list[EdgeColumn] | None:
+    """What columns of these names are; None unless all are known, and both ends among them."""
+    called = [HEADINGS.get(name.strip("\"'").lower()) for name in names]
+    known = [role for role in called if role is not None]
+    both = {"src", "dst"} <= set(known) and len(set(known)) == len(names)
+    return known if both and len(known) == len(names) else None
 
 
 def _first_ids_are_text(path: Path, block: bytes, roles: Array, first_line: int) -> bool | None:
@@ -433,9 +508,8 @@ def labelled_graph(edges: str | Path, labels: str | Path) -> Graph:
             stacklevel=2,
         )
     graph = edge_list_graph(edge_list)
-    classes = "".join(f"{name}\n" for name in found.classes).encode()
     return replace(
         graph,
         nodes={**graph.nodes, "y": found.y},
-        ragged={**graph.ragged, "classes": np.frombuffer(classes, dtype=np.uint8)},
+        ragged={**graph.ragged, "classes": text_column(found.classes)},
     )

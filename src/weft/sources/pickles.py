@@ -32,7 +32,7 @@ class _Dtype:
         self.order = state[1]
 
 
-class _Array:
+class ArrayHolder:
     """Takes a pickled array: numpy makes an empty one and then sets its state."""
 
     def __init__(self, *_: object) -> None:
@@ -42,7 +42,7 @@ class _Array:
         _, self.shape, self.dtype, self.fortran, self.raw = state
 
 
-class _BufferArray(_Array):
+class _BufferArray(ArrayHolder):
     """Takes an array pickled with protocol 5."""
 
     def __init__(self, raw: Any, dtype: Any, shape: Any, order: Any) -> None:
@@ -66,10 +66,10 @@ class _Lists(defaultdict[Any, list[Any]]):
         raise ValueError("a defaultdict with a state")
 
 
-_ALLOWED: dict[str, Any] = {
+ALLOWED: dict[str, Any] = {
     # numpy renamed its private module in version 2, pickles carry either name.
-    "numpy.core.multiarray._reconstruct": _Array,
-    "numpy._core.multiarray._reconstruct": _Array,
+    "numpy.core.multiarray._reconstruct": ArrayHolder,
+    "numpy._core.multiarray._reconstruct": ArrayHolder,
     "numpy.core.numeric._frombuffer": _BufferArray,
     "numpy._core.numeric._frombuffer": _BufferArray,
     "numpy.ndarray": None,  # only ever an argument of _reconstruct
@@ -81,6 +81,8 @@ _ALLOWED: dict[str, Any] = {
     "builtins.list": None,
     "__builtin__.list": None,
 }
+"""What a pickle may name, and what it gets for it."""
+
 _NUMBERS = re.compile(r"b1|[iu][1248]|f[248]")
 
 
@@ -122,17 +124,21 @@ class _ForbiddenGlobalError(Exception):
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         asked = f"{module}.{name}"
-        if asked not in _ALLOWED:
+        if asked not in ALLOWED:
             raise _ForbiddenGlobalError(asked)
-        return _ALLOWED[asked]
+        return ALLOWED[asked]
 
 
-def load_pickle(path: str | Path) -> Any:
+def load_pickle(path: str | Path, content: bytes | None = None) -> Any:
     """What the pickle `path` holds: an array of numbers, a csr_matrix, or plain dicts and lists.
 
     Python 2 pickles are read too (their strings as latin1). A csr_matrix is checked index by
     index, so that it can be used without fear of reading outside its arrays. Arrays inside dicts
-    and lists are not read.
+    and lists are left as holders, see `array_of`.
+
+    Args:
+        path: the file.
+        content: the pickle, where it is a part of the file.
 
     Raises:
         DataError: the file is missing, cut or damaged, or names any other class or function; the
@@ -140,14 +146,16 @@ def load_pickle(path: str | Path) -> Any:
     """
     path = Path(path)
     try:
-        content = path.read_bytes()
+        content = path.read_bytes() if content is None else content
         check_pickle(content)
         loaded = _Unpickler(io.BytesIO(content), encoding="latin1").load()
         if isinstance(loaded, _Csr):
             state = loaded.state
-            data, indices, indptr = (_array(state[name]) for name in ("data", "indices", "indptr"))
+            data, indices, indptr = (
+                array_of(state[name]) for name in ("data", "indices", "indptr")
+            )
             return checked_csr(data, indices, indptr, state["_shape"])
-        return _array(loaded) if isinstance(loaded, _Array) else loaded
+        return array_of(loaded) if isinstance(loaded, ArrayHolder) else loaded
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except _ForbiddenGlobalError as forbidden:
@@ -162,7 +170,12 @@ def load_pickle(path: str | Path) -> Any:
         ) from None
 
 
-def _array(held: _Array) -> Array:
+def array_of(held: ArrayHolder) -> Array:
+    """The array that a pickle describes.
+
+    Raises:
+        ValueError: it is one of something else than numbers, or its parts do not fit.
+    """
     if not isinstance(held.dtype, _Dtype) or not _NUMBERS.fullmatch(held.dtype.code):
         raise ValueError("an array of something else than numbers")
     raw = held.raw.encode("latin1") if isinstance(held.raw, str) else held.raw

@@ -222,7 +222,7 @@ def own_table(
     # Where a file is missing the reader says so.
     if files and all(file.exists() for file in files):
         # A name of its own for every choice of files, state of them, and choice of targets.
-        inside = [sorted(file.iterdir()) if file.is_dir() else [file] for file in files]
+        inside = [sorted(file.rglob("*")) if file.is_dir() else [file] for file in files]
         states = file_states(chain.from_iterable(inside))
         digest = hashlib.sha256(json.dumps([states, list(targets)]).encode())
         table = f"{file_name_of(files[0])}-{digest.hexdigest()[:12]}"
