@@ -282,9 +282,15 @@ def test_killed_while_a_checkpoint_is_written(table, serial, tmp_path, monkeypat
     np.testing.assert_array_equal(losses(run), serial)
 
 
-def test_a_schedule_and_clipping_on_any_grid(table, tmp_path):
+def test_a_schedule_clipping_averages_and_another_optimizer_on_any_grid(table, tmp_path):
     config = replace(
-        CONFIG, schedule=ScheduleConfig(shape="cosine", warmup=2), clip_norm=0.05, epochs=6
+        CONFIG,
+        schedule=ScheduleConfig(shape="cosine", warmup=2),
+        clip_norm=0.05,
+        ema=0.5,
+        optimizer="sgd",
+        momentum=0.9,
+        epochs=6,
     )
     train(table, tmp_path / "one", config=config)
     train(table, tmp_path / "four", grid_of("2d", 4), config=config)

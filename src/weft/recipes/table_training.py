@@ -10,7 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from torch import nn
 
 from weft.batching import GraphLoader, GraphSampler
@@ -27,6 +26,7 @@ from weft.training.config import FitResult, ScheduleConfig
 from weft.training.launch import launch
 from weft.training.loop import fit
 from weft.training.numerics import prepare_process
+from weft.training.optimizers import make_optimizer
 from weft.training.ranks import load_on_all
 from weft.training.run import Run
 from weft.training.schedules import make_scheduler
@@ -102,11 +102,11 @@ def train_on_table(
     quiet: bool,
     world: World | None,
 ) -> Trained:
-    """Train with Adam by `config`; then `measure` each of the `parts` with the best weights.
+    """Train by `config`; then `measure` each of the `parts` with the best weights.
 
     One of the parts is called validation. The other arguments are as of a recipe's own function.
     """
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
+    optimizer = make_optimizer(config, model.parameters(), rate=config.learning_rate, fused=True)
     steps = planned_steps(config, len(train))
     how = config.fit_config(quiet=quiet or (world is not None and world.rank > 0))
 

@@ -11,6 +11,7 @@ from weft.errors import check_choices, check_least
 CompileMode = Literal["eager", "static", "dynamic"]
 Form = Literal["dense", "sparse"]
 Precision = Literal["float32", "bf16"]
+OptimizerName = Literal["adam", "adamw", "sgd", "rmsprop"]
 Shape = Literal["constant", "linear", "cosine", "exponential", "plateau"]
 SparsifierName = Literal[
     "none",
@@ -128,6 +129,33 @@ class BatchOptions(LoopOptions):
 
     def __post_init__(self) -> None:
         check_choices(self, precision=Precision)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerOptions:
+    """Which optimizer a recipe takes.
+
+    Attributes:
+        optimizer: adam, adamw, sgd or rmsprop.
+        momentum: Momentum of sgd and rmsprop.
+        weight_decay: Weight decay; adamw's is apart from the gradient.
+    """
+
+    optimizer: OptimizerName = "adam"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def check_optimizer(self) -> None:
+        """Raise ValueError for an unknown optimizer, or a momentum that it does not take."""
+        check_choices(self, optimizer=OptimizerName)
+        check_least(self, weight_decay=0)
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum is {self.momentum}; it must be in [0, 1)")
+        if self.momentum and self.optimizer not in ("sgd", "rmsprop"):
+            raise ValueError(
+                f"momentum is {self.momentum}, which {self.optimizer} does not take: choose "
+                "--optimizer sgd or rmsprop, or leave the momentum out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,7 +60,7 @@ class FullGraphTask(PlanTask):
     config: FullGraphConfig
     idle = (
         *("data", "features", "labels", "learning_rate", "weight_decay", "epochs", "patience"),
-        *("ema", "evaluate_every", "checkpoint_every", "seed", "timeout"),
+        *("momentum", "ema", "evaluate_every", "checkpoint_every", "seed", "timeout"),
     )
 
     def __init__(

@@ -13,7 +13,7 @@ from weft.parallel.cost_model import NETWORKS, Estimate, Machine, Problem, choos
 from weft.parallel.grid import Grid, grid_of, grids_for
 from weft.parallel.method import DeviceName, Method, Model
 from weft.sources.config import EdgeColumn
-from weft.training.config import FitConfig, LoopOptions, ScheduleConfig
+from weft.training.config import FitConfig, LoopOptions, OptimizerOptions, ScheduleConfig
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +44,7 @@ _PLACEMENT = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class FullGraphConfig(LoopOptions):
+class FullGraphConfig(LoopOptions, OptimizerOptions):
     """Node classification on one graph that many ranks share.
 
     Attributes:
@@ -71,7 +71,7 @@ class FullGraphConfig(LoopOptions):
         device: cpu, cuda (a GPU for each rank of a host), or `auto`: cuda where there is any.
         method: What travels between ranks.
         partition: which nodes go together; metis needs `pip install 'weft[partition]'`.
-        learning_rate: Learning rate of Adam.
+        learning_rate: Learning rate.
         weight_decay: Weight decay on the first layer's weights.
         schedule: how the learning rate moves; a step is an epoch here.
         epochs: full-graph steps.
@@ -113,7 +113,7 @@ class FullGraphConfig(LoopOptions):
     timeout: float = 600.0
 
     def __post_init__(self) -> None:
-        check_least(self, learning_rate=0, weight_decay=0, seed=0, checkpoint_every=1, ranks=1)
+        check_least(self, learning_rate=0, seed=0, checkpoint_every=1, ranks=1)
         if not self.timeout > 0:
             raise ValueError(f"timeout is {self.timeout} s; it must be above 0")
         check_choices(
@@ -125,6 +125,7 @@ class FullGraphConfig(LoopOptions):
             raise ValueError("features and labels belong together: give both, or neither")
         self.layers()
         self.fit_config(quiet=True)
+        self.check_optimizer()
         if self.grid != "auto" and self.ranks is not None:
             grid_of(self.grid, self.ranks, self.replication)
         if self.grid == "auto" and self.replication is not None:
@@ -137,7 +138,7 @@ class FullGraphConfig(LoopOptions):
         found = {name: value for name, value in asdict(self).items() if name not in _PLACEMENT}
         # Runs from before there was a choice go on.
         only = {"columns": type(self).columns, "schedule": ScheduleConfig()}
-        only |= asdict(LoopOptions())
+        only |= {**asdict(LoopOptions()), "optimizer": "adam", "momentum": 0.0}
         for name, value in only.items():
             if getattr(self, name) == value:
                 del found[name]

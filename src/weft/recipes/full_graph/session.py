@@ -32,6 +32,7 @@ from weft.training.batches import Batches, Stateful
 from weft.training.config import FitResult
 from weft.training.hardware import peak_memory, process_memory
 from weft.training.loop import FitState, fit, save_fit_checkpoint
+from weft.training.optimizers import make_optimizer
 from weft.training.randomness import seed_everything
 from weft.training.ranks import agree
 from weft.training.run import Run, first_difference
@@ -124,11 +125,10 @@ def train_shared(
     first, *others = model.layers
     groups: list[dict[str, Any]] = [
         {"params": list(first.parameters()), "weight_decay": config.weight_decay},
-        {"params": [p for layer in others for p in layer.parameters()]},
+        {"params": [p for layer in others for p in layer.parameters()], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.Adam(
-        [group for group in groups if group["params"]], lr=config.learning_rate
-    )
+    groups = [group for group in groups if group["params"]]
+    optimizer = make_optimizer(config, groups, rate=config.learning_rate)
     validated = shard.counts["validation"] > 0
     fit_config = config.fit_config(quiet=quiet or world.rank > 0)
     if not validated:

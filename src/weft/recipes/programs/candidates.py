@@ -33,7 +33,7 @@ class ProgramsTask(PlanTask):
     config: ProgramsConfig
     idle = (
         *("data", "smoothing", "learning_rate", "schedule", "clip_norm", "epochs", "max_steps"),
-        *("ema", "patience", "checkpoint_every", "seed"),
+        *("weight_decay", "momentum", "ema", "patience", "checkpoint_every", "seed"),
     )
 
     def __init__(self, table: GraphTable, config: ProgramsConfig) -> None:

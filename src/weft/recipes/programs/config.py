@@ -9,13 +9,19 @@ from weft.errors import check_choices, check_least
 from weft.layout import LayoutConfig
 from weft.models import GGNNConfig
 from weft.recipes.structures.config import check_split
-from weft.training.config import BatchOptions, CompileMode, FitConfig, ScheduleConfig
+from weft.training.config import (
+    BatchOptions,
+    CompileMode,
+    FitConfig,
+    OptimizerOptions,
+    ScheduleConfig,
+)
 
 PolicyName = Literal["packed", "dynamic"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProgramsConfig(BatchOptions):
+class ProgramsConfig(BatchOptions, OptimizerOptions):
     """A gated graph network that chooses the variable of a slot in a program.
 
     Attributes:
@@ -41,7 +47,7 @@ class ProgramsConfig(BatchOptions):
         split: fractions for training, validation and test, in whole files.
         split_seed: Seed of the split, and of what --limit draws.
         limit: use only this many samples, drawn at random.
-        learning_rate: Learning rate of Adam, for one supergraph a step.
+        learning_rate: Learning rate, for one supergraph a step.
         schedule: how the learning rate moves; the warm-up is cut to a fifth of a short run.
         epochs: passes over the training samples, at most.
         max_steps: Stop after this many optimizer steps.
@@ -78,6 +84,7 @@ class ProgramsConfig(BatchOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_optimizer()
         self.fit_config(quiet=True)
         self.model_config(num_types=1, vocabulary=2)
         check_split(self.split)

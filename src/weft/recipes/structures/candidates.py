@@ -32,7 +32,15 @@ class StructuresTask(PlanTask):
     idle = (
         *("data", "validation_file", "test_file", "atom_energies"),
         *("energy_weight", "force_weight", "stress_weight", "per_atom", "swap", "huber_delta"),
-        *("learning_rate", "schedule", "epochs", "max_steps", "patience"),
+        *(
+            "learning_rate",
+            "weight_decay",
+            "momentum",
+            "schedule",
+            "epochs",
+            "max_steps",
+            "patience",
+        ),
         *("checkpoint_every", "seed", "batching.seed", "monitor", "clip_norm", "ema"),
     )
 

@@ -11,7 +11,13 @@ from weft.batching import BatchingConfig
 from weft.errors import check_choices, check_least
 from weft.models.config import Pooling
 from weft.sources.config import Cutoff, FullyConnected, Nearest, Neighbours
-from weft.training.config import BatchOptions, CompileMode, FitConfig, ScheduleConfig
+from weft.training.config import (
+    BatchOptions,
+    CompileMode,
+    FitConfig,
+    OptimizerOptions,
+    ScheduleConfig,
+)
 
 BEFORE: Mapping[str, Any] = {"envelope": False, "monitor": "validation_mae"}
 """Settings that the config.json of older runs lacks, as they were trained."""
@@ -91,7 +97,7 @@ class Swap:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StructuresConfig(BatchOptions):
+class StructuresConfig(BatchOptions, OptimizerOptions):
     """A network that predicts one value a structure.
 
     Attributes:
@@ -138,7 +144,7 @@ class StructuresConfig(BatchOptions):
         limit: use only this many structures, drawn at random.
         batching: how structures become batches.
         compile: Run eager; static: torch.compile for each shape; dynamic: once for all shapes.
-        learning_rate: Learning rate of Adam.
+        learning_rate: Learning rate.
         schedule: how the learning rate moves.
         epochs: passes over the training structures, at most.
         max_steps: Stop after this many optimizer steps.
@@ -192,6 +198,7 @@ class StructuresConfig(BatchOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_optimizer()
         self.fit_config(quiet=True)
         check_split(self.split)
         check_choices(self, model=ModelName, loss=LossName)
