@@ -23,7 +23,7 @@ from weft.kernels.vector_math import sigmoid_of
 from weft.runtime import compiled, gemm, gemm_address, kernel, shared_rows
 
 # Rows of a block of nodes; threads share blocks, so that the products are the same for any number.
-_ROWS = 32
+BLOCK_ROWS = 32
 # Multiply-adds of a node and feature in a layer for each feature, about.
 _WORK = 12
 # Multiply-adds of an edge and feature.
@@ -60,7 +60,7 @@ def _perceptron(address: int, x: Any, layers: Any, inner: Any, slope: Any, out: 
 
 
 @kernel
-def _perceptron_back(
+def perceptron_back(
     address: int, grad: Any, layers: Any, inner: Any, slope: Any, out: Any, add: bool
 ) -> None:
     """Gradient in x, given that in the result; `inner` is overwritten."""
@@ -87,7 +87,7 @@ def _mix(
 ) -> None:
     """New scalars and vectors of the nodes start:stop, `made`, with the messages `sums` added."""
     sum_q, sum_mu, flat_mu = sums
-    mixed, flat_mixed, context, flat_context, dot, slope, mixes, flat_mixes = kept
+    mixed, flat_mixed, context, flat_context, dot, inner, slope, mixes, flat_mixes = kept
     turn, layers, epsilon = weights
     new_q, new_mu = made
     rows, width = stop - start, q.shape[1]
@@ -107,9 +107,8 @@ def _mix(
             dot[row, f] = (
                 a * mixed[row, 0, 1, f] + b * mixed[row, 1, 1, f] + c * mixed[row, 2, 1, f]
             )
-    inner = np.empty((rows, slope.shape[1]), dtype=q.dtype)
     given, found = flat_context[start:stop], flat_mixes[start:stop]
-    _perceptron(address, given, layers, inner, slope[start:stop], found)
+    _perceptron(address, given, layers, inner[start:stop], slope[start:stop], found)
     for row in range(start, stop):
         for f in range(width):
             new_q[row, f] = context[row, 0, f] + mixes[row, 0, f] + mixes[row, 2, f] * dot[row, f]
@@ -119,7 +118,7 @@ def _mix(
 
 
 @kernel
-def _unmix(
+def unmix(
     address: int,
     start: int,
     stop: int,
@@ -127,17 +126,19 @@ def _unmix(
     grad_mu: Any,
     kept: Any,
     weights: Any,
+    space: Any,
     made: Any,
 ) -> None:
-    """The transpose of `_mix`; grad_q [B, F] and grad_mu [B, 3, F] are those of the block alone."""
-    mixed, _, context, _, dot, slope, mixes, _ = kept
+    """The transpose of `_mix`; grad_q [B, F] and grad_mu [B, 3, F] are those of the block alone.
+
+    So is `space`, for the gradients of what the layers make: mixes, mixed and before the SiLU.
+    """
+    mixed, _, context, _, dot, _, slope, mixes, _ = kept
     turn, layers, _ = weights
+    to_mixes, to_mixed, inner = space
     out_q, out_mu, flat_out = made
     rows, width = stop - start, grad_q.shape[1]
-    to_mixes = np.empty((rows, 3, width), dtype=grad_q.dtype)
-    to_mixed = np.empty((rows, 3, 2, width), dtype=grad_q.dtype)
     to_context = np.empty((rows, 2 * width), dtype=grad_q.dtype)
-    inner = np.empty((rows, slope.shape[1]), dtype=grad_q.dtype)
     for i in range(rows):
         row = start + i
         for f in range(width):
@@ -149,7 +150,7 @@ def _unmix(
             )
             to_mixes[i, 2, f] = grad_q[i, f] * dot[row, f]
     flat = to_mixes.reshape(rows, 3 * width)
-    _perceptron_back(address, flat, layers, inner, slope[start:stop], to_context, False)
+    perceptron_back(address, flat, layers, inner, slope[start:stop], to_context, False)
     for i in range(rows):
         row = start + i
         for f in range(width):
@@ -168,9 +169,20 @@ def _unmix(
     gemm(address, False, False, 3 * rows, width, 2 * width, given, turn, found, True)
 
 
+@kernel
+def _space(rows: int, kept: Any) -> Any:
+    """What `unmix` needs of memory."""
+    dot, inner = kept[4], kept[5]
+    return (
+        np.empty((rows, 3, dot.shape[1]), dtype=dot.dtype),
+        np.empty((rows, 3, 2, dot.shape[1]), dtype=dot.dtype),
+        np.empty((rows, inner.shape[1]), dtype=dot.dtype),
+    )
+
+
 @shared_rows
 @kernel
-def _layer_rows(
+def layer_rows(
     address: int,
     q: Any,
     given: Any,
@@ -184,15 +196,15 @@ def _layer_rows(
     stop: int,
 ) -> None:
     """A layer of the blocks first:stop of nodes, and what they send in the next one."""
-    layers, slope, sent = after
+    layers, inner, slope, sent = after
     new_q, _ = made
     for block in range(first, stop):
-        start = block * _ROWS
-        end = min(start + _ROWS, q.shape[0])
+        start = block * BLOCK_ROWS
+        end = min(start + BLOCK_ROWS, q.shape[0])
         painn_message._messages(given, edges, (sums[0], sums[1]), start, end)
         _mix(address, start, end, q, given[1], sums, kept, weights, made)
-        inner = np.empty((end - start, slope.shape[1]), dtype=q.dtype)
-        _perceptron(address, new_q[start:end], layers, inner, slope[start:end], sent[start:end])
+        own, out = (inner[start:end], slope[start:end]), sent[start:end]
+        _perceptron(address, new_q[start:end], layers, *own, out)
 
 
 @shared_rows
@@ -220,8 +232,8 @@ def _last_rows(
     new_q, _ = made
     width = q.shape[1]
     for block in range(first, stop):
-        start = block * _ROWS
-        end = min(start + _ROWS, q.shape[0])
+        start = block * BLOCK_ROWS
+        end = min(start + BLOCK_ROWS, q.shape[0])
         rows = end - start
         painn_message._messages(given, edges, (sums[0], sums[1]), start, end)
         _mix(address, start, end, q, given[1], sums, kept, weights, made)
@@ -230,8 +242,9 @@ def _last_rows(
         _perceptron(address, new_q[start:end], readout, inner, slope, atomic[start:end])
         grad_q = np.empty((rows, width), dtype=q.dtype)
         grad_mu = np.zeros((rows, 3, width), dtype=q.dtype)
-        _perceptron_back(address, seeds[start:end], readout, inner, slope, grad_q, False)
-        _unmix(address, start, end, grad_q, grad_mu, kept, weights, back)
+        perceptron_back(address, seeds[start:end], readout, inner, slope, grad_q, False)
+        space = _space(rows, kept)
+        unmix(address, start, end, grad_q, grad_mu, kept, weights, space, back)
 
 
 @shared_rows
@@ -255,8 +268,8 @@ def _back_rows(
     to_x, flat_x, to_mu = sent
     width = grad_q.shape[1]
     for block in range(first, stop):
-        start = block * _ROWS
-        end = min(start + _ROWS, grad_q.shape[0])
+        start = block * BLOCK_ROWS
+        end = min(start + BLOCK_ROWS, grad_q.shape[0])
         painn_message._to_senders(grads, given, edges, (to_x, to_mu), start, end)
         own_q, own_mu = grad_q[start:end].copy(), grad_mu[start:end].copy()
         for i in range(end - start):
@@ -264,8 +277,9 @@ def _back_rows(
                 for f in range(width):
                     own_mu[i, c, f] += to_mu[start + i, c, f]
         inner = np.empty((end - start, slope.shape[1]), dtype=grad_q.dtype)
-        _perceptron_back(address, flat_x[start:end], layers, inner, slope[start:end], own_q, True)
-        _unmix(address, start, end, own_q, own_mu, kept, weights, back)
+        perceptron_back(address, flat_x[start:end], layers, inner, slope[start:end], own_q, True)
+        space = _space(end - start, kept)
+        unmix(address, start, end, own_q, own_mu, kept, weights, space, back)
 
 
 # Dot products are summed in the order of the vector registers: fixed, whatever the threads.
@@ -368,15 +382,16 @@ def painn_values(
         for one, other, k in zip(*filters, parts, strict=True)
     )
     for layer in layers:
-        right = right and _fits(layer.context, width, 3 * width)
-        right = right and _fits(layer.mixing, 2 * width, 3 * width)
+        right = right and fits(layer.context, width, 3 * width)
+        right = right and fits(layer.mixing, 2 * width, 3 * width)
         right = right and layer.vectors.shape == (2 * width, width)
-    right = right and _fits(readout, width, 1)
+    right = right and fits(readout, width, 1)
     require(right, "weights, filters and nodes must fit", q, x, direction, seeds)
     return _run(start, layers, readout, filters, edges, seeds, pairs, epsilon)
 
 
-def _fits(layers: Sequence[Tensor], width_in: int, width_out: int) -> bool:
+def fits(layers: Sequence[Tensor], width_in: int, width_out: int) -> bool:
+    """Whether these are the weights of a perceptron from `width_in` to `width_out`."""
     first, first_bias, second, second_bias = layers
     hidden = len(first)
     return (
@@ -407,7 +422,7 @@ def _run(
         return np.empty(shape, dtype=q.dtype)
 
     work = _WORK * nodes * width * width + _EDGE_WORK * len(rows) * width
-    ends = np.minimum(np.arange(0, nodes + _ROWS, _ROWS), nodes)
+    ends = np.minimum(np.arange(0, nodes + BLOCK_ROWS, BLOCK_ROWS), nodes)
     blocks, by_block = len(ends) - 1, offsets[ends]
     receive, leave = (of_edge, columns, offsets), (of_edge, rows, offsets_t, order_t)
     out_layers = tuple(map(array_of, readout))
@@ -416,33 +431,28 @@ def _run(
     atomic = start[0].new_empty(nodes, 1)
     x, mu = array_of(start[1]).reshape(nodes, 2, width), empty(0, 3, 0)
     steps: list[_Step] = []
-    back = _backs(empty, nodes, width)
+    back = backs_of(empty, nodes, width)
     for layer, weight, slope in zip(layers, *filters, strict=True):
         parts = x.shape[1]
         own = tuple(array_of(t).reshape(len(t), parts, width) for t in (weight, slope))
         weights = (array_of(layer.vectors), tuple(map(array_of, layer.mixing)), number(epsilon))
-        hidden = len(layer.mixing[0])
-        mixed, mixes = empty(nodes, 3, 2, width), empty(nodes, 3, width)
-        context = empty(nodes, 2, width)
-        flat = (mixed.reshape(3 * nodes, 2 * width), context.reshape(nodes, 2 * width))
-        inner = (empty(nodes, width), empty(nodes, hidden))
-        outer = (mixes, mixes.reshape(nodes, 3 * width))
-        kept = (mixed, flat[0], context, flat[1], *inner, *outer)
+        kept = kept_of(empty, nodes, width, len(layer.mixing[0]))
         made = (empty(nodes, width), empty(nodes, 3, width))
         given = (x, mu, own[0], *around)
         common = (address, q, given, receive, sums, kept, weights)
         if len(steps) < depth - 1:
             senders = tuple(map(array_of, layers[len(steps) + 1].context))
-            after = (senders, empty(nodes, len(senders[0])), empty(nodes, 3 * width))
-            _layer_rows.share((*common, after, made), blocks, work, by_block)
+            inner = (empty(nodes, len(senders[0])), empty(nodes, len(senders[0])))
+            after = (senders, *inner, empty(nodes, 3 * width))
+            layer_rows.share((*common, after, made), blocks, work, by_block)
         else:
-            after = (out_layers, empty(0, 0), empty(0, 0))
+            after = (out_layers, *(empty(0, 0),) * 3)
             seed = array_of(seeds).reshape(nodes, 1)
             last = (*common, out_layers, made, atomic.numpy(), seed, back)
             _last_rows.share(last, blocks, 2 * work, by_block)
         steps.append(_Step(given, own[1], kept, weights, after))
         q, mu = made
-        x = after[2].reshape(len(after[2]), 3, -1) if after[2].size else x
+        x = after[3].reshape(len(after[3]), 3, -1) if after[3].size else x
     sent_x = empty(nodes, 3, width)
     sent = (sent_x, sent_x.reshape(nodes, 3 * width), empty(nodes, 3, width))
     used = []
@@ -451,9 +461,9 @@ def _run(
         used.append((step.given[2], step.slope, step.given[0], step.given[1], *grads))
         if place:
             before = steps[place - 1]
-            back = _backs(empty, nodes, width)
-            common = (address, grads, step.given, leave, sent, *before.after[:2])
-            arguments = (*common, before.kept, before.weights, back)
+            back = backs_of(empty, nodes, width)
+            through = (before.after[0], before.after[2], before.kept, before.weights)
+            arguments = (address, grads, step.given, leave, sent, *through, back)
             _back_rows.share(arguments, blocks, 2 * work, by_block)
     to_distance = start[0].new_empty(pairs.count)
     to_direction = start[0].new_empty(len(rows), 3)
@@ -475,6 +485,19 @@ class _Step(NamedTuple):
     after: Any
 
 
-def _backs(empty: Any, nodes: int, width: int) -> tuple[Any, Any, Any]:
+def kept_of(empty: Any, nodes: int, width: int, hidden: int) -> tuple[Any, ...]:
+    """What mixing leaves for its transpose, some of it in two shapes."""
+    mixed, mixes, context = (
+        empty(nodes, 3, 2, width),
+        empty(nodes, 3, width),
+        empty(nodes, 2, width),
+    )
+    flat = (mixed.reshape(3 * nodes, 2 * width), context.reshape(nodes, 2 * width))
+    inner = (empty(nodes, width), empty(nodes, hidden), empty(nodes, hidden))
+    return mixed, flat[0], context, flat[1], *inner, mixes, mixes.reshape(nodes, 3 * width)
+
+
+def backs_of(empty: Any, nodes: int, width: int) -> tuple[Any, Any, Any]:
+    """Gradients of scalars and of vectors, those in two shapes."""
     mu = empty(nodes, 3, width)
     return empty(nodes, width), mu, mu.reshape(3 * nodes, width)

@@ -138,6 +138,11 @@ def learns_from_places(batch: GraphBatch) -> bool:
     return batch.nodes["pos"].requires_grad or (shift is not None and shift.requires_grad)
 
 
+def edge_pairs_of(batch: GraphBatch) -> EdgePairs:
+    """The edges in the pairs that the batch has; where it has none each is a pair by itself."""
+    return EdgePairs(matrix_of(batch), Pairs(*_pairs(batch)))
+
+
 def _pairs(batch: GraphBatch) -> tuple[Tensor, Tensor, Tensor]:
     if batch.pairs:
         return batch.pairs["forward"], batch.pairs["backward"], batch.pairs["of_edge"]
@@ -162,11 +167,16 @@ def aggregation_scale(batch: GraphBatch, how: Pooling, like: Tensor) -> Tensor:
 
 def is_only_linear(layer: nn.Module) -> bool:
     """Whether calling the layer is nothing but a product with its weight and its bias added."""
-    return type(layer) is nn.Linear and not (
-        layer._forward_hooks
-        or layer._forward_pre_hooks
-        or layer._backward_hooks
-        or layer._backward_pre_hooks
+    return is_only(layer, nn.Linear)
+
+
+def is_only(module: nn.Module, kind: type) -> bool:
+    """Whether the module is of this very class, and nothing hooks into calls of it."""
+    return type(module) is kind and not (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
     )
 
 

@@ -11,13 +11,27 @@ from torch.nn import functional
 
 from weft.graphs import GraphBatch
 from weft.kernels import gaussian_basis
+from weft.kernels.custom_op import is_fusable
+from weft.kernels.painn_energy import Dense, Radial, painn_energies
 from weft.kernels.painn_message import painn_message
 from weft.kernels.painn_mixing import invariants, update
-from weft.models.atomistic import Elements, edge_vectors, envelope, glorot, lengths, pool
+from weft.models.atomistic import (
+    Elements,
+    edge_pairs_of,
+    edge_vectors,
+    envelope,
+    glorot,
+    is_only,
+    is_only_linear,
+    learns_from_places,
+    lengths,
+    pool,
+)
 from weft.models.config import PaiNNConfig, Pooling
 
 # Added to the square of a vector feature's length: the root of 0 has no finite gradient.
 EPSILON = 1e-8
+_PERCEPTRON = (nn.Linear, nn.SiLU, nn.Linear)
 
 
 class Mixing(nn.Module):
@@ -62,9 +76,52 @@ class PaiNN(nn.Module):
 
     def atomic_values(self, batch: GraphBatch) -> Tensor:
         """Values [N] of the atoms; a graph's value is their sum or mean."""
+        if (fused := self._fused(batch)) is not None:
+            return fused
         q, _ = self.features(batch)
         values: Tensor = self.readout(q)[:, 0]
         return values
+
+    def _fused(self, batch: GraphBatch) -> Tensor | None:
+        """Values [N] in one operator, or None where that does not apply."""
+        layers = self._dense()
+        # Forces to train on need second derivatives, which the operator has in the weights only.
+        if layers is None or learns_from_places(batch):
+            return None
+        pos, shift = batch.nodes["pos"], batch.edges.get("shift")
+        filters = (self.filters.weight, self.filters.bias)
+        embedding = self.elements.embedding.weight
+        weights = [t for layer in layers for t in (layer.vectors, *layer.mixing, *layer.after)]
+        if not is_fusable(embedding, *filters, *weights, pos, shift):
+            return None
+        config = self.config
+        return painn_energies(
+            self._start(batch),
+            filters,
+            layers,
+            (pos, shift, batch.edge_mask),
+            edge_pairs_of(batch),
+            Radial(config.spacing, config.sharpness, config.cutoff),
+            EPSILON,
+        )
+
+    def _dense(self) -> list[Dense] | None:
+        """Weights of the layers of nodes; None where one of them computes something else."""
+        mixings: list[Any] = list(self.mixings)
+        after: list[Any] = [*self.contexts[1:], self.readout]
+        for mixing in mixings:
+            if not (is_only(mixing, Mixing) and is_only_linear(mixing.vectors)):
+                return None
+        if not is_only_linear(self.filters):
+            return None
+        if not all(map(_is_perceptron, (*after, *(mixing.context for mixing in mixings)))):
+            return None
+        return [
+            Dense(
+                mixing.vectors.weight, perceptron_weights(mixing.context), perceptron_weights(own)
+            )
+            for mixing, own in zip(mixings, after, strict=True)
+        ]
 
     def features(self, batch: GraphBatch) -> tuple[Tensor, Tensor]:
         """Scalars q [N, F] and vectors μ [N, 3, F] after the last layer.
@@ -84,13 +141,7 @@ class PaiNN(nn.Module):
 
         The first layer's filters are [P, 2 F].
         """
-        rows = self.elements.rows[batch.nodes["z"].long()]
-        embedding = self.elements.embedding.weight
-        q = functional.embedding(rows, embedding)
-        # Until the first message atoms of an element are alike and vectors are 0: the context is
-        # computed by element, and without the part that would multiply the vectors.
-        used = 2 * self.config.hidden
-        x = functional.embedding(rows, self.contexts[0](embedding)[:, :used])
+        q, x = self._start(batch)
         dq, mu = painn_message(batch, x, None, filters[0], direction)
         q, mu = self.mixings[0](q + dq, mu)
         for weight, context, mixing in zip(
@@ -99,6 +150,15 @@ class PaiNN(nn.Module):
             dq, dmu = painn_message(batch, context(q), mu, weight, direction)
             q, mu = mixing(q + dq, mu + dmu)
         return q, mu
+
+    def _start(self, batch: GraphBatch) -> tuple[Tensor, Tensor]:
+        """Scalars [N, F], and what the atoms send in the first layer, [N, 2 F]."""
+        rows = self.elements.rows[batch.nodes["z"].long()]
+        embedding = self.elements.embedding.weight
+        # Until the first message atoms of an element are alike and vectors are 0: the context is
+        # computed by element, and without the part that would multiply the vectors.
+        sent = self.contexts[0](embedding)[:, : 2 * self.config.hidden]
+        return functional.embedding(rows, embedding), functional.embedding(rows, sent)
 
     def filter_weights(self) -> tuple[Tensor, ...]:
         """By layer [R + 1, 3 F], the bias as last row.
@@ -125,6 +185,22 @@ class PaiNN(nn.Module):
 
 def _perceptron(width_in: int, hidden: int, width_out: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(width_in, hidden), nn.SiLU(), nn.Linear(hidden, width_out))
+
+
+def _is_perceptron(layers: Any) -> bool:
+    """Whether calling it is what `_perceptron` says and nothing else."""
+    if not is_only(layers, nn.Sequential) or tuple(map(type, layers)) != _PERCEPTRON:
+        return False
+    first, activation, second = layers
+    if not (is_only_linear(first) and is_only(activation, nn.SiLU) and is_only_linear(second)):
+        return False
+    return first.bias is not None and second.bias is not None
+
+
+def perceptron_weights(layers: Any) -> list[Tensor]:
+    """Weight and bias of the first layer, and of the second."""
+    first, _, second = layers
+    return [first.weight, first.bias, second.weight, second.bias]
 
 
 # Our names by SchNetPack's, for layer number {}.

@@ -14,7 +14,7 @@ from weft.kernels.painn_potential import Layer, painn_values
 from weft.kernels.painn_tangents import painn_tangent_message
 from weft.kernels.tangents import tangent_silu
 from weft.models.atomistic import edge_vectors, lengths, neighbours_of, pool
-from weft.models.painn import EPSILON, PaiNN
+from weft.models.painn import EPSILON, PaiNN, perceptron_weights
 from weft.models.radial import (
     aligned_width,
     at_distances,
@@ -64,7 +64,11 @@ class PaiNNForces:
         q, x = (functional.embedding(rows, t).detach() for t in (embedding, sent))
         mixings: list[Any] = list(model.mixings)
         layers = [
-            Layer(_weights(context), mixing.vectors.weight, _weights(mixing.context))
+            Layer(
+                perceptron_weights(context),
+                mixing.vectors.weight,
+                perceptron_weights(mixing.context),
+            )
             for context, mixing in zip(model.contexts, mixings, strict=True)
         ]
         seeds = batch.graph_mask[batch.node_graph.long()].to(embedding.dtype)
@@ -73,7 +77,7 @@ class PaiNNForces:
         atomic, by_distance, turning = painn_values(
             (q, x),
             layers,
-            _weights(model.readout),
+            perceptron_weights(model.readout),
             (self.filters, self.slopes),
             (self.directions, batch.edge_mask),
             seeds,
@@ -121,11 +125,6 @@ class PaiNNForces:
         count, width = len(weights), weights.shape[2]
         tables = made.view(count, 2, len(d), width).transpose(0, 1)
         return tables.reshape(2 * count, len(d), width)
-
-
-def _weights(perceptron: Any) -> list[Tensor]:
-    first, _, second = perceptron
-    return [first.weight, first.bias, second.weight, second.bias]
 
 
 def _still(x: Tensor) -> Tensor:
