@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from weft.graphs import GraphBatch
 from weft.kernels import edge_softplus, gaussian_product, shifted_softplus, spmm
+from weft.kernels.custom_op import is_fusable
 from weft.kernels.edge_pairs import BatchEdges
+from weft.kernels.mpeu_interaction import edge_messages
 from weft.models.atomistic import (
     Elements,
     NeighbourPairs,
     aggregation_scale,
     envelope,
     glorot,
+    is_only_linear,
+    learns_from_places,
     neighbours_of,
     pool,
 )
@@ -42,36 +48,78 @@ class EdgeInteraction(nn.Module):
 
     def forward(
         self,
-        batch: GraphBatch,
-        near: NeighbourPairs | None,
+        near: NeighbourPairs,
         h: Tensor,
-        own: Tensor,
+        state: Tensor,
         scale: Tensor,
         fade: Tensor | None,
+        *,
+        first: bool,
+        last: bool,
     ) -> tuple[Tensor, Tensor]:
         """Atoms [N, H] and edges [E, H].
 
         Args:
-            batch: the graphs.
-            near: the pairs that `own` has a row for; None where each edge has its own.
+            near: the edges in pairs.
             h: [N, H].
-            own: of_edge applied to the edges' states, [P or E, 2 H].
+            state: of the edges, [E, H].
             scale: [N, 1] of the sums of messages.
-            fade: [E, 1] that messages are multiplied with: all that atoms learn of an edge.
+            fade: [E] that messages are multiplied with: all that atoms learn of an edge.
+            first: `state` is of_edge applied to it already, a row a pair, [P, 2 H].
+            last: nothing asks for the edges' new states, and what is returned for them is anything.
         """
+        sums, edge = self._fused(near, h, state, fade, first=first, last=last) or self._plain(
+            near, h, state, fade, first=first
+        )
+        return h + self.out(shifted_softplus(self.update(sums * scale))), edge
+
+    def _plain(
+        self, near: NeighbourPairs, h: Tensor, state: Tensor, fade: Tensor | None, *, first: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Sums of the messages, and the edges' new states."""
         pairs: tuple[Tensor | None, ...] = (None, None, None)
-        if near is not None:
+        if first:
             pairs = (near.forward, near.backward, near.of_edge)
+        own = state if first else self.of_edge(state)
         ends = (self.of_sender(h), self.of_receiver(h))
-        active = edge_softplus(*ends, own, *BatchEdges.of(batch), *pairs)
-        edge = self.edge(active)
+        edge = self.edge(edge_softplus(*ends, own, *BatchEdges.of(near.batch), *pairs))
         weight = edge
         for layer in self.filter:
             weight = shifted_softplus(layer(weight))
         if fade is not None:
-            weight = weight * fade
-        messages = spmm(batch, self.message(h), weight) * scale
-        return h + self.out(shifted_softplus(self.update(messages))), edge
+            weight = weight * fade[:, None]
+        return spmm(near.batch, self.message(h), weight), edge
+
+    def _fused(
+        self,
+        near: NeighbourPairs,
+        h: Tensor,
+        state: Tensor,
+        fade: Tensor | None,
+        *,
+        first: bool,
+        last: bool,
+    ) -> tuple[Tensor, Tensor] | None:
+        """As `_plain`, in one operator; None where that does not apply."""
+        # Training on forces needs second derivatives, which the operator has in plain torch only.
+        if learns_from_places(near.batch):
+            return None
+        layers: list[Any] = [self.of_edge, self.edge, *self.filter]
+        if not all(is_only_linear(layer) and layer.bias is None for layer in layers):
+            return None
+        of_edge, edge, *filters = (layer.weight for layer in layers)
+        if len(filters) != 2 or not is_fusable(h, state, of_edge, edge, *filters, fade):
+            return None
+        before: Tensor | None = None if first else of_edge
+        within: Tensor | None = filters[0]
+        if last:
+            # Between the two there is no activation: one product of E rows instead of two.
+            within, edge = None, filters[0] @ edge
+        ends = (self.of_sender(h), self.of_receiver(h), self.message(h))
+        real = int(near.batch.edge_mask.sum())
+        return edge_messages(
+            ends, state, (before, edge, within, filters[1]), fade, near.pairs, real
+        )
 
 
 class MPEU(nn.Module):
@@ -109,7 +157,7 @@ class MPEU(nn.Module):
         scale = aggregation_scale(batch, config.aggregation, h)
         near = neighbours_of(batch, step=_STEP, dtype=h.dtype)
         # Gaussians are the same both ways, so the first product has one row per pair.
-        own = gaussian_product(
+        edge = gaussian_product(
             near.distance,
             self.first.of_edge.weight.t(),
             spacing=config.spacing,
@@ -117,9 +165,9 @@ class MPEU(nn.Module):
         )
         fade = None
         if config.cutoff is not None:
-            fade = envelope(near.distance, config.cutoff).index_select(0, near.of_edge)[:, None]
-        h, edge = self.first(batch, near, h, own, scale, fade)
-        for layer in self.later:
-            assert isinstance(layer, EdgeInteraction)
-            h, edge = layer(batch, None, h, layer.of_edge(edge), scale, fade)
+            fade = envelope(near.distance, config.cutoff).index_select(0, near.of_edge)
+        layers: list[Any] = [self.first, *self.later]
+        for layer in layers:
+            kind = {"first": layer is layers[0], "last": layer is layers[-1]}
+            h, edge = layer(near, h, edge, scale, fade, **kind)
         return h
