@@ -319,7 +319,7 @@ class _Energies(torch.autograd.Function):
         now, sent, mu = array_of(q), array_of(x).reshape(nodes, 2, width), empty(0, 3, 0)
         steps: list[_Layer] = []
         for layer, own in zip(layers, filters, strict=True):
-            given = (sent, mu, own.reshape(len(own), -1, width), *around)
+            given = (sent, mu, own.reshape(len(own), own.shape[1] // width, width), *around)
             summed, hidden = empty(nodes, 3, width), len(layer.after[0])
             out = empty(nodes, len(layer.after[2]))
             step = _Layer(
