@@ -18,7 +18,7 @@ import torch.distributed as dist
 from weft.graphs import Array, Graph, GraphTable, open_table
 from weft.models import GCN, GCNConfig
 from weft.parallel.grid import Grid, grids_for
-from weft.parallel.method import PUBLISHED, Method
+from weft.parallel.method import CUT_FOR_GRID, PUBLISHED, Method
 from weft.parallel.network import GridNetwork
 from weft.parallel.prepare import prepare
 from weft.parallel.shard import GraphShard, row_offsets
@@ -291,12 +291,19 @@ class PreparedTables:
         """
         how = self.partition if method.exchange == "rows" else "contiguous"
         # An order without blocks of its own is cut for any grid.
-        blocks = grid.blocks if how == "metis" else 1
-        path = self.folder / f"{how}-{blocks}.weft"
+        blocks = grid.blocks if how in CUT_FOR_GRID else 1
+        shape = grid.shape if how == "balanced" else blocks
+        path = self.folder / f"{how}-{shape}.weft"
         if path.exists():
             return open_table(path)
         return prepare(
-            self.graph, path, blocks=blocks, partition=how, seed=self.seed, dtype=self.dtype
+            self.graph,
+            path,
+            blocks=blocks,
+            partition=how,
+            seed=self.seed,
+            dtype=self.dtype,
+            grid=grid if how == "balanced" else None,
         )
 
     def run(self, method: Method, grid: Grid, **settings: Any) -> GridRun:

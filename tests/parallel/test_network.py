@@ -217,6 +217,10 @@ def test_dropout_and_the_order_of_nodes_do_not_depend_on_grid_or_partition(tmp_p
     for partition, blocks in (("contiguous", 1), ("random", 3), ("rcm", 2), ("metis", 4)):
         paths[partition] = str(tmp_path / partition)
         prepare(graph, paths[partition], blocks=blocks, partition=partition)
+    # Rows and columns of the matrix in different orders, for the last of the grids.
+    paths["balanced"] = str(tmp_path / "balanced")
+    split = grid_of("2x1x2", 4)
+    prepare(graph, paths["balanced"], blocks=4, partition="balanced", grid=split)
     dropped = {"dropout": 0.4, "hidden": (7, 5)}
     for input_dropout in (0.0, 0.3):
         first = Case(table=paths["contiguous"], grid="1d", input_dropout=input_dropout, **dropped)
@@ -226,7 +230,7 @@ def test_dropout_and_the_order_of_nodes_do_not_depend_on_grid_or_partition(tmp_p
         cases = [
             replace(first, table=paths[partition], grid=grid, replication=replication)
             for (grid, replication), partition in zip(
-                GRIDS, ("random", "rcm", "rcm", "metis"), strict=True
+                [*GRIDS, GRIDS[-1]], ("random", "rcm", "rcm", "metis", "balanced"), strict=True
             )
         ]
         for answer in results_of(4, train_all, cases):

@@ -45,7 +45,7 @@ def test_every_node_is_in_one_block(how, nodes, edges, blocks):
     sizes = np.diff(found.offsets)
     assert len(sizes) == blocks
     assert (sizes >= 0).all()
-    if how != "metis":
+    if how not in ("metis", "volume"):
         assert sizes.max() - sizes.min() <= 1
 
 
@@ -53,7 +53,7 @@ def test_contiguous_keeps_the_order():
     assert partition_nodes(random_graph(7, 9), 3, "contiguous").order.tolist() == list(range(7))
 
 
-@pytest.mark.parametrize("how", ["random", "metis"])
+@pytest.mark.parametrize("how", ["random", "metis", "volume", "balanced"])
 def test_the_seed_decides(how):
     graph = random_graph(200, 800)
     orders = [partition_nodes(graph, 4, how, seed).order.tolist() for seed in (0, 0, 1)]
@@ -90,14 +90,22 @@ def test_more_blocks_than_nodes(blocks):
 
 
 def test_unknown_way_lists_the_legal_ones():
-    with pytest.raises(ValueError, match="'best'; choose from contiguous, random, metis, rcm"):
+    with pytest.raises(ValueError, match="'best'; choose from contiguous, random, metis, volume"):
         partition_nodes(random_graph(5, 9), 2, "best")
 
 
-def test_metis_without_its_package(monkeypatch):
+@pytest.mark.parametrize("how", ["metis", "volume"])
+def test_metis_without_its_package(how, monkeypatch):
     monkeypatch.setitem(sys.modules, "pymetis", None)
-    with pytest.raises(DataError, match=r"weft\[partition\]"):
-        partition_nodes(random_graph(5, 9), 2, "metis")
+    with pytest.raises(DataError, match=rf"'{how}' needs pymetis.*weft\[partition\]"):
+        partition_nodes(random_graph(5, 9), 2, how)
+
+
+@pytest.mark.parametrize("how", ["volume", "balanced"])
+def test_an_edge_of_a_node_that_is_not_there(how):
+    graph = Graph(num_nodes=5, senders=np.array([0, 9]), receivers=np.array([1, 2]))
+    with pytest.raises(DataError, match="senders = 9, out of range"):
+        partition_nodes(graph, 2, how)
 
 
 @pytest.mark.parametrize(("blocks", "fewer"), [(4, 5.0), (16, 8.8)])

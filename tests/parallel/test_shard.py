@@ -225,7 +225,7 @@ def test_row_offsets():
     metis = prepare(path_graph(), blocks=2, partition="metis")
     own = metis.metadata["partition"]["offsets"]
     assert row_offsets(metis, grid_of("1d", 2)).tolist() == own
-    with pytest.raises(ValueError, match=r"METIS into 2 blocks.*prepare the graph again with 4"):
+    with pytest.raises(ValueError, match=r"metis has 2 blocks.*prepare the graph again with 4"):
         row_offsets(metis, grid_of("1d", 4))
 
 

@@ -14,9 +14,13 @@ Panels = Literal["kept", "sent"]
 Precision = Literal["full", "bfloat16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 Model = Literal["gcn", "sage"]
-PARTITIONS = ("contiguous", "random", "metis", "rcm")
+PARTITIONS = ("contiguous", "random", "metis", "volume", "balanced", "rcm")
 """contiguous: the order the nodes have; random: any (evens out hubs); metis: few edges between
-blocks; rcm: reverse Cuthill-McKee, neighbours close together, for any number of blocks."""
+blocks; volume: METIS, then nodes moved so that fewer rows travel; balanced: as many nonzeros on
+every rank; rcm: reverse Cuthill-McKee, neighbours close together, for any number of blocks."""
+
+CUT_FOR_GRID = ("metis", "volume", "balanced")
+"""Partitions whose blocks are made for one number of them; others are orders to be cut anywhere."""
 
 
 @dataclass(frozen=True, kw_only=True)

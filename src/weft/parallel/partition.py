@@ -9,8 +9,10 @@ import numpy as np
 from weft.errors import DataError
 from weft.graphs import Array, Graph
 from weft.layout.orders import ORDERS, neighbour_matrix
-from weft.parallel.grid import balanced
-from weft.parallel.method import PARTITIONS
+from weft.parallel.balance import balanced_blocks
+from weft.parallel.grid import Grid, balanced
+from weft.parallel.method import CUT_FOR_GRID, PARTITIONS
+from weft.parallel.volume import with_less_volume
 
 # METIS keeps the best of this many cuts, of graphs with few enough edges that one takes a second.
 _CUTS = 8
@@ -33,22 +35,26 @@ class Partition:
     offsets: Array
 
 
-def partition_nodes(graph: Graph, blocks: int, how: str, seed: int = 0) -> Partition:
-    """Cut the nodes into blocks. Directions of edges do not matter, nor do repeated edges.
+def partition_nodes(
+    graph: Graph, blocks: int, how: str, seed: int = 0, grid: Grid | None = None
+) -> Partition:
+    """Cut the nodes into blocks. Directions of edges and repeated edges matter to `balanced` alone.
 
-    Blocks differ by at most one node, except those of METIS, which may differ by a few, and of a
-    graph with hardly more nodes than blocks may even be empty. Nodes of a METIS block keep their
-    order.
+    Blocks differ by at most one node, except those of `metis`, which may differ by a few, and of a
+    graph with hardly more nodes than blocks may even be empty, and of `volume`, up to 1.05 times
+    their even share. Nodes of blocks that are made for one number of them keep their order.
 
     Args:
         graph: the nodes and edges.
         blocks: number of blocks, at most the number of nodes.
         how: one of PARTITIONS.
-        seed: of `random` and `metis`; the same seed gives the same blocks.
+        seed: of all but `contiguous` and `rcm`; the same seed gives the same blocks.
+        grid: whose ranks `balanced` gives equally many nonzeros, self-loops as far as the graph
+            has them; by default 1d. It has so many blocks.
 
     Raises:
         ValueError: more blocks than nodes, or an unknown partition.
-        DataError: `metis` without pymetis.
+        DataError: `metis` or `volume` without pymetis, or an edge of a node that is not there.
     """
     if how not in PARTITIONS:
         raise ValueError(f"partition is {how!r}; choose from {', '.join(PARTITIONS)}")
@@ -57,8 +63,16 @@ def partition_nodes(graph: Graph, blocks: int, how: str, seed: int = 0) -> Parti
             f"{graph.num_nodes} nodes cannot be cut into {blocks} blocks; give 1 to "
             f"{graph.num_nodes} blocks, that is, fewer ranks"
         )
-    if how == "metis":
-        part = _metis_parts(graph, blocks, seed)
+    if how in CUT_FOR_GRID:
+        graph.validate()
+        grid = grid or Grid(rows=blocks)
+        assert grid.blocks == blocks
+        if how == "balanced":
+            part = balanced_blocks(graph, grid, seed)
+        else:
+            part = _metis_parts(graph, blocks, seed, how)
+        if how == "volume":
+            part = with_less_volume(graph, part, blocks, seed)
         sizes = np.bincount(part, minlength=blocks)
         return Partition(
             order=np.argsort(part, kind="stable"), offsets=np.append(0, np.cumsum(sizes))
@@ -73,7 +87,7 @@ def partition_nodes(graph: Graph, blocks: int, how: str, seed: int = 0) -> Parti
     return Partition(order=order, offsets=balanced(graph.num_nodes, blocks))
 
 
-def _metis_parts(graph: Graph, blocks: int, seed: int) -> Array:
+def _metis_parts(graph: Graph, blocks: int, seed: int, how: str) -> Array:
     """The block of each node, int64 [n].
 
     Recursive bisection into blocks of equally many nodes: fewer rows travel than with k-way cuts,
@@ -84,7 +98,7 @@ def _metis_parts(graph: Graph, blocks: int, seed: int) -> Array:
         import pymetis
     except ImportError:
         raise DataError(
-            "the partition 'metis' needs pymetis, which is not installed: pip install "
+            f"the partition '{how}' needs pymetis, which is not installed: pip install "
             "'weft[partition]'"
         ) from None
     if blocks == 1:

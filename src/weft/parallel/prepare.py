@@ -19,6 +19,8 @@ from weft.counting_sort import group_starts
 from weft.errors import DataError
 from weft.graphs import Array, Column, Graph, GraphTable, write_table
 from weft.graphs.checksums import checksum, edges_checksum
+from weft.parallel.balance import imbalance, panel_nonzeros
+from weft.parallel.grid import Grid
 from weft.parallel.method import PARTITIONS
 from weft.parallel.partition import Partition, partition_nodes
 from weft.parallel.shard import KIND, fingerprint_of
@@ -50,6 +52,7 @@ def prepare(
     normalisation: str = "symmetric",
     dtype: str = "float32",
     seed: int = 0,
+    grid: Grid | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> GraphTable:
     """The table of one graph that ranks train on in full, each on its blocks.
@@ -65,8 +68,8 @@ def prepare(
     the same order both ways); `original`, a hash of the source's nodes and degrees, the same for
     any partition; `contents`, checksums of all its `features`, `edges`, `weights`, `labels` and
     `split`, by which a resumed run recognises its data; `fingerprint`; and `partition`: `how`,
-    `blocks`, `offsets`, `seed`, `cut_edges` between blocks, and `imbalance_nodes` and
-    `imbalance_edges`, the largest block over the mean one, edges counted where they enter.
+    `blocks`, `offsets`, `seed`, `cut_edges` between blocks, `imbalance_nodes`, the largest block
+    over the mean one, and `imbalance_edges`, the most nonzeros of a rank of the grid over the mean.
 
     Args:
         source: a graph with these columns (edge column `weight` if it has weights), or a table
@@ -77,12 +80,17 @@ def prepare(
         normalisation: one of NORMALISATIONS; `symmetric` adds self-loops where there are none.
         dtype: of the normalised weights, float32 or float64.
         seed: of the partition.
+        grid: that the ranks will have, which has so many blocks; by default 1d. Any other with as
+            many blocks works, with less even ranks.
         progress: called with the name of each stage as it begins.
 
     Raises:
         DataError: a column is missing or wrong, a feature or weight is not finite.
-        ValueError: more blocks than nodes, or an unknown option.
+        ValueError: more blocks than nodes, a grid with another number, or an unknown option.
     """
+    grid = grid or Grid(rows=max(1, blocks))
+    if grid.blocks != max(1, blocks):
+        raise ValueError(f"blocks is {blocks}; the grid {grid.shape} has {grid.blocks}")
     tell = progress or (lambda stage: None)
     for what, value, legal in (
         ("partition", partition, PARTITIONS),
@@ -96,7 +104,7 @@ def prepare(
     tell("checking the graph")
     graph = _checked(one_graph(source))
     tell(f"partition: {partition}, {blocks} blocks")
-    parts = partition_nodes(graph, blocks, partition, seed)
+    parts = partition_nodes(graph, blocks, partition, seed, grid)
     tell("sorting edges")
     edges = sort_edges(graph, parts.order, loops=normalisation == "symmetric")
     tell(f"normalisation: {normalisation}")
@@ -109,7 +117,7 @@ def prepare(
     table = replace(
         table,
         metadata={
-            **_about(table, edges, parts, settings),
+            **_about(table, edges, parts, grid, settings),
             "normalisation": normalisation,
             "symmetric_values": symmetric,
             "original": _original(graph, parts.order, edges, normalisation),
@@ -217,7 +225,7 @@ def _table(graph: Graph, order: Array, edges: SortedEdges, symmetric: bool) -> G
 
 
 def _about(
-    table: GraphTable, edges: SortedEdges, parts: Partition, settings: dict[str, Any]
+    table: GraphTable, edges: SortedEdges, parts: Partition, grid: Grid, settings: dict[str, Any]
 ) -> dict[str, Any]:
     """Metadata: the partition and how good it is, classes, sizes of the split."""
     sizes = np.diff(parts.offsets)
@@ -228,8 +236,10 @@ def _about(
             **settings,
             "offsets": parts.offsets.tolist(),
             "cut_edges": int(count_cut(edges.in_starts, edges.senders, block)),
-            "imbalance_nodes": _imbalance(sizes),
-            "imbalance_edges": _imbalance(np.diff(edges.in_starts[parts.offsets])),
+            "imbalance_nodes": imbalance(sizes),
+            "imbalance_edges": imbalance(
+                panel_nonzeros(grid, block, edges.senders, edges.receivers)
+            ),
         },
         "classes": int(table.columns["y"].max(initial=-1)) + 1,
         "counts": {name: int(np.count_nonzero(table.columns[name])) for name in PARTS},
@@ -262,10 +272,6 @@ def _original(graph: Graph, order: Array, edges: SortedEdges, normalisation: str
     about = [graph.num_nodes, len(edges.senders), list(x.shape), x.dtype.name, normalisation]
     digest.update(json.dumps(about).encode())
     return digest.hexdigest()[:16]
-
-
-def _imbalance(sizes: Array) -> float:
-    return float(sizes.max() / sizes.mean()) if sizes.any() else 1.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

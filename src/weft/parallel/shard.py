@@ -24,7 +24,7 @@ from weft.graphs.checksums import column_sums
 from weft.parallel.grid import Grid, balanced
 from weft.parallel.grid_layers import slice_of
 from weft.parallel.grid_matrix import CSRBlock, GridMatrix, RowExchange
-from weft.parallel.method import Method, Model
+from weft.parallel.method import CUT_FOR_GRID, Method, Model
 from weft.parallel.recorder import Recorder
 from weft.parallel.shard_loops import count_range, fill_range
 from weft.parallel.splits import PARTS
@@ -274,15 +274,15 @@ def row_offsets(table: GraphTable, grid: Grid) -> Array:
     (contiguous, random, rcm) is cut anew.
 
     Raises:
-        ValueError: blocks of METIS for another number of them, or fewer nodes than blocks.
+        ValueError: blocks that were made for another number of them, or fewer nodes than blocks.
     """
     _check_prepared(table)
     partition = table.metadata["partition"]
     if partition["blocks"] == grid.blocks:
         return np.array(partition["offsets"], dtype=np.int64)
-    if partition["how"] == "metis":
+    if partition["how"] in CUT_FOR_GRID:
         raise ValueError(
-            f"the graph was partitioned by METIS into {partition['blocks']} blocks, the grid "
+            f"the partition {partition['how']} has {partition['blocks']} blocks, the grid "
             f"{grid.shape} has {grid.blocks}; prepare the graph again with {grid.blocks} blocks"
         )
     if table.total_nodes < grid.blocks:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Normalisation = Literal["auto", "symmetric", "row", "none"]
 Dtype = Literal["float32", "float64"]
-PartitionName = Literal["contiguous", "random", "metis", "rcm"]
+PartitionName = Literal["contiguous", "random", "metis", "volume", "balanced", "rcm"]
 
 _MACHINE = Machine(name="10 Gb/s", link=NETWORKS["ethernet-10"])
 # Where the ranks are, how they talk and how often they save changes nothing but rounding, so a
@@ -70,7 +70,9 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
         ranks: processes; by default as many as torchrun has started, or 1.
         device: cpu, cuda (a GPU for each rank of a host), or `auto`: cuda where there is any.
         method: What travels between ranks.
-        partition: which nodes go together; metis needs `pip install 'weft[partition]'`.
+        partition: which nodes go together: `volume` (METIS, then fewer rows that travel) and
+            `metis` need `pip install 'weft[partition]'`; `balanced` gives every rank equally many
+            nonzeros.
         learning_rate: Learning rate.
         weight_decay: Weight decay on the first layer's weights.
         schedule: how the learning rate moves; a step is an epoch here.

@@ -97,11 +97,15 @@ def full_graph_table(
         "scale": config.feature_scale,
         **settings,
     }
+    # Others are the same for any grid with so many blocks.
+    cut_for = grid if config.partition == "balanced" else None
+    if cut_for is not None:
+        made_of["grid"] = [grid.shape, grid.replicated]
     key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:16]
 
     def build(path: Path) -> GraphTable:
         graph = source_graph(config, source, unlabelled=unlabelled)
-        return prepare(graph, path, progress=tell, **settings)
+        return prepare(graph, path, grid=cut_for, progress=tell, **settings)
 
     name = f"full-graph-{file_name_of(config.data)}-{key}"
     remedy = f"remove the folder {name}.weft there and start again"

@@ -14,6 +14,7 @@ from weft.errors import DataError
 from weft.files import read_object, write_atomically
 from weft.graphs import Array, GraphTable, open_table
 from weft.parallel.grid import Grid, grid_of
+from weft.parallel.method import CUT_FOR_GRID
 from weft.parallel.network import GridNetwork
 from weft.parallel.shard import GraphShard
 from weft.recipes.full_graph.config import FullGraphConfig
@@ -116,7 +117,7 @@ def _graph(
     if earlier is not None and earlier.exists():
         table = open_table(earlier)
         partition = table.metadata["partition"]
-        if partition["how"] != "metis" or partition["blocks"] == grid.blocks:
+        if partition["how"] not in CUT_FOR_GRID or partition["blocks"] == grid.blocks:
             return table, grid
     return full_graph_table(config, data_dir=data_dir)
 
