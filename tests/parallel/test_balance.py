@@ -109,7 +109,7 @@ def test_real_graphs(name):
     if path.suffix == ".zip":
         graph = shchur(path)
     else:
-        listed = read_edge_list(path)
+        listed = read_edge_list(path, columns=("src", "dst"))
         graph = Graph(
             num_nodes=listed.num_nodes, senders=listed.senders, receivers=listed.receivers
         )
