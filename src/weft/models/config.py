@@ -72,6 +72,52 @@ class SAGEConfig(GCNConfig):
     input_dropout: float = 0.0
 
 
+NetworkKind = Literal["gcn", "sage", "gin", "gat", "gatv2", "appnp", "sgc"]
+Norm = Literal["none", "layer", "batch", "graph"]
+Aggregation = Literal["mean", "max"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphNetworkConfig(GCNConfig):
+    """Shape of a network over one graph that ranks may share.
+
+    Attributes:
+        kind: of its layers. appnp: a perceptron of these widths, then `steps` products; sgc:
+            `steps` products, then one linear layer, without hidden ones.
+        aggregate: what GraphSAGE takes of the neighbours.
+        heads: of attention; they share a layer's width, and the last layer takes their mean.
+        steps: products of appnp and sgc.
+        teleport: the share of a node's own prediction in each product of appnp.
+        residual: add a layer's input to its output, where both are of one width.
+        norm: of hidden features: of each node's, or of each feature over all nodes, as in a batch
+            norm or in a graph norm.
+        checkpoint: compute hidden activations again in the backward pass instead of keeping them.
+    """
+
+    kind: NetworkKind = "gcn"
+    input_dropout: float = 0.0
+    aggregate: Aggregation = "mean"
+    heads: int = 4
+    steps: int = 10
+    teleport: float = 0.1
+    residual: bool = False
+    norm: Norm = "none"
+    checkpoint: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choices(self, kind=NetworkKind, norm=Norm, aggregate=Aggregation)
+        check_least(self, heads=1, steps=1)
+        _check_chances(self, "teleport")
+        if self.kind in ("gat", "gatv2"):
+            for width in self.hidden:
+                if width % self.heads:
+                    raise ValueError(
+                        f"a hidden layer of {width} features cannot be shared by {self.heads} "
+                        "heads; take a multiple of them"
+                    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class GGNNConfig:
     """A gated graph network that scores nodes.

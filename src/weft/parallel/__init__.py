@@ -8,6 +8,10 @@ from weft.lazy import lazy_names
 
 if TYPE_CHECKING:
     from weft.parallel.distributed_graph import DistributedGraph as DistributedGraph
+    from weft.parallel.graph_network import GraphNetwork as GraphNetwork
+    from weft.parallel.graph_norms import BatchNorm as BatchNorm
+    from weft.parallel.graph_norms import GraphNorm as GraphNorm
+    from weft.parallel.graph_norms import LayerNorm as LayerNorm
     from weft.parallel.grid import Grid as Grid
     from weft.parallel.grid import balanced as balanced
     from weft.parallel.grid import grid_of as grid_of
