@@ -55,9 +55,16 @@ class Total:
 
 @dataclass(eq=False)
 class Recorder:
-    """Keeps the events of this rank in their order."""
+    """Keeps the events of this rank in their order.
+
+    Attributes:
+        events: what happened.
+        timed: between GPUs, wait for the stream before and after each collective, so that its time
+            is that of the message; otherwise only bytes are right there. On CPUs it is always.
+    """
 
     events: list[Event] = field(default_factory=list)
+    timed: bool = True
 
     def add(self, event: Event) -> None:
         """Note an event."""

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from weft.errors import DataError
 from weft.parallel.device import backend_of, own_device
 from weft.parallel.grid import Grid, grid_of
+from weft.parallel.meeting import meet
 from weft.parallel.recorder import Along, Event, Kind, Recorder
 
 # What a rank waits for another at most; longer than any product takes.
@@ -54,12 +55,14 @@ class Pending:
 
     def wait(self) -> Tensor:
         """The tensor, filled."""
-        if self._work is not None:
+        timed = self._work is not None and self._recorder.timed
+        if timed:
             # A GPU's wait is only queued. What was computed before is not the message's time.
             settle(self.tensor.device)
         start = time.perf_counter()
         if self._work is not None:
             self._work.wait()
+        if timed:
             settle(self.tensor.device)
         if self._finish is not None:
             self.tensor = self._finish(self.tensor)
@@ -96,7 +99,8 @@ class World:
             raise ValueError(f"rank is {rank} of {grid.ranks}; ranks are counted from 0")
         self.grid, self.rank, self.place = grid, rank, grid.place(rank)
         self.device = device
-        self.recorder = Recorder()
+        # Between GPUs a time costs two waits for the whole stream, so that nothing overlaps.
+        self.recorder = Recorder(timed=device.type != "cuda")
         self.dry = groups is None
         self._groups = groups or {}
 
@@ -357,6 +361,7 @@ def joined(
     *,
     device: torch.device | None = None,
     timeout: timedelta = _TIMEOUT,
+    tell: Callable[[str], object] | None = None,
 ) -> Iterator[World]:
     """The processes that torchrun has started, joined to a grid; without it this one alone.
 
@@ -367,8 +372,11 @@ def joined(
         replication: of 1.5d.
         device: to compute on, a GPU with its index; by default that of `own_device`.
         timeout: what a rank waits for another at most.
+        tell: takes a sentence of rank 0 about ranks that are late.
 
     Raises:
+        DataError: on every rank: some have not joined in time, or have another version of weft,
+            torch or Python.
         ValueError: the grid does not fit the number of processes, on every rank; there are fewer
             GPUs than ranks on this host.
     """
@@ -382,7 +390,7 @@ def joined(
         return
     starts = not dist.is_initialized()
     if starts:
-        dist.init_process_group("gloo", timeout=timeout)
+        meet(timeout, tell)
     try:
         yield World(grid, dist.get_rank(), _groups(grid, device, timeout), device)
     finally:
@@ -391,13 +399,16 @@ def joined(
 
 
 def joined_replicas(
-    timeout: timedelta = _LONG_TIMEOUT, device: torch.device | None = None
+    timeout: timedelta = _LONG_TIMEOUT,
+    device: torch.device | None = None,
+    *,
+    tell: Callable[[str], object] | None = None,
 ) -> AbstractContextManager[World]:
     """The processes that torchrun has started, each with the whole model, by default on the CPU.
 
     They share every batch of a training run. Without torchrun this process is alone.
     """
-    return joined("1d", device=device or torch.device("cpu"), timeout=timeout)
+    return joined("1d", device=device or torch.device("cpu"), timeout=timeout, tell=tell)
 
 
 def _groups(
