@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from weft_lab.checks import at_least, fractions, scratch_folder, some_of
 
-CommunicationCase = Literal["exact", "bytes", "model", "speed", "scale"]
+CommunicationCase = Literal["exact", "bytes", "model", "balance", "volume", "speed", "scale"]
 MoleculesCase = Literal["schnet-32", "schnet-128", "mpeu-32", "mpeu-128", "painn-64", "painn-128"]
 ForcesModel = Literal["painn-64", "painn-128", "schnet-64", "schnet-128"]
 ForcesTask = Literal["training", "forces"]
@@ -185,12 +185,16 @@ class CommunicationBench(_Bench):
 
     Attributes:
         cases: exact: every grid against one process; bytes: received, recorded and predicted;
-            model: formulas against the literature; speed: an epoch on 2 ranks and in one process;
-            scale: a graph of 64 million edges, which takes minutes and some 10 GB.
-        data: coauthor-physics.zip, or a folder with it, for `bytes`; else it comes from the data
-            folder.
+            model: formulas against the literature; balance: how even the ranks of big grids are;
+            volume: what METIS and our refinement of it leave to travel; speed: an epoch on 2 ranks
+            and in one process; scale: a graph of 64 million edges, which takes minutes and some
+            10 GB.
+        data: coauthor-physics.zip, or a folder with it, for `bytes`, `balance` and `volume`; else
+            it comes from the data folder.
+        edge_list: A directed edge list, src and dst, for `balance` and `volume` too.
         exact_ranks: Numbers of ranks of `exact`.
         bytes_ranks: Numbers of ranks of `bytes`.
+        volume_ranks: Numbers of ranks of `volume`.
         nodes: Nodes of the generated graph of `speed`.
         degree: Neighbours of a node of that graph; 170,000 nodes of 13.53 have 2.3 million directed
             edges.
@@ -207,8 +211,10 @@ class CommunicationBench(_Bench):
 
     cases: tuple[CommunicationCase, ...] = ("exact", "bytes", "model", "speed")
     data: Path | None = None
+    edge_list: Path | None = None
     exact_ranks: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 9, 16, 27)
     bytes_ranks: tuple[int, ...] = (4, 16)
+    volume_ranks: tuple[int, ...] = (4, 16, 64, 256, 1024)
     nodes: int = 170_000
     degree: float = 13.53
     speed_ranks: int = 2
@@ -223,7 +229,7 @@ class CommunicationBench(_Bench):
     def __post_init__(self) -> None:
         some_of(self, "cases", get_args(CommunicationCase))
         at_least(self, 1, "exact_ranks", "speed_ranks", "scale_ranks", "rounds", "steps")
-        at_least(self, 2, "bytes_ranks")
+        at_least(self, 2, "bytes_ranks", "volume_ranks")
         at_least(self, 1, "scale_widths", count=2)
         scratch_folder(self.scratch)
 

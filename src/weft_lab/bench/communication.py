@@ -25,8 +25,9 @@ from weft.parallel.prepare import prepare
 from weft.parallel.shard import GraphShard
 from weft.parallel.splits import one_graph
 from weft.parallel.traffic_formulas import reduced_words
-from weft.sources import load, shchur
+from weft.sources import load, read_edge_list, rmat, shchur
 from weft_lab.bench.communication_speed import scale_cases, speed_case
+from weft_lab.bench.partitions import balance_case, volume_case
 from weft_lab.bench.result import BenchResult, CandidateResult, CaseResult, data_or_error
 from weft_lab.bench_settings import CommunicationBench
 from weft_lab.grid_training import (
@@ -69,7 +70,7 @@ def bench_communication(config: CommunicationBench, progress: Progress) -> Bench
     """Run the cases that were asked for."""
     # First, so that what is wrong with it is known before anything is measured.
     physics: Graph | DataError | None = None
-    if "bytes" in config.cases:
+    if {"bytes", "balance", "volume"} & set(config.cases):
         physics = data_or_error(lambda: _edges(config), config.data)
     cases: list[CaseResult] = []
     for name in dict.fromkeys(config.cases):
@@ -81,6 +82,18 @@ def bench_communication(config: CommunicationBench, progress: Progress) -> Bench
             cases += bytes_cases(physics, config.bytes_ranks, progress)
         elif name == "bytes":
             cases.append(CaseResult.no_data("bytes", physics, unit="bytes"))
+        elif name in ("balance", "volume"):
+            graphs = {_NAME: physics} if isinstance(physics, Graph) else {}
+            if not graphs:
+                cases.append(CaseResult.no_data(f"{name}, {_NAME}", physics, unit="ratio"))
+            if config.edge_list is not None:
+                graphs[config.edge_list.name.split(".")[0]] = _listed(config.edge_list)
+            if name == "balance":
+                graphs["R-MAT"] = rmat(2**17, 2_000_000)
+                cases += [balance_case(*each, progress) for each in graphs.items()]
+            else:
+                ranks = config.volume_ranks
+                cases += [volume_case(*each, ranks, WIDTHS, progress) for each in graphs.items()]
         elif name == "speed":
             cases.append(speed_case(config, progress))
         else:
@@ -92,6 +105,11 @@ def _edges(config: CommunicationBench) -> Graph:
     graph = physics_graph(config.data, config.data_dir)
     # Its own features are wide, and not used.
     return Graph(num_nodes=graph.num_nodes, senders=graph.senders, receivers=graph.receivers)
+
+
+def _listed(path: Path) -> Graph:
+    found = read_edge_list(path, columns=("src", "dst"))
+    return Graph(num_nodes=found.num_nodes, senders=found.senders, receivers=found.receivers)
 
 
 def physics_graph(data: Path | None, data_dir: Path | None) -> Graph:

@@ -107,6 +107,19 @@ def test_bytes_are_recorded_as_predicted_and_less_than_published():
     ]
 
 
+def test_partitions_are_counted(tmp_path):
+    graph = planted_partition(3000, 4, mean_degree=8, homophily=0.9, num_features=2, seed=0)
+    file = shchur_file(tmp_path / "coauthor-physics.npz", graph)
+    listed = tmp_path / "list.txt"
+    listed.write_text("# src dst\n" + "".join(f"{k} {k * k % 97}\n" for k in range(97)))
+    settings = {"data": file, "edge_list": listed, "volume_ranks": (4,)}
+    for case in run(cases=("volume",), **settings).cases:
+        plain, ours = (case.candidates[f"weft P = 4, {how}"] for how in ("metis", "volume"))
+        assert ours.figures["rows"] <= plain.figures["rows"]
+        assert ours.figures["of metis"] == ours.figures["rows"] / plain.figures["rows"]
+        assert ours.figures["mean MB"] == pytest.approx(np.mean(ours.samples) / 1e6)
+
+
 def test_speed_is_broken_down():
     result = run(cases=("speed",), nodes=400, degree=5.0, rounds=2, steps=1)
     (case,) = result.cases
