@@ -14,9 +14,12 @@ from rank_processes import results_of
 from weft.graphs import open_table
 from weft.models.config import GraphNetworkConfig
 from weft.parallel import DistributedGraph
-from weft.parallel.grid import grid_of, grids_for
+from weft.parallel.grid import Grid, grid_of, grids_for
 from weft.parallel.prepare import prepare
 from weft.parallel.world import single
+from weft.recipes.full_graph.config import FullGraphConfig
+from weft.recipes.full_graph.prediction import predict_nodes
+from weft.recipes.full_graph.training import train_full_graph
 
 pytest.importorskip("torch_geometric")
 
@@ -216,6 +219,25 @@ def test_layers_of_torch_geometric_are_taken_over_and_given_back(graph, tables):
     torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-10)
     with pytest.raises(TypeError, match="pass a DistributedGraph"):
         taken(x, torch.from_numpy(ends))
+
+
+@pytest.mark.parametrize("kind", ["gcn", "sage"])
+def test_a_trained_run_is_a_module_of_torch_geometric(kind, tmp_path):
+    from weft.integrations.geometric_grid import to_geometric
+
+    graph = replace(one_loop_each(graph_of()), edges={})
+    how = {"gcn": "symmetric", "sage": "row"}[kind]
+    path = tmp_path / "table"
+    table = prepare(graph, path, blocks=1, normalisation=how, dtype="float64")
+    config = FullGraphConfig(data=str(path), model=kind, dtype="float64", epochs=3)
+    train_full_graph(table, config, Grid(rows=1), folder=tmp_path / "run", quiet=True)
+    predict_nodes(tmp_path / "run", tmp_path / "out.csv")
+    ours = np.loadtxt(tmp_path / "out.csv", delimiter=",", skiprows=1)
+    guest = to_geometric(tmp_path / "run")
+    x, ends = torch.from_numpy(graph.nodes["x"]), np.stack([graph.senders, graph.receivers])
+    best, chosen = guest(x, torch.from_numpy(ends)).softmax(1).max(1)
+    assert chosen.tolist() == ours[:, 1].tolist()
+    assert best.tolist() == pytest.approx(ours[:, 2].tolist(), rel=1e-5)
 
 
 @pytest.mark.parametrize(
