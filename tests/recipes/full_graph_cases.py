@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -21,26 +22,78 @@ from weft.parallel.world import World, joined
 from weft.recipes.full_graph import training as full_graph
 from weft.recipes.full_graph.session import check_alike
 from weft.recipes.full_graph.training import FullGraphConfig
+from weft.training import checkpoint
 
 
 def dying(path: Path, config: FullGraphConfig, grid: Grid, session: dict[str, Any]) -> Any:
-    """A rank of `train_full_graph`; `die.json` beside the run says which is killed, and when."""
+    """A rank of `train_full_graph`; `die.json` beside the run says which is killed, when and where.
+
+    `epoch` is the step, or the evaluation or the checkpoint, counted from 1. `where` is `step`;
+    `collective`, number `message` of those that the layers of the step start, while it is under
+    way; `evaluation`, in the same way; or `checkpoint`, when half of it is in its file.
+    """
     beside = session["folder"].parent
     plan = json.loads((beside / "die.json").read_text())
-    step = GridNetwork.step
+    where, epoch, rank = plan.get("where", "step"), plan["epoch"], plan["rank"]
+    dead = beside / f"dead-{epoch}"
+    step, evaluate, start = GridNetwork.step, GridNetwork.evaluate, World._start
+    write = checkpoint.write_atomically
+    # What is under way, how many evaluations and checkpoints there were, messages of this one.
+    now: dict[str, Any] = {"in": "", "evaluation": 0, "checkpoint": 0, "messages": 0}
 
-    def killed(self: GridNetwork, seed: int) -> float:
-        dead = beside / f"dead-{plan['epoch']}"
-        if self.world.rank == plan["rank"] and seed % 2**32 == plan["epoch"] and not dead.exists():
-            dead.touch()
+    def die() -> None:
+        if not dead.exists():
+            dead.write_text(now["in"])
             os.kill(os.getpid(), signal.SIGKILL)
-        return step(self, seed)
 
-    GridNetwork.step = killed  # type: ignore[method-assign]
+    def stepped(self: GridNetwork, seed: int) -> float:
+        if self.world.rank == rank and seed % 2**32 == epoch:
+            if where == "step":
+                die()
+            now.update({"in": "collective", "messages": 0})
+        found = step(self, seed)
+        now["in"] = ""
+        return found
+
+    def evaluated(self: GridNetwork, **options: Any) -> dict[str, float]:
+        now["evaluation"] += 1
+        if self.world.rank == rank and now["evaluation"] == epoch:
+            now.update({"in": "evaluation", "messages": 0})
+        found = evaluate(self, **options)
+        now["in"] = ""
+        return found
+
+    def started(self: World, kind: Any, along: Any, received: int, purpose: str, *rest: Any) -> Any:
+        pending = start(self, kind, along, received, purpose, *rest)
+        of_layer = purpose not in ("loss", "weights", "setup") or where == "evaluation"
+        if now["in"] == where and self.size(along) > 1 and of_layer:
+            now["messages"] += 1
+            if now["messages"] == plan["message"]:
+                die()
+        return pending
+
+    def written(target: Path, writer: Any) -> None:
+        def half(file: Any) -> None:
+            whole = io.BytesIO()
+            writer(whole)
+            file.write(whole.getvalue()[: len(whole.getvalue()) // 2])
+            file.flush()
+            now["in"] = "checkpoint"
+            die()
+            file.write(whole.getvalue()[len(whole.getvalue()) // 2 :])
+
+        now["checkpoint"] += target.name == checkpoint.CHECKPOINT
+        fatal = where == "checkpoint" and now["checkpoint"] == epoch
+        write(target, half if fatal and target.name == checkpoint.CHECKPOINT else writer)
+
+    GridNetwork.step, GridNetwork.evaluate = stepped, evaluated  # type: ignore[method-assign]
+    World._start = started  # type: ignore[method-assign, assignment]
+    checkpoint.write_atomically = written
     try:
         return full_graph._train_launched(path, config, grid, session)
     finally:
-        GridNetwork.step = step  # type: ignore[method-assign]
+        GridNetwork.step, GridNetwork.evaluate = step, evaluate  # type: ignore[method-assign]
+        World._start, checkpoint.write_atomically = start, write  # type: ignore[method-assign]
 
 
 def disagreeing(paths: list[list[str]], config: FullGraphConfig) -> list[str]:

@@ -127,6 +127,38 @@ def test_a_killed_rank_changes_no_loss(table, serial, tmp_path, monkeypatch):
     assert read_metrics(tmp_path / "run")[-1]["bytes_received"] > 0
 
 
+# How often each; more by hand: WEFT_KILLS=20 pytest -k kill_in.
+KILLS = int(os.environ.get("WEFT_KILLS", "1"))
+
+
+@pytest.mark.parametrize("draw", range(KILLS))
+@pytest.mark.parametrize("where", ["checkpoint", "evaluation", "collective"])
+def test_a_kill_in_the_midst_of_it_changes_no_loss(
+    table, serial, tmp_path, monkeypatch, where, draw
+):
+    monkeypatch.setattr(module, "_train_launched", full_graph_cases.dying)
+    rng = np.random.default_rng([draw, len(where)])
+    # Rank 0 alone writes, and keeps the beginning, epochs 3 and 6, and the end.
+    latest = 4 if where == "checkpoint" else CONFIG.epochs
+    plan = {
+        "where": where,
+        "rank": 0 if where == "checkpoint" else int(rng.integers(4)),
+        "epoch": int(rng.integers(1, latest + 1)),
+        "message": int(rng.integers(1, 4)),
+    }
+    (tmp_path / "die.json").write_text(json.dumps(plan))
+    grid = grid_of("2d", 4) if draw % 2 == 0 else grid_of("1.5d", 4, 2)
+    said: list[str] = []
+    trained = train(table, tmp_path / "run", grid, tell=said.append)
+    # It died there, and nowhere else.
+    assert (tmp_path / f"dead-{plan['epoch']}").read_text() == where, plan
+    (text,) = said
+    assert text.startswith(f"rank {plan['rank']} was killed by SIGKILL")
+    assert trained.result.stopped == "finished"
+    np.testing.assert_allclose(losses(tmp_path / "run"), serial, rtol=1e-10)
+    assert not list((tmp_path / "run").glob(".*.partial"))
+
+
 def test_another_device_gives_the_same_run_and_goes_on_elsewhere(table, serial, tmp_path):
     run = tmp_path / "run"
 
