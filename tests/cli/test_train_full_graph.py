@@ -12,12 +12,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from weft.graphs import open_table
+from weft.graphs import open_table, write_table
 from weft.sources import planted_partition
 from weft.training import read_metrics
 from weft.training.checkpoint import load_checkpoint
@@ -115,6 +116,71 @@ def test_a_graph_of_the_users_own(weft, tmp_path, own_graph):
     assert len(read_csv("new-predicted.csv")) == 5
 
 
+def test_labels_and_numbers_of_nodes(weft, mistake, tmp_path, own_graph):
+    plain = ("--data", "edges.txt", "--features", "x.npy", "--split", "0.6", "0.2", "0.2")
+    y, rng = np.load("y.npy"), np.random.default_rng(0)
+    np.save("labels.npy", np.stack([y == 0, y == 1, rng.random(60) < 0.5], 1))
+    np.save("numbers.npy", 100.0 * y + rng.normal(size=60))
+    said = weft(
+        *(*TRAIN, *plain, "--labels", "labels.npy", "--class-weights", "balanced"),
+        *("--monitor", "validation_auc", "--out", "labels"),
+    )
+    assert said.code == 0, said.err
+    assert all(word in said.out for word in ("3 labels", "F1", "AUC"))
+    assert "validation_auc" in read_metrics(tmp_path / "labels")[-1]
+    assert weft("predict", "labels", "--ranks", "2", "--out", "labels.csv").code == 0
+    rows = read_csv("labels.csv")
+    assert list(rows[0]) == ["node", "label_0", "label_1", "label_2"]
+    assert all(0 <= float(row["label_1"]) <= 1 for row in rows)
+    numbers = (*TRAIN, *plain, "--labels", "numbers.npy", "--epochs", "60")
+    said = weft(*numbers, "--out", "numbers", "--learning-rate", "0.05", "--dropout", "0")
+    assert said.code == 0, said.err
+    assert all(word in said.out for word in ("1 numbers", "MAE", "RMSE", "R²"))
+    summary = json.loads(Path("numbers/summary.json").read_text())
+    # In the target's own unit, and better than the mean of the training nodes.
+    assert 0 < summary["train_mae"] < 50 < summary["train_rmse"] + 50
+    assert summary["train_r2"] > 0.5
+    # Another graph, of which nothing is known.
+    Path("new.txt").write_text("0 1\n1 2\n")
+    np.save("new.npy", np.load("x.npy")[:5])
+    said = weft("predict", "numbers", "new.txt", "--features", "new.npy")
+    assert said.code == 0, said.err
+    values = [float(row["value_0"]) for row in read_csv("new-predicted.csv")]
+    assert len(values) == 5
+    assert max(map(abs, values)) > 2
+    for words, text in (
+        (
+            ("--monitor", "validation_f1"),
+            "monitor is 'validation_f1', but the target is regression",
+        ),
+        (("--class-weights", "balanced"), "the target is numbers; leave them out"),
+        (("--target", "classes"), "a class is a whole number"),
+        (("--class-weights", "1", "-2"), "class_weights has '-2'"),
+    ):
+        assert text in mistake(*numbers, *words, "--out", "wrong"), words
+    assert not Path("wrong").exists()
+
+
+def test_an_edge_column_weighs_edges(weft, mistake, tmp_path):
+    graph = planted_partition(60, 2, mean_degree=5, homophily=0.9, num_features=4, seed=3)
+    rng = np.random.default_rng(0)
+    pairs = graph.senders + graph.receivers + graph.senders * graph.receivers
+    both = np.stack([pairs % 7 + 0.5, rng.random(graph.num_edges)], 1)
+    write_table("own.weft", [replace(graph, edges={"bond": both})])
+    write_table("plain.weft", [replace(graph, edges={"weight": both[:, 0]})])
+    for name, words in (
+        ("given", ("--data", "plain.weft")),
+        ("named", ("--data", "own.weft", "--edge-weight", "bond:0")),
+        ("none", ("--data", "plain.weft", "--edge-weight", "none")),
+    ):
+        said = weft(*TRAIN, *words, "--split", "0.6", "0.2", "0.2", "--out", name)
+        assert said.code == 0, said.err
+    assert losses(Path("named")) == losses(Path("given"))
+    assert losses(Path("none")) != losses(Path("given"))
+    for column, text in (("bond", "has 2 numbers an edge; name one"), ("b", "no edge column 'b'")):
+        assert text in mistake(*TRAIN, "--data", "own.weft", "--edge-weight", column)
+
+
 def test_a_weighted_list_with_a_header(weft, mistake, tmp_path, own_graph):
     pairs = np.loadtxt("edges.txt", dtype=int)
     weights = np.random.default_rng(0).integers(1, 9, len(pairs)) / 4
@@ -179,8 +245,8 @@ def test_print_config(weft, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def torchrun(*options: str) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", *options, "-m", "weft", *TRAIN]
+def torchrun(*options: str, words: tuple[str, ...] = TRAIN) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", *options, "-m", "weft", *words]
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -245,8 +311,8 @@ def spaces() -> Iterator[list[str]]:
                 ip(f"netns del {name}")
 
 
-def test_two_hosts_with_torchrun(weft, tmp_path, small_cora, spaces):
-    folders = hosts(tmp_path, small_cora)
+def on_two_hosts(words: tuple[str, ...], spaces: list[str]) -> list[list[str]]:
+    """The commands that start a rank on each of two hosts."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
@@ -258,16 +324,33 @@ def test_two_hosts_with_torchrun(weft, tmp_path, small_cora, spaces):
             *("--local-addr", f"10.231.77.{number}" if spaces else "127.0.0.1"),
             # By its name, which is the same in both, a host would not know that it is meant.
             *("--rdzv-id", "two", "--rdzv-conf", f"is_host={int(number == 1)}"),
+            words=words,
         )
         inside = ["ip", "netns", "exec", spaces[number - 1]] if spaces else []
         commands.append([*inside, *command])
-    said = agents(commands, folders, spaces or ["lo", "lo"])
+    return commands
+
+
+def test_two_hosts_with_torchrun(weft, tmp_path, small_cora, spaces):
+    folders = hosts(tmp_path, small_cora)
+    names = spaces or ["lo", "lo"]
+    said = agents(on_two_hosts(TRAIN, spaces), folders, names)
     assert weft(*TRAIN, "--out", "alone").code == 0
     assert sum("cora: finished" in text for text in said) == 1
     ran = [folder for folder in folders if (folder / "runs").exists()]
     assert len(ran) == 1
     found = losses(ran[0] / "runs" / "full-graph-cora")
     np.testing.assert_allclose(found, losses(tmp_path / "alone"), rtol=1e-5)
+    # The run is copied to the other host; both predict, and rank 0 alone writes.
+    (other,) = {*folders} - {*ran}
+    shutil.copytree(ran[0] / "runs", other / "runs")
+    predict = ("predict", "runs/full-graph-cora", "--out", "two.csv")
+    said = agents(on_two_hosts(predict, spaces), folders, names)
+    assert sum("Written to two.csv" in text for text in said) == 1
+    (written,) = [folder / "two.csv" for folder in folders if (folder / "two.csv").exists()]
+    assert weft("predict", ran[0] / "runs" / "full-graph-cora", "--out", "one.csv").code == 0
+    two, one = read_csv(str(written)), read_csv("one.csv")
+    assert [(row["node"], row["class"]) for row in two] == [(r["node"], r["class"]) for r in one]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -313,7 +313,7 @@ def with_nodes(**columns):
         (without("y"), "no node column 'y'"),
         (without("validation"), r"no node column 'validation'.*class_split or share_split"),
         (with_nodes(x=np.ones(9)), r"'x' is float64\[9\]"),
-        (with_nodes(y=np.ones(9)), r"'y' is float64\[9\]; one whole number"),
+        (with_nodes(y=np.ones(9)), "'y' is float64 and holds whole numbers only: pass --target"),
         (with_nodes(test=np.ones(9, np.int8)), r"'test' is int8\[9\]; a mask"),
         (with_nodes(y=np.full(9, -1)), "node 0 is in 'train' but has no class"),
         (with_nodes(x=np.array([[1.0, 2]] * 8 + [[1, np.nan]])), "'x' is nan in row 8"),

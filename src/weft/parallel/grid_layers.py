@@ -186,14 +186,23 @@ def _losses(world: World, logits: Tensor, log_sums: Tensor, y: Tensor, classes: 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, y: Tensor, rows: Tensor, classes: int, count: int, world: World
+        ctx: Any,
+        logits: Tensor,
+        y: Tensor,
+        rows: Tensor,
+        classes: int,
+        count: float,
+        weights: Tensor | None,
+        world: World,
     ) -> Tensor:
         chosen, y = logits[rows], y[rows]
         log_sums = _log_sums(world, chosen)
         ctx.save_for_backward(chosen, log_sums, y, rows)
         ctx.world, ctx.classes, ctx.count, ctx.shape = world, classes, count, logits.shape
-        total = _losses(world, chosen, log_sums, y, classes).sum() / count
-        return world.all_reduce("world", total, "loss")
+        ctx.weights = weights
+        losses = _losses(world, chosen, log_sums, y, classes)
+        losses = losses if weights is None else losses * weights
+        return world.all_reduce("world", losses.sum() / count, "loss")
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -201,13 +210,22 @@ class _CrossEntropy(torch.autograd.Function):
         gradients = (chosen - log_sums[:, None]).exp()
         right, columns = _own_targets(ctx.world, y, ctx.classes)
         gradients[right, columns] -= 1
+        if ctx.weights is not None:
+            gradients *= ctx.weights[:, None]
         out = gradients.new_zeros(ctx.shape)
         out[rows] = gradients * (grads[0] / ctx.count)
-        return out, *(None,) * 5
+        return out, *(None,) * 6
 
 
 def cross_entropy(
-    world: World, logits: Tensor, y: Tensor, rows: Tensor, *, classes: int, count: int
+    world: World,
+    logits: Tensor,
+    y: Tensor,
+    rows: Tensor,
+    *,
+    classes: int,
+    count: float,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """The mean loss over the chosen rows of all ranks, the same number on each.
 
@@ -217,9 +235,10 @@ def cross_entropy(
         y: int64 [n], the class of each row.
         rows: int64 [m], the rows that count.
         classes: c.
-        count: chosen rows of all ranks.
+        count: chosen rows of all ranks; with `weights` the sum of all ranks' weights.
+        weights: [m], of the rows' losses.
     """
-    args = (logits, y, rows, classes, count, world)
+    args = (logits, y, rows, classes, count, weights, world)
     out: Tensor = _CrossEntropy.apply(*args)  # type: ignore[no-untyped-call]
     return out
 

@@ -12,17 +12,16 @@ from weft.kernels.counter_dropout import Part
 from weft.models import GCN, GraphSAGE
 from weft.parallel.grid_layers import (
     Sliced,
-    cross_entropy,
     gather_columns,
     multiply,
     published_layer,
-    scores,
     slice_of,
     sum_gradients,
 )
 from weft.parallel.grid_matrix import propagate
 from weft.parallel.method import LayerPlan, plan_layers
 from weft.parallel.shard import GraphShard
+from weft.parallel.targets import Target, predictions_of, target_of
 
 
 class GridNetwork:
@@ -35,9 +34,12 @@ class GridNetwork:
         model: GCN or GraphSAGE; in its training mode `step` drops activations. It may have more
             classes than the graph. It is moved to the device of the shard.
         shard: this rank's part of the graph.
+        target: what is learned; by default what the graph was prepared with, classes unweighted.
     """
 
-    def __init__(self, model: GCN | GraphSAGE, shard: GraphShard) -> None:
+    def __init__(
+        self, model: GCN | GraphSAGE, shard: GraphShard, target: Target | None = None
+    ) -> None:
         self.model, self.shard, self.world = model.to(shard.world.device), shard, shard.world
         self._sage = isinstance(model, GraphSAGE)
         layers: list[Any] = list(model.layers)
@@ -61,7 +63,7 @@ class GridNetwork:
             for layer, plan in zip(layers, self.plans, strict=True)
             for weight in layer.parameters()
         ]
-        self._train_rows = (shard.masks["train"] & (shard.y >= 0)).nonzero()[:, 0]
+        self.target = target or target_of(shard, self.classes)
         # The inputs of the first layer, the same in every step.
         self._x: Tensor | None = None
         self._sums: Tensor | None = None
@@ -76,37 +78,41 @@ class GridNetwork:
         Raises:
             ValueError: on every rank: there is no node to train on.
         """
-        shard = self.shard
-        if not shard.counts["train"]:
+        if not self.shard.counts["train"]:
             raise ValueError("no node is in the training part of the split; mark some as train")
         self.model.zero_grad(set_to_none=True)
-        loss = cross_entropy(
-            self.world,
-            self._logits(seed if self.model.training else None),
-            shard.y,
-            self._train_rows,
-            classes=self.classes,
-            count=shard.counts["train"],
-        )
+        loss = self.target.loss(self._logits(seed if self.model.training else None))
         loss.backward()  # type: ignore[no-untyped-call]
         sum_gradients(self.world, self._sliced)
         return float(loss.detach())
 
     @torch.no_grad()
-    def evaluate(self) -> dict[str, float]:
-        """`PART_loss` and `PART_accuracy` for train, validation and test, without dropout."""
-        shard = self.shard
-        return scores(self.world, self._logits(None), shard.y, shard.masks, classes=self.classes)
+    def evaluate(self, *, ranking: bool = True) -> dict[str, float]:
+        """`PART_loss` and the target's scores for train, validation and test, without dropout.
+
+        Accuracy of classes; F1 and AUC of labels, the latter if `ranking`; MAE, RMSE and R².
+        """
+        return self.target.scores(self._logits(None), ranking=ranking)
 
     @torch.no_grad()
     def predict(self) -> tuple[Tensor, Tensor]:
-        """Numbers int64 [n] of nodes and the probabilities [n, c] of their classes, on the CPU.
+        """Numbers int64 [n] of nodes and what is predicted of them [n, c], on the CPU.
+
+        That is the probability of each class or label, or the numbers in the target's unit.
 
         The ranks together return every node once; a rank that holds a replica returns none.
         """
-        logits = gather_columns(self.world, self._logits(None), self.classes)
-        count = len(logits) if self.world.counts else 0
-        return self.shard.ids[:count].cpu(), logits[:count].softmax(1).cpu()
+        about = self.shard.table.metadata
+        ids, outputs = self.outputs()
+        kind = about.get("target", "classes")
+        return ids, predictions_of(outputs, kind, about.get("target_scale"))
+
+    @torch.no_grad()
+    def outputs(self) -> tuple[Tensor, Tensor]:
+        """The same with the network's outputs [n, c] as they are."""
+        found = gather_columns(self.world, self._logits(None), self.classes)
+        count = len(found) if self.world.counts else 0
+        return self.shard.ids[:count].cpu(), found[:count].cpu()
 
     def _cut(self, plan: LayerPlan, weight: Tensor) -> int:
         """The dimension along which the grid's columns share the gradient of a weight."""

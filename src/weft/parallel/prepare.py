@@ -21,6 +21,7 @@ from weft.graphs import Array, Column, Graph, GraphTable, write_table
 from weft.graphs.checksums import checksum, edges_checksum
 from weft.parallel.balance import imbalance, panel_nonzeros
 from weft.parallel.grid import Grid
+from weft.parallel.labels import TargetKind, as_target, is_known, target_scale, width_of
 from weft.parallel.method import PARTITIONS
 from weft.parallel.partition import Partition, partition_nodes
 from weft.parallel.shard import KIND, fingerprint_of
@@ -51,6 +52,7 @@ def prepare(
     partition: str = "contiguous",
     normalisation: str = "symmetric",
     dtype: str = "float32",
+    target: str = "auto",
     seed: int = 0,
     grid: Grid | None = None,
     progress: Callable[[str], None] | None = None,
@@ -58,18 +60,21 @@ def prepare(
     """The table of one graph that ranks train on in full, each on its blocks.
 
     Columns of nodes, in the partition's order: `x` float32 or float64 [n, f]; `y` int64 [n], -1
-    for none; `train`, `validation`, `test` bool [n]; `id` int64 [n], the node's number in
-    `source`. A graph with `x` alone, to apply a trained network to, gets classes of -1 and empty
-    masks. Of edges: `weight` [e], normalised; and where the matrix is not its own
-    transpose `out_receivers` and `out_weight`, the same edges in order of sender.
+    for none, or the labels or numbers [n, t] of `as_target`; `train`, `validation`, `test` bool
+    [n]; `id` int64 [n], the node's number in `source`. A graph with `x` alone, to apply a trained
+    network to, gets classes of -1 and empty masks. Of edges: `weight` [e], normalised; and where
+    the matrix is not its own transpose `out_receivers` and `out_weight`, the same edges in order
+    of sender.
 
-    Metadata: `kind`, `normalisation`, `classes`; `counts` of the split; `symmetric_values`, whether
-    the matrix equals its transpose (of repeated edges with different weights, that they come in
-    the same order both ways); `original`, a hash of the source's nodes and degrees, the same for
-    any partition; `contents`, checksums of all its `features`, `edges`, `weights`, `labels` and
-    `split`, by which a resumed run recognises its data; `fingerprint`; and `partition`: `how`,
-    `blocks`, `offsets`, `seed`, `cut_edges` between blocks, `imbalance_nodes`, the largest block
-    over the mean one, and `imbalance_edges`, the most nonzeros of a rank of the grid over the mean.
+    Metadata: `kind`, `normalisation`, `classes`; where labels or numbers are learned `target` and
+    `target_scale`, the mean and standard deviation of numbers over the training nodes; `counts` of
+    the split; `symmetric_values`, whether the matrix equals its transpose (of repeated edges with
+    different weights, that they come in the same order both ways); `original`, a hash of the
+    source's nodes and degrees, the same for any partition; `contents`, checksums of all its
+    `features`, `edges`, `weights`, `labels` and `split`, by which a resumed run recognises its
+    data; `fingerprint`; and `partition`: `how`, `blocks`, `offsets`, `seed`, `cut_edges` between
+    blocks, `imbalance_nodes`, the largest block over the mean one, and `imbalance_edges`, the most
+    nonzeros of a rank of the grid over the mean.
 
     Args:
         source: a graph with these columns (edge column `weight` if it has weights), or a table
@@ -79,6 +84,7 @@ def prepare(
         partition: one of PARTITIONS.
         normalisation: one of NORMALISATIONS; `symmetric` adds self-loops where there are none.
         dtype: of the normalised weights, float32 or float64.
+        target: what `y` is, see `weft.parallel.labels.as_target`.
         seed: of the partition.
         grid: that the ranks will have, which has so many blocks; by default 1d. Any other with as
             many blocks works, with less even ranks.
@@ -102,7 +108,7 @@ def prepare(
     if folder is not None and Path(folder).exists():
         raise DataError(f"{folder} exists already; remove it first or choose another name")
     tell("checking the graph")
-    graph = _checked(one_graph(source))
+    kind, graph = _checked(one_graph(source), target)
     tell(f"partition: {partition}, {blocks} blocks")
     parts = partition_nodes(graph, blocks, partition, seed, grid)
     tell("sorting edges")
@@ -117,7 +123,7 @@ def prepare(
     table = replace(
         table,
         metadata={
-            **_about(table, edges, parts, grid, settings),
+            **_about(table, edges, parts, grid, settings, kind),
             "normalisation": normalisation,
             "symmetric_values": symmetric,
             "original": _original(graph, parts.order, edges, normalisation),
@@ -133,8 +139,11 @@ def prepare(
     return write_table(folder, [table], table.schema, metadata=table.metadata)
 
 
-def _checked(graph: Graph) -> Graph:
-    """The graph with the columns that are used, each in its final dtype, copied only if needed."""
+def _checked(graph: Graph, target: str) -> tuple[TargetKind, Graph]:
+    """The target's kind, and the graph with the columns that are used, each in its final dtype.
+
+    They are copied only if needed.
+    """
     graph.validate()
     if not any(name in graph.nodes for name in ("y", *PARTS)):
         none = {part: np.zeros(graph.num_nodes, dtype=np.bool_) for part in PARTS}
@@ -150,18 +159,17 @@ def _checked(graph: Graph) -> Graph:
                 f"the graph has no node column '{name}'; it has "
                 f"{', '.join(graph.nodes) or 'none'}{remedy}"
             )
-    x, y = graph.nodes["x"], graph.nodes["y"]
+    x = graph.nodes["x"]
+    kind, y = as_target(graph.nodes["y"], target)
     _check_kind("node column 'x'", x, 2, "fiub", "numbers [n, f] are needed")
-    whole = "one whole number for each node is needed, its class from 0, or -1 for none"
-    _check_kind("node column 'y'", y, 1, "iu", whole)
     for name in PARTS:
         mask = graph.nodes[name]
         _check_kind(f"node column '{name}'", mask, 1, "b", "a mask, bool [n], is needed")
-        bad = mask & (y < 0)
+        bad = mask & ~is_known(y)
         if bad.any():
             raise DataError(
                 f"node {int(np.argmax(bad))} is in '{name}' but has no class (y = "
-                f"{y[np.argmax(bad)]}); take it out of the mask"
+                f"{graph.nodes['y'][np.argmax(bad)]}); take it out of the mask"
             )
     x = x if x.dtype in (np.float32, np.float64) else x.astype(np.float32)
     check_finite("node column 'x'", x)
@@ -178,8 +186,8 @@ def _checked(graph: Graph) -> Graph:
         values = getattr(graph, name)
         # Two dtypes are enough to compile for.
         ends[name] = values if values.dtype in (np.int32, np.int64) else values.astype(np.int64)
-    nodes = {"x": x, "y": np.maximum(y.astype(np.int64), -1), **{p: graph.nodes[p] for p in PARTS}}
-    return Graph(num_nodes=graph.num_nodes, **ends, nodes=nodes, edges=edges)
+    nodes = {"x": x, "y": y, **{p: graph.nodes[p] for p in PARTS}}
+    return kind, Graph(num_nodes=graph.num_nodes, **ends, nodes=nodes, edges=edges)
 
 
 def _check_kind(what: str, values: Array, ndim: int, kinds: str, needed: str) -> None:
@@ -189,7 +197,8 @@ def _check_kind(what: str, values: Array, ndim: int, kinds: str, needed: str) ->
 
 
 def _table(graph: Graph, order: Array, edges: SortedEdges, symmetric: bool) -> GraphTable:
-    index, x = edges.senders.dtype, graph.nodes["x"]
+    index, x, y = edges.senders.dtype, graph.nodes["x"], graph.nodes["y"]
+    learned = "class, -1 for none" if y.ndim == 1 else "labels or numbers, nan for unknown"
     in_place = bool((order == np.arange(len(order))).all())
     columns = {
         "senders": edges.senders,
@@ -203,7 +212,7 @@ def _table(graph: Graph, order: Array, edges: SortedEdges, symmetric: bool) -> G
     }
     schema = {
         "x": Column(level="node", dtype=x.dtype.name, shape=x.shape[1:], doc="features"),
-        "y": Column(level="node", dtype="int64", doc="class, -1 for none"),
+        "y": Column(level="node", dtype=y.dtype.name, shape=y.shape[1:], doc=learned),
         **{name: Column(level="node", dtype="bool") for name in PARTS},
         "id": Column(level="node", dtype="int64", doc="number of the node in the original graph"),
         "weight": Column(
@@ -225,10 +234,18 @@ def _table(graph: Graph, order: Array, edges: SortedEdges, symmetric: bool) -> G
 
 
 def _about(
-    table: GraphTable, edges: SortedEdges, parts: Partition, grid: Grid, settings: dict[str, Any]
+    table: GraphTable,
+    edges: SortedEdges,
+    parts: Partition,
+    grid: Grid,
+    settings: dict[str, Any],
+    kind: TargetKind,
 ) -> dict[str, Any]:
-    """Metadata: the partition and how good it is, classes, sizes of the split."""
-    sizes = np.diff(parts.offsets)
+    """Metadata: the partition and how good it is, the target, sizes of the split."""
+    sizes, y = np.diff(parts.offsets), table.columns["y"]
+    # Tables of classes stay as they were: runs know their data by what this says.
+    scale = target_scale(kind, y, table.columns["train"])
+    learned = {} if kind == "classes" else {"target": kind, "target_scale": scale}
     block = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
     return {
         "kind": KIND,
@@ -241,7 +258,8 @@ def _about(
                 panel_nonzeros(grid, block, edges.senders, edges.receivers)
             ),
         },
-        "classes": int(table.columns["y"].max(initial=-1)) + 1,
+        "classes": width_of(y),
+        **learned,
         "counts": {name: int(np.count_nonzero(table.columns[name])) for name in PARTS},
     }
 

@@ -50,11 +50,11 @@ class GraphShard:
         matrix: Aᵀ, which sums what enters a node.
         transpose: A, for the backward pass; the same object where the two are equal.
         ids: int64 [n], the numbers of this rank's nodes in the original graph.
-        y: int64 [n], their classes; -1 where unknown.
+        y: int64 [n], their classes, -1 where unknown; or labels or numbers [n, t], nan for unknown.
         masks: bool [n], for each part of the split.
         counts: nodes in each part, over all ranks.
         features: f, over all ranks.
-        classes: c.
+        classes: c, or t where there are labels or numbers.
         dtype: of features and weights.
     """
 
@@ -107,7 +107,7 @@ class GraphShard:
                 world.all_reduce("column", counts, "setup")
             return GridMatrix(world, method, offsets, blocks, counts.tolist(), dtype)
 
-        matrix = read(transposed=False)
+        matrix, y = read(transposed=False), nodes("y")
         return GraphShard(
             world=world,
             method=method,
@@ -116,7 +116,7 @@ class GraphShard:
             matrix=matrix,
             transpose=matrix if table.metadata["symmetric_values"] else read(transposed=True),
             ids=nodes("id").long(),
-            y=nodes("y").long(),
+            y=y.long() if y.ndim == 1 else y.to(dtype),
             masks={part: nodes(part).bool() for part in PARTS},
             counts=dict(table.metadata["counts"]),
             features=int(table.column("x").shape[1]),
@@ -151,7 +151,8 @@ def predicted_own_bytes(
             offsets=shard.offsets,
             forward=_direction(shard.matrix),
             backward=_direction(shard.transpose),
-            training=int((shard.masks["train"] & (shard.y >= 0)).sum()),
+            # Only a loss of classes needs sums of other columns.
+            training=int((shard.masks["train"] & (shard.y >= 0)).sum()) if shard.y.ndim == 1 else 0,
         ),
         shard.method,
         widths,

@@ -60,7 +60,17 @@ class FullGraphTask(PlanTask):
     config: FullGraphConfig
     idle = (
         *("data", "features", "labels", "learning_rate", "weight_decay", "epochs", "patience"),
-        *("momentum", "ema", "evaluate_every", "checkpoint_every", "seed", "timeout"),
+        *(
+            "target",
+            "class_weights",
+            "monitor",
+            "momentum",
+            "ema",
+            "evaluate_every",
+            "checkpoint_every",
+            "seed",
+            "timeout",
+        ),
     )
 
     def __init__(

@@ -11,6 +11,7 @@ from weft.errors import check_choices, check_least
 from weft.models.config import GCNConfig, SAGEConfig
 from weft.parallel.cost_model import NETWORKS, Estimate, Machine, Problem, choose, estimate
 from weft.parallel.grid import Grid, grid_of, grids_for
+from weft.parallel.labels import TargetName, check_class_weights
 from weft.parallel.method import DeviceName, Method, Model
 from weft.sources.config import EdgeColumn
 from weft.training.config import FitConfig, LoopOptions, OptimizerOptions, ScheduleConfig
@@ -23,6 +24,16 @@ if TYPE_CHECKING:
 
 Normalisation = Literal["auto", "symmetric", "row", "none"]
 Dtype = Literal["float32", "float64"]
+Monitor = Literal[
+    "validation_accuracy",
+    "validation_f1",
+    "validation_auc",
+    "validation_r2",
+    "validation_mae",
+    "validation_rmse",
+    "validation_loss",
+]
+SMALLER_IS_BETTER = ("validation_mae", "validation_rmse", "validation_loss")
 PartitionName = Literal["contiguous", "random", "metis", "volume", "balanced", "rcm"]
 
 _MACHINE = Machine(name="10 Gb/s", link=NETWORKS["ethernet-10"])
@@ -53,7 +64,14 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
         columns: what a line of an edge list holds, such as `src dst weight`; times are passed
             over, and so is a header line.
         features: .npy [n, f] for an edge list: row i belongs to the node that is called i.
-        labels: .npy, whole numbers [n]: classes from 0, -1 for none.
+        labels: .npy, whole numbers [n]: classes from 0, -1 for none; or, see `target`, labels or
+            numbers [n, t].
+        target: `classes`; `multilabel`, rows of 0 and 1; `regression`, numbers; nan for unknown.
+            `auto`: whole numbers [n] are classes, rows of 0 and 1 labels, all else numbers.
+        class_weights: `balanced`, or a number for each class that its nodes count in the loss; of
+            labels, what a node that has the label counts.
+        edge_weight: Edge column of a graph table that weighs its edges, NAME or NAME:COLUMN;
+            `none` for no weights; by default the column `weight` where there is one.
         directed: take an edge list as it is; otherwise each edge goes both ways.
         split: shares for training, validation and test, of a graph without a split of its own;
             by default 20 nodes of each class to train on, 30 to validate with, and all others.
@@ -77,7 +95,9 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
         weight_decay: Weight decay on the first layer's weights.
         schedule: how the learning rate moves; a step is an epoch here.
         epochs: full-graph steps.
-        patience: stop after this many epochs without a better validation accuracy.
+        monitor: what decides which weights are best; by default the accuracy of classes, the F1 of
+            labels, the MAE of numbers.
+        patience: stop after this many epochs without a better value of that.
         evaluate_every: epochs from one evaluation to the next.
         checkpoint_every: epochs from one checkpoint to the next: what a killed run does again.
         seed: Seed of weights, dropout, split and partition.
@@ -89,6 +109,9 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
     columns: tuple[EdgeColumn, ...] = ("src", "dst")
     features: str | None = None
     labels: str | None = None
+    target: TargetName = "auto"
+    class_weights: tuple[str, ...] = ()
+    edge_weight: str | None = None
     directed: bool = False
     split: tuple[float, float, float] | None = None
     feature_scale: Literal["auto", "rows", "none"] = "auto"
@@ -107,6 +130,7 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
     weight_decay: float = 5e-4
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     epochs: int = 200
+    monitor: Monitor | None = None
     patience: int | None = None
     evaluate_every: int = 1
     checkpoint_every: int = 20
@@ -121,6 +145,10 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
         check_choices(
             self, dtype=Dtype, model=Model, device=DeviceName, normalisation=Normalisation
         )
+        check_choices(self, target=TargetName)
+        if self.monitor is not None:
+            check_choices(self, monitor=Monitor)
+        check_class_weights(self.class_weights)
         if self.model == "sage" and not self.method.reductions:
             raise ValueError("method.reductions is off, but the published algorithms have no sage")
         if (self.features is None) != (self.labels is None):
@@ -140,7 +168,8 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
         found = {name: value for name, value in asdict(self).items() if name not in _PLACEMENT}
         # Runs from before there was a choice go on.
         only = {"columns": type(self).columns, "schedule": ScheduleConfig()}
-        only |= {**asdict(LoopOptions()), "optimizer": "adam", "momentum": 0.0}
+        only |= {**asdict(LoopOptions()), "optimizer": "adam", "momentum": 0.0, "monitor": None}
+        only |= {"target": "auto", "class_weights": (), "edge_weight": None}
         for name, value in only.items():
             if getattr(self, name) == value:
                 del found[name]
@@ -153,8 +182,8 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
         """The same as other recipes' loops have it."""
         return FitConfig(
             epochs=self.epochs,
-            monitor="validation_accuracy",
-            mode="max",
+            monitor=self.monitor or "validation_accuracy",
+            mode="min" if self.monitor in SMALLER_IS_BETTER else "max",
             patience=self.patience,
             evaluate_every=self.evaluate_every,
             checkpoint_every=self.checkpoint_every,

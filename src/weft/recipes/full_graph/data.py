@@ -15,9 +15,10 @@ from weft.errors import DataError
 from weft.graphs import Array, Graph, GraphTable, open_table, symmetrised
 from weft.graphs.store import MANIFEST, array_sums
 from weft.parallel.grid import Grid
+from weft.parallel.labels import METRICS, TargetKind, as_target, is_known, width_of
 from weft.parallel.prepare import prepare
 from weft.parallel.shard import KIND
-from weft.parallel.splits import one_graph, share_split, with_split
+from weft.parallel.splits import PARTS, one_graph, share_split, with_split
 from weft.recipes.full_graph.config import FullGraphConfig
 from weft.recipes.structures.data import file_name_of, file_states, own_path
 from weft.sources import cached_table, load, read_edge_list, row_normalise, shchur
@@ -88,6 +89,8 @@ def full_graph_table(
         "dtype": config.dtype,
         "seed": config.seed,
     }
+    if config.target != "auto" and not unlabelled:
+        settings["target"] = config.target
     made_of = {
         "version": _VERSION,
         "source": stamp,
@@ -101,6 +104,8 @@ def full_graph_table(
     cut_for = grid if config.partition == "balanced" else None
     if cut_for is not None:
         made_of["grid"] = [grid.shape, grid.replicated]
+    if config.edge_weight is not None:
+        made_of["edge weight"] = config.edge_weight
     key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:16]
 
     def build(path: Path) -> GraphTable:
@@ -122,6 +127,24 @@ def check_precision(table: GraphTable, config: FullGraphConfig) -> None:
         )
 
 
+def check_target(table: GraphTable, config: FullGraphConfig) -> None:
+    """Raise DataError where the metric to watch or the class weights do not fit the target."""
+    kind: TargetKind = table.metadata.get("target", "classes")
+    known = [f"validation_{name}" for name in (*METRICS[kind], "loss")]
+    if config.monitor not in (None, *known):
+        raise DataError(
+            f"monitor is {config.monitor!r}, but the target is {kind}: choose from "
+            f"{', '.join(known)}"
+        )
+    given, width = config.class_weights, int(table.metadata["classes"])
+    if given and kind == "regression":
+        raise DataError("class weights are given, but the target is numbers; leave them out")
+    if given and list(given) != ["balanced"] and len(given) != width:
+        raise DataError(
+            f"{len(given)} class weights for {width} outputs: give one for each, or balanced"
+        )
+
+
 def source_graph(
     config: FullGraphConfig, source: Graph | GraphTable, *, unlabelled: bool = False
 ) -> Graph:
@@ -130,7 +153,7 @@ def source_graph(
     Raises:
         DataError: it has no features or classes, or too few nodes of a class for the split.
     """
-    graph = one_graph(source)
+    graph = _weighted(config, one_graph(source))
     for name in ("x",) if unlabelled else ("x", "y"):
         if name not in graph.nodes:
             files = "--features FILE.npy" + ("" if unlabelled else " and --labels FILE.npy")
@@ -150,10 +173,38 @@ def source_graph(
     return replace(graph, nodes={**graph.nodes, "x": x})
 
 
+def _weighted(config: FullGraphConfig, graph: Graph) -> Graph:
+    """The graph with the edge column as weights that `config` names; `none` takes weights away."""
+    if config.edge_weight is None:
+        return graph
+    if config.edge_weight == "none":
+        return replace(graph, edges={})
+    name, _, number = config.edge_weight.partition(":")
+    if name not in graph.edges:
+        raise DataError(
+            f"{config.data} has no edge column '{name}'; it has {', '.join(graph.edges) or 'none'}"
+        )
+    values = graph.edges[name].reshape(graph.num_edges, -1)
+    column = int(number) if number.isdecimal() else 0 if values.shape[1] == 1 else -1
+    if not 0 <= column < values.shape[1] or (number and not number.isdecimal()):
+        raise DataError(
+            f"--edge-weight {config.edge_weight}: the edge column '{name}' has "
+            f"{values.shape[1]} numbers an edge; name one, such as {name}:0"
+        )
+    return replace(graph, edges={"weight": values[:, column]})
+
+
 def _split(config: FullGraphConfig, graph: Graph) -> Graph:
+    kind, y = as_target(graph.nodes["y"], config.target)
     if config.split is not None:
-        masks = share_split(graph.nodes["y"], shares=config.split, seed=config.seed)
+        # A node is drawn for what it has to learn from, whatever that is.
+        known = np.where(is_known(y), 0, -1)
+        masks = share_split(known, shares=config.split, seed=config.seed)
         return with_split(graph, masks)
+    if kind != "classes" and not all(name in graph.nodes for name in PARTS):
+        raise DataError(
+            f"{config.data} has no split, and a default one is by class; pass --split 0.6 0.2 0.2"
+        )
     try:
         return with_split(graph)
     except DataError as error:
@@ -169,9 +220,10 @@ def _sizes(
         # This raises an error that names what is missing.
         source_graph(config, graph, unlabelled=unlabelled)
     loops = graph.num_nodes if config.matrix == "symmetric" else 0
-    x, y = graph.nodes["x"], graph.nodes.get("y", 0)
+    x = graph.nodes["x"]
     width = x.shape[1] if x.ndim == 2 else 1
-    return graph.num_nodes, graph.num_edges + loops, width, int(np.max(y, initial=0)) + 1
+    outputs = 1 if unlabelled else width_of(as_target(graph.nodes["y"], config.target)[1])
+    return graph.num_nodes, graph.num_edges + loops, width, max(1, outputs)
 
 
 def _source(
@@ -231,16 +283,12 @@ def _own_graph(
     nodes = {"x": x}
     if labels is not None:
         y = _numbers(labels)
-        if y.shape != (len(x),):
+        if y.ndim not in (1, 2) or len(y) != len(x):
             raise DataError(
                 f"{labels} has shape {list(y.shape)}; {features} has {len(x)} rows, so "
-                f"[{len(x)}] is needed"
+                f"[{len(x)}] is needed, or [{len(x)}, t] for labels or numbers"
             )
-        if y.dtype.kind not in "iu":
-            raise DataError(
-                f"{labels} holds {y.dtype}; whole numbers are needed, classes from 0, -1 for none"
-            )
-        nodes["y"] = y.astype(np.int64)
+        nodes["y"] = y
     listed = read_edge_list(edges, columns=columns, ids="integer")
     if listed.num_nodes and not 0 <= int(listed.ids[0]) <= int(listed.ids[-1]) < len(x):
         bad = listed.ids[0] if listed.ids[0] < 0 else listed.ids[-1]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +13,8 @@ from weft.recipes.full_graph.config import FullGraphConfig
 from weft.recipes.recipe import DataOptions, Finished, PredictOptions, Recipe, Start
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
 
     from weft.graphs import GraphTable
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from weft.recipes.full_graph.candidates import FullGraphTask
     from weft.recipes.full_graph.session import TrainedFullGraph
 
-# What ranks wait at most for the first of their host to prepare the graph.
-_PREPARING = timedelta(hours=2)
+_SHOWN = {"f1": "F1", "auc": "AUC", "mae": "MAE", "rmse": "RMSE", "r2": "R²"}
+_OUTPUTS = {"classes": "classes", "multilabel": "labels", "regression": "numbers"}
 # Elastic's own name for how often it has started its ranks again.
 _RESTARTED = "TORCHELASTIC_RESTART_COUNT"
 
@@ -40,7 +40,7 @@ class FullGraphOptions(DataOptions):
 
 
 class FullGraphRecipe(Recipe):
-    """The classes of nodes of one graph that several ranks share.
+    """The classes, labels or numbers of nodes of one graph that several ranks share.
 
     The ranks are processes of their own, each with a part of the graph, so that this recipe starts
     its runs itself.
@@ -95,7 +95,12 @@ class FullGraphRecipe(Recipe):
         from weft.parallel.device import own_device
         from weft.parallel.grid import grid_of
         from weft.parallel.world import joined_replicas
-        from weft.recipes.full_graph.training import open_run, train_full_graph
+        from weft.recipes.full_graph.training import (
+            PREPARING,
+            first_of_host,
+            open_run,
+            train_full_graph,
+        )
         from weft.recipes.output import way_on
         from weft.training.launch import RankError, is_a_rank, lost_ranks_named
 
@@ -116,12 +121,13 @@ class FullGraphRecipe(Recipe):
         resume = start.resume
         if resume and not (folder / "config.json").exists() and _is_first():
             console.print(f"There is no run in {folder} to resume; a new one starts.")
+        tell = None if start.quiet else _teller(console)
         joined: AbstractContextManager[object] = nullcontext()
         if is_a_rank():
-            joined = joined_replicas(max(config.wait, _PREPARING))
+            joined = joined_replicas(max(config.wait, PREPARING), tell=tell)
             resume = resume or int(os.environ.get(_RESTARTED, "0")) > 0
         with lost_ranks_named(), joined:
-            table, grid = _first_of_host(lambda: _prepared(config, start))
+            table, grid = first_of_host(lambda: _prepared(config, start), tell)
             if _is_first():
                 _describe(table, grid, config, console, on_gpus=device.type == "cuda")
             if plan.plan is not None and not is_a_rank():
@@ -139,7 +145,7 @@ class FullGraphRecipe(Recipe):
                     quiet=start.quiet,
                     max_restarts=source.max_restarts,
                     loggers=start.loggers,
-                    tell=lambda text: console.print(text, soft_wrap=True, highlight=False),
+                    tell=_teller(console),
                 )
             except RankError as error:
                 raise RankError(f"{error}. {way_on(folder)}") from None
@@ -152,17 +158,17 @@ class FullGraphRecipe(Recipe):
     def predict(
         self, run: Path, file: Path | None, options: PredictOptions, console: Console
     ) -> None:
-        """Classify every node of the run's graph, or of the one in a file."""
+        """Predict every node of the run's graph, or of the one in a file."""
         from weft.recipes.full_graph.prediction import predict_nodes
         from weft.recipes.output import prediction_file, print_predictions
 
-        features, ranks = options.features, 1 if options.ranks is None else options.ranks
+        features, ranks = options.features, options.ranks
         out = prediction_file(options.out, file or run, (".csv",), "classes of nodes")
         if features is not None and file is None:
             raise DataError(
                 f"--features {features} goes with an edge list: weft predict {run} FILE"
             )
-        if ranks < 1:
+        if ranks is not None and ranks < 1:
             raise DataError(f"--ranks is {ranks}; it must be at least 1")
         found = predict_nodes(
             run,
@@ -171,9 +177,16 @@ class FullGraphRecipe(Recipe):
             features=None if features is None else str(features),
             ranks=ranks,
             data_dir=options.data_dir,
+            tell=None if options.quiet else _teller(console),
         )
-        rows = [(str(node), str(kind), f"{p:.4f}") for node, kind, p in found[:10].tolist()]
-        print_predictions(("node", "class", "probability"), rows, len(found), out, console)
+        if found is None:
+            return
+        names = [name for name in found.dtype.names or () if name][:9]
+        rows = [
+            tuple(str(v) if isinstance(v, int) else f"{v:.4f}" for v in row[: len(names)])
+            for row in found[:10].tolist()
+        ]
+        print_predictions(tuple(names), rows, len(found), out, console)
 
 
 def _prepared(config: FullGraphConfig, start: Start) -> tuple[GraphTable, Grid]:
@@ -194,33 +207,12 @@ def _prepared(config: FullGraphConfig, start: Start) -> tuple[GraphTable, Grid]:
     )
 
 
+def _teller(console: Console) -> Callable[[str], object]:
+    return lambda text: console.print(text, soft_wrap=True, highlight=False)
+
+
 def _is_first() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
-
-
-def _first_of_host(work: Callable[[], tuple[GraphTable, Grid]]) -> tuple[GraphTable, Grid]:
-    """What `work` gives; the first rank of each host prepares it, the others find it prepared."""
-    import torch
-    import torch.distributed as dist
-
-    from weft.training.launch import is_a_rank
-
-    if not is_a_rank():
-        return work()
-    failed, found = torch.zeros(1), None
-    try:
-        if int(os.environ.get("LOCAL_RANK", "0")) == 0:
-            found = work()
-    except BaseException:
-        failed += 1
-        raise
-    finally:
-        dist.all_reduce(failed)
-    if failed.item():
-        raise DataError(
-            f"rank {dist.get_rank()} stops because another has no data; see its message"
-        )
-    return found or work()
 
 
 def _describe(
@@ -252,7 +244,7 @@ def _describe(
     console.print(
         f"{config.data}: {table.total_nodes:,} nodes, {table.total_edges:,} entries of the "
         f"{table.metadata['normalisation']} matrix, {table.column('x').shape[1]:,} features, "
-        f"{table.metadata['classes']} classes\n"
+        f"{table.metadata['classes']} {_OUTPUTS[table.metadata.get('target', 'classes')]}\n"
         f"grid: {_name(grid)}, {grid.shape}, {ranks}: {why}\n"
         f"partition: {partition['how']}, {shares}",
         soft_wrap=True,
@@ -262,6 +254,10 @@ def _describe(
 
 def _name(grid: Grid) -> str:
     return f"1.5d (replication {grid.layers})" if grid.replicated else grid.name
+
+
+def _score(name: str, value: float) -> str:
+    return f"{value:.1%}" if name in ("accuracy", "f1") else f"{value:.4f}"
 
 
 def _show(
@@ -274,12 +270,15 @@ def _show(
     from weft.recipes.output import print_scores, where
 
     result, scores, counts = trained.result, trained.scores, table.metadata["counts"]
+    metrics = [name.removeprefix("train_") for name in scores if name.startswith("train_")]
+    # The loss last, where it has always been.
+    metrics = [*(name for name in metrics if name != "loss"), *metrics[:1]]
     rows = [
-        (part, f"{count:,}", f"{scores[f'{part}_accuracy']:.1%}", f"{scores[f'{part}_loss']:.4f}")
+        (part, f"{count:,}", *(_score(name, scores[f"{part}_{name}"]) for name in metrics))
         for part, count in counts.items()
         if count
     ]
-    headings: tuple[str, ...] = ("part", "nodes", "accuracy", "loss")
+    headings: tuple[str, ...] = ("part", "nodes", *(_SHOWN.get(name, name) for name in metrics))
     print_scores(f"{config.data}: {result.stopped}", headings, rows, console)
     cost = trained.communication
     if cost is not None and cost.bytes:

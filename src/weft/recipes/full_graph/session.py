@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,13 +20,15 @@ from torch.optim.lr_scheduler import LRScheduler
 from weft.errors import DataError
 from weft.graphs import Graph, GraphTable
 from weft.parallel.grid import Grid
+from weft.parallel.labels import METRICS
 from weft.parallel.network import GridNetwork
 from weft.parallel.prepare import prepare
 from weft.parallel.recorder import Recorder
 from weft.parallel.shard import GraphShard, fingerprint_of, predicted_own_bytes, release
 from weft.parallel.splits import PARTS
+from weft.parallel.targets import target_of
 from weft.parallel.world import World, alone, settle
-from weft.recipes.full_graph.config import FullGraphConfig
+from weft.recipes.full_graph.config import SMALLER_IS_BETTER, FullGraphConfig
 from weft.recipes.table_training import describe_run, start_from
 from weft.training.batches import Batches, Stateful
 from weft.training.config import FitResult
@@ -71,7 +73,7 @@ class TrainedFullGraph:
 
     Attributes:
         result: how the training went; the weights are in the run's folder.
-        scores: loss and accuracy of each part of the split, with these weights.
+        scores: loss and metrics of each part of the split, with these weights.
         communication: None where no epoch was trained in this session.
     """
 
@@ -120,7 +122,8 @@ def train_shared(
     shard = GraphShard.open(table, world, config.method, config.torch_dtype)
     seed_everything(config.seed)
     model = config.make_model(shard.features, shard.classes)
-    network = GridNetwork(model, shard)
+    target = target_of(shard, shard.classes, config.class_weights)
+    network = GridNetwork(model, shard, target)
     start_from(model, init_from, world)
     first, *others = model.layers
     groups: list[dict[str, Any]] = [
@@ -131,8 +134,12 @@ def train_shared(
     optimizer = make_optimizer(config, groups, rate=config.learning_rate)
     validated = shard.counts["validation"] > 0
     fit_config = config.fit_config(quiet=quiet or world.rank > 0)
+    metrics = METRICS[table.metadata.get("target", "classes")]
+    watched: str = config.monitor or f"validation_{metrics[0]}"
     if not validated:
-        fit_config = dataclasses.replace(fit_config, monitor="train_loss", mode="min")
+        watched = "train_loss"
+    mode: Literal["min", "max"] = "min" if watched in (*SMALLER_IS_BETTER, "train_loss") else "max"
+    fit_config = dataclasses.replace(fit_config, monitor=watched, mode=mode)
     scheduler = make_scheduler(optimizer, config.schedule, max(1, config.epochs), fit_config.mode)
     source = "the checkpoint" if run is None else str(run.checkpoint)
     fingerprint = _Fingerprint(table, config, model, source)
@@ -143,6 +150,8 @@ def train_shared(
             "config": dataclasses.asdict(config),
             "features": shard.features,
             "classes": shard.classes,
+            "target": table.metadata.get("target", "classes"),
+            "target_scale": table.metadata.get("target_scale"),
             "table": None if table.path is None else str(table.path.resolve()),
             "grid": world.grid.name,
             "ranks": world.grid.ranks,
@@ -150,18 +159,19 @@ def train_shared(
         describe_run(run, about)
     world.broadcast_from_rank0(lambda: _convert_old(run, model, optimizer, scheduler, step))
 
-    def measure() -> dict[str, float]:
-        found = network.evaluate()
+    def measure(*, ranking: bool) -> dict[str, float]:
+        found = network.evaluate(ranking=ranking)
         world.recorder.clear()
         return found
 
     def evaluate(_: nn.Module) -> dict[str, float]:
-        found = measure()
-        parts = ("train", "validation") if validated else ("train",)
-        shown = {f"{part}_accuracy": found[f"{part}_accuracy"] for part in parts}
+        # A ranking sorts the scores of all nodes on rank 0: at the end, unless it is watched.
+        found = measure(ranking=watched == "validation_auc")
+        names = [f"train_{metrics[0]}"]
         if validated:
-            shown["validation_loss"] = found["validation_loss"]
-        return shown
+            each = (f"validation_{name}" for name in (*metrics, "loss"))
+            names += [name for name in each if name in found]
+        return {name: found[name] for name in names}
 
     result = fit(
         model,
@@ -174,7 +184,7 @@ def train_shared(
         run=run,
     )
     model.eval()
-    scores = {} if result.stopped.startswith("interrupted") else measure()
+    scores = {} if result.stopped.startswith("interrupted") else measure(ranking=True)
     cost = step.communication(table, config, before)
     if run is not None:
         partition = table.metadata["partition"]

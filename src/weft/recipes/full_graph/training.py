@@ -5,22 +5,30 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from weft.errors import DataError
 from weft.graphs import GraphTable, open_table
 from weft.parallel.device import own_device
 from weft.parallel.grid import Grid
+from weft.parallel.meeting import check_in
 from weft.parallel.world import World, joined
 from weft.recipes.full_graph.config import FullGraphConfig
-from weft.recipes.full_graph.data import check_precision
+from weft.recipes.full_graph.data import check_precision, check_target
 from weft.recipes.full_graph.session import OLD_CHECKPOINTS, TrainedFullGraph, train_shared
 from weft.training.checkpoint import CHECKPOINT, load_checkpoint
 from weft.training.config import FitResult
 from weft.training.launch import LaunchStopped, is_a_rank, launch
 from weft.training.numerics import prepare_process
 from weft.training.run import LOGS, Run
+
+PREPARING = timedelta(hours=2)
+"""What ranks wait at most for the first of another host to prepare the graph."""
 
 
 def train_full_graph(
@@ -67,6 +75,7 @@ def train_full_graph(
     if not table.metadata["counts"]["train"]:
         raise DataError(f"{config.data} has no node to train on; mark some in a column 'train'")
     check_precision(table, config)
+    check_target(table, config)
     if table.path is not None and not table.checked and os.environ.get("LOCAL_RANK", "0") == "0":
         # Ranks only compare what the manifest says. Rank 0 of each host checks the files.
         open_table(table.path, check=True)
@@ -147,6 +156,36 @@ def join(grid: Grid, config: FullGraphConfig) -> AbstractContextManager[World]:
     asked = config.on_grid(grid)
     device = own_device(config.device)
     return joined(asked.grid, asked.replication, device=device, timeout=config.wait)
+
+
+def first_of_host(
+    work: Callable[[], tuple[GraphTable, Grid]], tell: Callable[[str], object] | None
+) -> tuple[GraphTable, Grid]:
+    """What `work` gives; the first rank of each host prepares it, the others find it prepared.
+
+    All ranks together, after `joined_replicas`; outside of torchrun this is `work` itself. Rank 0
+    `tell`s whom it waits for. A host whose ranks have the data already writes nothing.
+
+    Raises:
+        DataError: on every rank: the data of one of them cannot be prepared.
+    """
+    if not is_a_rank():
+        return work()
+    failed, found = torch.zeros(1), None
+    try:
+        if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+            found = work()
+    except BaseException:
+        failed += 1
+        raise
+    finally:
+        check_in("prepare the graph", PREPARING, tell)
+        dist.all_reduce(failed)
+    if failed.item():
+        raise DataError(
+            f"rank {dist.get_rank()} stops because another has no data; see its message"
+        )
+    return found or work()
 
 
 def _train_launched(
