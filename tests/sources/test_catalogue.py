@@ -242,7 +242,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path, name: str) -> None:
         ("edge-list", "# nothing\n", "holds no edges"),
         ("temporal-edge-list", "# nothing\n", "holds no edges"),
         ("CollegeMsg", "", "holds no edges"),
-        ("edge-list", "source,target\n1,2\n", "line 1 looks like a header"),
+        ("edge-list", "rabbit,fox\n1,2\n", "line 1 looks like a header"),
     ],
 )
 def test_an_edge_list_without_edges(tmp_path: Path, name: str, content: str, message: str) -> None:
