@@ -17,8 +17,8 @@ from weft.errors import DataError
 from weft.files import read_object, write_atomically
 from weft.graphs import Array, GraphTable, open_table
 from weft.parallel.grid import Grid, grid_of
-from weft.parallel.method import CUT_FOR_GRID
 from weft.parallel.labels import TargetKind
+from weft.parallel.method import CUT_FOR_GRID
 from weft.parallel.network import GridNetwork
 from weft.parallel.shard import GraphShard
 from weft.parallel.targets import Target, predictions_of
