@@ -209,6 +209,7 @@ def test_mistakes_of_training_with_a_plan(mistake, tmp_path, small_cora, monkeyp
     said = mistake("train", "citations", "--epochs", 1, "--quiet", "--threads", 0)
     assert "threads is 0; it must be a whole number of at least 1" in said
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
     said = mistake("train", "programs", "--plan", "auto")
     assert "make a plan with `weft plan programs` and give it" in said
 

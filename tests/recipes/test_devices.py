@@ -13,6 +13,7 @@ import torch
 from elsewhere import DEVICE, Elsewhere, There
 from small_structures import config, molecules, table_of
 from temporal_graphs import circles, grouped
+from torch.optim import Adam
 
 from weft.parallel.grid import Grid
 from weft.parallel.world import World, alone
@@ -23,6 +24,7 @@ from weft.recipes.nodes.training import prepare_nodes
 from weft.recipes.programs.training import train_programs
 from weft.recipes.sparse_training import train_network
 from weft.recipes.structures.training import train_structures
+from weft.training import optimizers
 
 SMALL: dict[str, Any] = {"dim": 6, "hidden": (12,), "walks": 20, "epochs": 2}
 
@@ -64,9 +66,10 @@ def programs(folder: Path, **options: Any) -> Callable[[World], Any]:
     ],
 )
 def test_another_device_has_all_that_is_computed_with(make, options, tmp_path, monkeypatch):
-    adam = torch.optim.Adam
     # The stand-in has no fused optimizer.
-    monkeypatch.setattr(torch.optim, "Adam", lambda *given, fused=False, **kw: adam(*given, **kw))
+    monkeypatch.setitem(
+        optimizers._KINDS, "adam", lambda given, fused=False, **kw: Adam(given, **kw)
+    )
     train = make(tmp_path, **options)
     here = train(alone(Grid(rows=1), 0))
     with Elsewhere():
