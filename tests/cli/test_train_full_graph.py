@@ -211,7 +211,8 @@ def test_mistakes_take_one_sentence(weft, mistake, tmp_path, own_graph, small_co
         *start, *own_graph, "--split", "0.6", "0.2", "0.2", "--ranks", "61"
     )
     assert "--split 0.6 0.2 0.2" in mistake(*start, *own_graph)
-    assert "needs --features FILE.npy" in mistake(*start, "--data", "edges.txt")
+    said = mistake(*start, "--data", "edges.txt")
+    assert "holds edges alone; to classify nodes, give --features FILE.npy" in said
     assert "neither a file or folder nor one of cora" in mistake(*start, "--data", "nothing")
     assert "device is cuda, but torch finds no GPU here" in mistake(*start, "--device", "cuda")
     assert "'qm9' is molecules" in mistake(*start, "--data", "qm9")

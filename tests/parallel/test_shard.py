@@ -316,10 +316,12 @@ def with_nodes(**columns):
         (with_nodes(y=np.ones(9)), "'y' is float64 and holds whole numbers only: pass --target"),
         (with_nodes(test=np.ones(9, np.int8)), r"'test' is int8\[9\]; a mask"),
         (with_nodes(y=np.full(9, -1)), "node 0 is in 'train' but has no class"),
+        (with_nodes(test=np.ones(9, bool)), "is in 'train' and in 'test'"),
+        (with_nodes(y=np.arange(9) + 1), "the target of node 8 is 9; .* that have one .9.,"),
         (with_nodes(x=np.array([[1.0, 2]] * 8 + [[1, np.nan]])), "'x' is nan in row 8"),
         (path_graph(weights=np.array([1.0] * 7 + [np.inf])), "'weight' is inf in row 7"),
         (path_graph(weights=np.ones((8, 2))), r"'weight' is float64\[8, 2\]"),
-        (path_graph(weights=np.full(8, -2.0)), "sum to -1; .*use 'row' or 'none'"),
+        (path_graph(weights=np.full(8, -2.0)), "node 1 sum to -1; .*use 'row' or 'none'"),
         (make_graph(3, [0], [3]), "out of range for 3 nodes"),
     ],
 )

@@ -171,9 +171,9 @@ def test_losses_gradients_and_scores_are_torchs_on_any_grid(tables):
 
 
 def test_what_a_target_is():
-    whole = np.array([0, 2, -1])
+    whole = np.array([0, 1, -1])
     assert as_target(whole) == ("classes", pytest.approx(whole))
-    assert as_target(np.array([[0.0], [2.0], [math.nan]]), "classes")[1].tolist() == [0, 2, -1]
+    assert as_target(np.array([[0.0], [1.0], [math.nan]]), "classes")[1].tolist() == [0, 1, -1]
     kind, labels = as_target(np.array([[0, 1], [1, -1], [0, 0]]))
     assert kind == "multilabel"
     np.testing.assert_array_equal(labels, [[0, 1], [1, np.nan], [0, 0]])

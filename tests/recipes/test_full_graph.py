@@ -436,7 +436,7 @@ def test_ranks_that_differ_are_named_on_every_rank(table, tmp_path):
         ({"replication": 2}, "only the grid 1.5d"),
         ({"ranks": 0}, "ranks is 0"),
         ({"timeout": 0}, "timeout is 0 s"),
-        ({"features": "x.npy"}, "features and labels belong together"),
+        ({"test_mask": "t.npy"}, "masks say who is in which part, but train_mask is missing"),
         ({"dtype": "float16"}, "dtype is 'float16'"),
         ({"epochs": -1}, "epochs is -1"),
         ({"dropout": 1.0}, "dropout is 1.0"),

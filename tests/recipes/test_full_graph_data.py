@@ -14,6 +14,8 @@ from weft.graphs import Graph, write_table
 from weft.parallel.prepare import prepare
 from weft.recipes.full_graph.config import FullGraphConfig
 from weft.recipes.full_graph.data import full_graph_table, source_graph
+from weft.recipes.full_graph.prediction import predict_nodes
+from weft.recipes.full_graph.training import train_full_graph
 from weft.sources import planted_partition
 
 GRAPH = planted_partition(40, 2, mean_degree=4, homophily=0.9, num_features=3, seed=0)
@@ -158,3 +160,114 @@ def test_the_grid_is_chosen_by_cost(config):
     assert chosen.ranks == 4
     with pytest.raises(ValueError, match="3 nodes for 4 ranks"):
         replace(config, ranks=4).chosen_grid(3, 9, 5, 2)
+
+
+def named_graph(folder):
+    """Three named nodes: edges with weights and a header, features, classes, a split."""
+    folder.mkdir(exist_ok=True)
+    (folder / "edges.csv").write_text("source,target,weight\nbob,ann,2\nann,eve,0.5\n")
+    (folder / "x.csv").write_text("node,age,size\nann,1,-2\nbob,3,4\neve,5,6\n")
+    (folder / "y.csv").write_text("node,label\nann,red\nbob,blue\neve,red\n")
+    for part, node in (("train", "ann"), ("validation", "bob"), ("test", "eve")):
+        (folder / f"{part}.txt").write_text(f"{node}\n")
+    return FullGraphConfig(
+        data=str(folder / "edges.csv"),
+        columns=("src", "dst", "weight"),
+        features=str(folder / "x.csv"),
+        labels=str(folder / "y.csv"),
+        train_mask=str(folder / "train.txt"),
+        validation_mask=str(folder / "validation.txt"),
+        test_mask=str(folder / "test.txt"),
+        normalisation="none",
+    )
+
+
+def test_names_of_nodes_and_classes_are_kept(tmp_path):
+    config = named_graph(tmp_path)
+    table, _ = full_graph_table(config, data_dir=tmp_path / "data")
+    assert bytes(table.column("names")) == b"ann\nbob\neve\n"
+    assert bytes(table.column("classes")) == b"blue\nred\n"
+    assert table.column("y").tolist() == [1, 0, 1]
+    assert table.column("x").tolist() == [[1, -2], [3, 4], [5, 6]]
+    graph = table[0]
+    found = np.zeros((3, 3))
+    found[graph.receivers, graph.senders] = graph.edges["weight"]
+    np.testing.assert_array_equal(found, [[0, 2, 0.5], [2, 0, 0], [0.5, 0, 0]])
+    for number, part in enumerate(("train", "validation", "test")):
+        assert np.flatnonzero(table.column(part)).tolist() == [number]
+    # Whole numbers may be names, too, in any order and with gaps.
+    (tmp_path / "edges.csv").write_text("700,5,2\n5,-1,0.5\n")
+    (tmp_path / "x.csv").write_text("5,1,-2\n700,3,4\n-1,5,6\n")
+    (tmp_path / "y.csv").write_text("5,red\n700,blue\n-1,red\n")
+    for part, node in (("train", "5"), ("validation", "700"), ("test", "-1")):
+        (tmp_path / f"{part}.txt").write_text(f"{node}\n")
+    numbers, _ = full_graph_table(config, data_dir=tmp_path / "data")
+    assert bytes(numbers.column("names")) == b"5\n700\n-1\n"
+    for name in ("x", "y", "senders", "receivers", "weight", "train", "validation", "test"):
+        np.testing.assert_array_equal(numbers.arrays[name], table.arrays[name])
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "reason"),
+    [
+        ("test.txt", "ann\n", r"node 'ann' is in .*train\.txt and in .*test\.txt \(1 such nodes\)"),
+        ("train.txt", "carl\n", r"train\.txt, line 1: no node is called 'carl'"),
+        ("y.csv", "carl,red\n", r"y\.csv, line 1: no node is called 'carl'"),
+        (
+            "y.csv",
+            "ann,0\nbob,1\neve,9\n",
+            r"the target of node 2 is 9; .* as nodes that have one \(3\)",
+        ),
+        ("y.csv", "bob,1\neve,0\n", r"node 0 is in 'train' but has no class"),
+        ("edges.csv", "ann,carl,1\n", r"edges\.csv names node 'carl', which .*x\.csv has no row"),
+        ("edges.csv", "src,weight,dst\nann,1,bob\n", "pass --columns src weight dst"),
+        ("edges.csv", "bob,ann,-3\n", r"weights that enter node 0 sum to -2; a symmetric"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_named(tmp_path, file, text, reason):
+    config = replace(named_graph(tmp_path), normalisation="symmetric")
+    (tmp_path / file).write_text(text)
+    with pytest.raises(DataError, match=reason):
+        full_graph_table(config, data_dir=tmp_path / "data")
+
+
+def test_masks_go_without_a_split(tmp_path):
+    config = named_graph(tmp_path)
+    with pytest.raises(ValueError, match="but split is given too"):
+        replace(config, split=(0.5, 0.25, 0.25))
+    with pytest.raises(ValueError, match="but train_mask is missing"):
+        replace(config, train_mask=None)
+    prepare(GRAPH, tmp_path / "mine.weft", blocks=1)
+    prepared = replace(config, data=str(tmp_path / "mine.weft"), features=None, labels=None)
+    with pytest.raises(DataError, match="leave --partition, --split and masks out"):
+        full_graph_table(replace(prepared, normalisation="auto"), data_dir=tmp_path / "data")
+
+
+def test_a_file_with_everything_in_it(tmp_path):
+    masks = {f"{part}_mask": np.eye(3, dtype=bool)[i] for i, part in enumerate(("train", "val"))}
+    arrays = {"edge_index": np.array([[0, 1], [1, 2]]), "x": -np.eye(3), "y": np.array([0, 1, 0])}
+    np.savez(tmp_path / "g.npz", **arrays, **masks, test_mask=np.eye(3, dtype=bool)[2])
+    config = FullGraphConfig(data=str(tmp_path / "g.npz"), normalisation="none")
+    table, _ = full_graph_table(config, data_dir=tmp_path / "data")
+    assert (table.total_edges, table.metadata["symmetric_values"]) == (4, True)
+    assert table.metadata["counts"] == {"train": 1, "validation": 1, "test": 1}
+    one, _ = full_graph_table(replace(config, directed=True), data_dir=tmp_path / "data")
+    assert one.total_edges == 2
+    # Features and classes of other files take the place of its own.
+    np.save(tmp_path / "x.npy", -2 * np.eye(3))
+    other = replace(config, features=str(tmp_path / "x.npy"))
+    table, _ = full_graph_table(other, data_dir=tmp_path / "data")
+    np.testing.assert_array_equal(table.column("x"), -2 * np.eye(3))
+
+
+def test_predictions_have_the_names(tmp_path):
+    config = replace(named_graph(tmp_path), epochs=1)
+    table, grid = full_graph_table(config, data_dir=tmp_path / "data")
+    train_full_graph(table, config, grid, folder=tmp_path / "run", quiet=True)
+    for options in ({}, {"data": config.data, "features": config.features}):
+        out = tmp_path / "out.csv"
+        predict_nodes(tmp_path / "run", out, data_dir=tmp_path / "data", **options)
+        heading, *rows = [line.split(",") for line in out.read_text().splitlines()]
+        assert heading == ["node", "class", "probability"]
+        assert [row[0] for row in rows] == ["ann", "bob", "eve"]
+        assert {row[1] for row in rows} <= {"red", "blue"}

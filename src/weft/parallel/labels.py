@@ -136,12 +136,13 @@ def _classes(y: Array) -> Array:
         _check(whole[:, None], y[:, None], "a class is a whole number from 0, -1 or nan for none")
     # What torch's cross-entropy leaves out by default.
     y = np.where(y == _IGNORED, -1, y)
-    good = (y >= -1) & (y < max(1, len(y)))
+    labelled = int(np.count_nonzero(y >= 0))
+    good = (y >= -1) & (y < max(1, labelled))
     _check(
         good[:, None],
         y[:, None],
-        f"classes are numbered from 0, there are at most as many as nodes ({len(y)}), and -1 is "
-        "for a node without one",
+        f"classes are numbered from 0, there are at most as many as nodes that have one "
+        f"({labelled}), and -1 is for a node without one",
     )
     return y.astype(np.int64)
 

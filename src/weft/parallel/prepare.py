@@ -35,10 +35,13 @@ from weft.parallel.shard_loops import (
     sort_by_receiver,
     sum_rows,
 )
-from weft.parallel.splits import PARTS, one_graph
+from weft.parallel.splits import PARTS, check_apart, one_graph
 
 NORMALISATIONS = ("symmetric", "row", "none")
 """symmetric: D^-1/2 (A + I) D^-1/2 as in a GCN, row: D^-1 A, a mean, none: weights as given."""
+
+NAMES = {"names": "names of the nodes in the original order", "classes": "names of the classes"}
+"""Ragged columns that a prepared table keeps."""
 
 _CHUNK = 2**24
 _ROWS_HASHED = 64
@@ -114,7 +117,7 @@ def prepare(
     tell("sorting edges")
     edges = sort_edges(graph, parts.order, loops=normalisation == "symmetric")
     tell(f"normalisation: {normalisation}")
-    edges = replace(edges, weights=normalised_weights(edges, normalisation, dtype))
+    edges = replace(edges, weights=normalised_weights(edges, normalisation, dtype, parts.order))
     tell("comparing with the transpose")
     ends = edges.senders, edges.receivers
     symmetric = equals_transpose(*ends, edges.weights, edges.out_order)
@@ -171,6 +174,7 @@ def _checked(graph: Graph, target: str) -> tuple[TargetKind, Graph]:
                 f"node {int(np.argmax(bad))} is in '{name}' but has no class (y = "
                 f"{graph.nodes['y'][np.argmax(bad)]}); take it out of the mask"
             )
+    check_apart({name: graph.nodes[name] for name in PARTS})
     x = x if x.dtype in (np.float32, np.float64) else x.astype(np.float32)
     check_finite("node column 'x'", x)
     edges = {}
@@ -187,7 +191,9 @@ def _checked(graph: Graph, target: str) -> tuple[TargetKind, Graph]:
         # Two dtypes are enough to compile for.
         ends[name] = values if values.dtype in (np.int32, np.int64) else values.astype(np.int64)
     nodes = {"x": x, "y": y, **{p: graph.nodes[p] for p in PARTS}}
-    return kind, Graph(num_nodes=graph.num_nodes, **ends, nodes=nodes, edges=edges)
+    # What nodes and classes are called is kept for predictions.
+    ragged = {name: text for name, text in graph.ragged.items() if name in NAMES}
+    return kind, Graph(num_nodes=graph.num_nodes, **ends, nodes=nodes, edges=edges, ragged=ragged)
 
 
 def _check_kind(what: str, values: Array, ndim: int, kinds: str, needed: str) -> None:
@@ -209,6 +215,7 @@ def _table(graph: Graph, order: Array, edges: SortedEdges, symmetric: bool) -> G
         "weight": edges.weights,
         **{name: values if in_place else values[order] for name, values in graph.nodes.items()},
         "id": order.astype(np.int64, copy=False),
+        **graph.ragged,
     }
     schema = {
         "x": Column(level="node", dtype=x.dtype.name, shape=x.shape[1:], doc="features"),
@@ -218,6 +225,10 @@ def _table(graph: Graph, order: Array, edges: SortedEdges, symmetric: bool) -> G
         "weight": Column(
             level="edge", dtype=edges.weights.dtype.name, doc="entry of the normalised matrix"
         ),
+        **{
+            name: Column(level="ragged", dtype="uint8", doc=f"{NAMES[name]}, UTF-8 lines")
+            for name in graph.ragged
+        },
     }
     if not symmetric:
         for name, values in (("out_receivers", edges.receivers), ("out_weight", edges.weights)):
@@ -230,6 +241,9 @@ def _table(graph: Graph, order: Array, edges: SortedEdges, symmetric: bool) -> G
         columns=columns,
         node_offsets=np.array([0, graph.num_nodes], dtype=np.int64),
         edge_offsets=np.array([0, len(edges.senders)], dtype=np.int64),
+        ragged_offsets={
+            name: np.array([0, len(text)], dtype=np.int64) for name, text in graph.ragged.items()
+        },
     )
 
 
@@ -363,8 +377,13 @@ def sort_edges(graph: Graph, order: Array, *, loops: bool) -> SortedEdges:
     )
 
 
-def normalised_weights(edges: SortedEdges, normalisation: str, dtype: str) -> Array:
-    """Weights [e] of `dtype`, see `weft.graphs.gcn_weights` and `row_weights`."""
+def normalised_weights(
+    edges: SortedEdges, normalisation: str, dtype: str, order: Array | None = None
+) -> Array:
+    """Weights [e] of `dtype`, see `weft.graphs.gcn_weights` and `row_weights`.
+
+    `order`, the node at each place, is for the message about one whose weights sum to less than 0.
+    """
     num_nodes = len(edges.in_starts) - 1
     sums = np.diff(edges.in_starts).astype(np.float64)
     if edges.weights.size:
@@ -372,9 +391,11 @@ def normalised_weights(edges: SortedEdges, normalisation: str, dtype: str) -> Ar
     rows = columns = np.ones(num_nodes)
     if normalisation == "symmetric":
         if (sums < 0).any():
+            place = int(np.argmax(sums < 0))
+            node = place if order is None else int(order[place])
             raise DataError(
-                f"the weights that enter a node sum to {sums.min():g}; a symmetric normalisation "
-                "needs sums of 0 or more: use 'row' or 'none'"
+                f"the weights that enter node {node} sum to {sums[place]:g}; a symmetric "
+                "normalisation needs sums of 0 or more: use 'row' or 'none'"
             )
         rows = columns = _inverse(np.sqrt(sums))
     elif normalisation == "row":

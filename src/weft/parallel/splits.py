@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -76,6 +76,32 @@ def with_split(source: Graph | GraphTable, masks: Mapping[str, Array] | None = N
             raise DataError("the graph has no node column 'y', the classes, to split by")
         masks = class_split(graph.nodes["y"])
     return replace(graph, nodes={**graph.nodes, **masks})
+
+
+def check_apart(
+    masks: Mapping[str, Array],
+    *,
+    files: Mapping[str, str] | None = None,
+    names: Sequence[str] | None = None,
+) -> None:
+    """Raise DataError where a node is in two parts of a split.
+
+    Args:
+        masks: bool [n] of each part.
+        files: the file of each part, for the message.
+        names: what the nodes are called; numbers by default.
+    """
+    for second, later in enumerate(PARTS):
+        for earlier in PARTS[:second]:
+            both = masks[earlier] & masks[later]
+            if both.any():
+                node = int(np.argmax(both))
+                called = node if names is None else repr(names[node])
+                first, other = ((files or {}).get(part, f"'{part}'") for part in (earlier, later))
+                raise DataError(
+                    f"node {called} is in {first} and in {other} ({int(both.sum())} such nodes); "
+                    "the parts of a split have no node in common"
+                )
 
 
 def one_graph(source: Graph | GraphTable) -> Graph:

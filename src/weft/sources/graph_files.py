@@ -198,20 +198,22 @@ def checked_features(where: str, values: Array, num_nodes: int) -> Array:
 
 
 def checked_labels(where: str, values: Array, num_nodes: int) -> Array:
-    """Classes int64 [n] from [n] or [n, 1]; NaN becomes -1, which is none."""
+    """What nodes have to learn: classes int64 [n] if it is whole numbers [n] or [n, 1].
+
+    Other numbers, those with NaN for none, and rows [n, t] stay as they are.
+    """
     flat = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
-    if flat.shape != (num_nodes,) or flat.dtype.kind not in "fiu":
+    if flat.ndim not in (1, 2) or len(flat) != num_nodes or flat.dtype.kind not in "fiub":
         raise DataError(
             f"{where} is {values.dtype}{list(values.shape)}; a whole number for each of the "
-            f"{num_nodes} nodes is needed, its class from 0, or -1 for none"
+            f"{num_nodes} nodes is needed, its class from 0, or -1 for none; or a row of labels "
+            "or of numbers"
         )
-    if flat.dtype.kind == "f":
-        flat = np.where(np.isnan(flat), -1, flat)
-        # Beyond 2^53 floats are no longer whole numbers that anybody wrote.
-        broken = ~(np.abs(flat) < 2**53) | (flat != np.floor(flat))
-        if broken.any():
-            node = int(np.argmax(broken))
-            raise DataError(f"{where} is {flat[node]:g} for node {node}; a class is a whole number")
+    if flat.ndim == 2:
+        return flat
+    # Beyond 2^53 floats are no longer whole numbers that anybody wrote.
+    if flat.dtype.kind == "f" and not ((np.abs(flat) < 2**53) & (flat == np.floor(flat))).all():
+        return flat
     return flat.astype(np.int64)
 
 

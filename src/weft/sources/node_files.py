@@ -185,32 +185,53 @@ def _parquet_features(path: Path) -> tuple[Array, list[str]]:
     ), names
 
 
-def read_classes(
+def read_labels(
     path: Path, num_nodes: int, places: Mapping[str, int] | None
 ) -> tuple[Array, list[str]]:
-    """Classes int64 [n], -1 for none, and their names where the file has names.
+    """What nodes have to learn, and the names of classes where the file has names.
 
     Args:
-        path: .npy [n] of whole numbers; or a table of `node,label`, labels whole numbers or names.
+        path: .npy [n] or [n, t]; or a table: the node, then a label (a whole number or a name) or
+            numbers.
         num_nodes: n.
         places: the node of each name; None where nodes are called 0 to n - 1.
+
+    Returns:
+        The array of a .npy file; of a table classes int64 [n], -1 for a node without one, or
+        numbers float64 [n, t], NaN for such a node.
 
     Raises:
         DataError: the file cannot be read, or does not fit; the message has file and line.
     """
     if not is_table(path):
-        from weft.sources.graph_files import checked_labels
-
-        return checked_labels(str(path), read_npy(path), num_nodes), []
-    found: dict[int, str] = {}
-    for where, name, values in node_rows(path, columns=1):
-        found[place_of(name, num_nodes, places, where)] = values[0]
-    whole = all(re.fullmatch(r"-?\d{1,18}", label) for label in found.values())
-    classes = [] if whole else sorted(set(found.values()))
-    number_of = {label: number for number, label in enumerate(classes)}
-    y = np.full(num_nodes, -1, dtype=np.int64)
-    y[list(found)] = [int(label) if whole else number_of[label] for label in found.values()]
-    return y, classes
+        y = read_npy(path)
+        if y.ndim not in (1, 2) or len(y) != num_nodes:
+            raise DataError(
+                f"{path} has shape {list(y.shape)}; there are {num_nodes} nodes, so [{num_nodes}] "
+                f"is needed, or [{num_nodes}, t] for labels or numbers"
+            )
+        return y, []
+    rows: dict[int, list[str]] = {}
+    where_of: dict[int, str] = {}
+    for where, name, values in node_rows(path):
+        place = place_of(name, num_nodes, places, where)
+        rows[place], where_of[place] = values, where
+    width = len(next(iter(rows.values())))
+    single = [values[0] for values in rows.values()] if width == 1 else None
+    if single is not None and not all(map(_is_number, single)):
+        classes = sorted(set(single))
+        number_of = {label: number for number, label in enumerate(classes)}
+        single = [str(number_of[label]) for label in single]
+    else:
+        classes = []
+    if single is not None and all(re.fullmatch(r"-?\d{1,18}", label) for label in single):
+        y = np.full(num_nodes, -1, dtype=np.int64)
+        y[list(rows)] = [int(label) for label in single]
+        return y, classes
+    y = np.full((num_nodes, width), np.nan)
+    for place, values in rows.items():
+        y[place] = [float(v) if v == "nan" else finite_number(v, where_of[place]) for v in values]
+    return y, []
 
 
 def read_mask(path: Path, num_nodes: int, places: Mapping[str, int] | None) -> Array:
@@ -219,10 +240,10 @@ def read_mask(path: Path, num_nodes: int, places: Mapping[str, int] | None) -> A
     Args:
         path: .npy, a mask or the numbers of nodes; or text or Parquet with a node in each row.
         num_nodes: n.
-        places: see `read_classes`.
+        places: see `read_labels`.
 
     Raises:
-        DataError: as `read_classes`.
+        DataError: as `read_labels`.
     """
     if not is_table(path):
         from weft.sources.graph_files import checked_mask

@@ -10,6 +10,7 @@ A folder as OGB's downloader leaves it:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 from weft.errors import DataError
 from weft.graphs import Array, Graph
 from weft.sources.edge_lists import read_edge_list
-from weft.sources.graph_files import PARTS, graph_of_arrays, read_npz
+from weft.sources.graph_files import PARTS, checked_labels, graph_of_arrays, read_npz
 from weft.sources.node_files import read_numbers
 
 _SPLIT_FILES = dict(zip(PARTS, ("train", "valid", "test"), strict=True))
@@ -58,7 +59,13 @@ def read_ogb(folder: str | Path) -> Graph:
         arrays = load_tensors(source)
         if isinstance(arrays.get("graph"), dict):
             arrays = {**arrays["graph"], "labels": arrays.get("labels")}
-    return graph_of_arrays(source, arrays | _split(folder / "split"))
+    graph = graph_of_arrays(source, arrays | _split(folder / "split"))
+    y = graph.nodes.get("y")
+    if y is not None and y.ndim == 1 and y.dtype.kind == "f":
+        # One column of OGB's is classes, NaN where a node has none.
+        y = checked_labels(f"{source}: the labels", np.where(np.isnan(y), -1.0, y), len(y))
+        graph = replace(graph, nodes={**graph.nodes, "y": y})
+    return graph
 
 
 def _there(path: Path) -> Path:

@@ -59,20 +59,26 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
     """Node classification on one graph that many ranks share.
 
     Attributes:
-        data: a graph of the catalogue (`weft data list`), or a path: a graph table, an npz of
-            Shchur et al., or an edge list (see `columns`) with `features` and `labels`.
+        data: a graph of the catalogue (`weft data list`), or a path: a graph table, a folder of
+            OGB's layout, .npz, .pt of torch_geometric, .mat, .mtx; or an edge list (text, CSV,
+            Parquet, .npy; see `columns`) with `features` and `labels`.
         columns: what a line of an edge list holds, such as `src dst weight`; times are passed
             over, and so is a header line.
-        features: .npy [n, f] for an edge list: row i belongs to the node that is called i.
+        features: .npy [n, f]: row i belongs to the node that is called i; or a CSV or Parquet file
+            whose first column has the names of the nodes.
         labels: .npy, whole numbers [n]: classes from 0, -1 for none; or, see `target`, labels or
-            numbers [n, t].
+            numbers [n, t]; or CSV or Parquet: the node, then its label or numbers.
         target: `classes`; `multilabel`, rows of 0 and 1; `regression`, numbers; nan for unknown.
             `auto`: whole numbers [n] are classes, rows of 0 and 1 labels, all else numbers.
         class_weights: `balanced`, or a number for each class that its nodes count in the loss; of
             labels, what a node that has the label counts.
         edge_weight: Edge column of a graph table that weighs its edges, NAME or NAME:COLUMN;
             `none` for no weights; by default the column `weight` where there is one.
-        directed: take an edge list as it is; otherwise each edge goes both ways.
+        directed: take edges of files as they are; otherwise each edge goes both ways.
+        train_mask: Nodes to train on: .npy (a mask or numbers of nodes), or text with a node on
+            each line; such as a file of a split of OGB.
+        validation_mask: Nodes to validate with, the same way; none by default.
+        test_mask: Nodes to test with, the same way; none by default.
         split: shares for training, validation and test, of a graph without a split of its own;
             by default 20 nodes of each class to train on, 30 to validate with, and all others.
         feature_scale: `rows` divides a node's features by their sum, as for bags of words; `auto`
@@ -113,6 +119,9 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
     class_weights: tuple[str, ...] = ()
     edge_weight: str | None = None
     directed: bool = False
+    train_mask: str | None = None
+    validation_mask: str | None = None
+    test_mask: str | None = None
     split: tuple[float, float, float] | None = None
     feature_scale: Literal["auto", "rows", "none"] = "auto"
     model: Model = "gcn"
@@ -151,8 +160,9 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
         check_class_weights(self.class_weights)
         if self.model == "sage" and not self.method.reductions:
             raise ValueError("method.reductions is off, but the published algorithms have no sage")
-        if (self.features is None) != (self.labels is None):
-            raise ValueError("features and labels belong together: give both, or neither")
+        if self.mask_files and (self.train_mask is None or self.split is not None):
+            without = "train_mask is missing" if self.train_mask is None else "split is given too"
+            raise ValueError(f"masks say who is in which part, but {without}")
         self.layers()
         self.fit_config(quiet=True)
         self.check_optimizer()
@@ -170,6 +180,7 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
         only = {"columns": type(self).columns, "schedule": ScheduleConfig()}
         only |= {**asdict(LoopOptions()), "optimizer": "adam", "momentum": 0.0, "monitor": None}
         only |= {"target": "auto", "class_weights": (), "edge_weight": None}
+        only |= dict.fromkeys(("train_mask", "validation_mask", "test_mask"))
         for name, value in only.items():
             if getattr(self, name) == value:
                 del found[name]
@@ -177,6 +188,13 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
             for name in ("reduction", "patience", "threshold"):
                 del found["schedule"][name]
         return found
+
+    @property
+    def mask_files(self) -> dict[str, str]:
+        """The files that say which nodes are in a part, of those parts that have one."""
+        files = (self.train_mask, self.validation_mask, self.test_mask)
+        named = zip(("train", "validation", "test"), files, strict=True)
+        return {part: file for part, file in named if file is not None}
 
     def fit_config(self, *, quiet: bool) -> FitConfig:
         """The same as other recipes' loops have it."""

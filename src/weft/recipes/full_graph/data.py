@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +20,19 @@ from weft.parallel.grid import Grid
 from weft.parallel.labels import METRICS, TargetKind, as_target, is_known, width_of
 from weft.parallel.prepare import prepare
 from weft.parallel.shard import KIND
-from weft.parallel.splits import PARTS, one_graph, share_split, with_split
+from weft.parallel.splits import PARTS, check_apart, one_graph, share_split, with_split
 from weft.recipes.full_graph.config import FullGraphConfig
 from weft.recipes.structures.data import file_name_of, file_states, own_path
-from weft.sources import cached_table, load, read_edge_list, row_normalise, shchur
+from weft.sources import cached_table, load, read_edge_list, read_graph, row_normalise
 from weft.sources.config import EdgeColumn
-from weft.sources.edge_lists import both_directions
+from weft.sources.edge_lists import both_directions, text_column
+from weft.sources.graph_files import checked_features, is_edge_file, node_places
+from weft.sources.node_files import read_features, read_labels, read_mask
 
 # A part of the key of cached tables, changed whenever the same data gives another table.
 _VERSION = 3
+_WHOLE = re.compile("0|-?[1-9][0-9]{0,17}")
+_BOTH_FILES = "--features FILE.npy and --labels FILE.npy"
 
 
 def full_graph_table(
@@ -71,10 +77,11 @@ def full_graph_table(
             )
         check_precision(source, config)
         how = about["partition"]["how"]
-        if config.partition not in ("contiguous", how) or config.split is not None:
+        split = config.split is not None or config.mask_files
+        if config.partition not in ("contiguous", how) or split:
             raise DataError(
                 f"{config.data} was prepared with a split and the partition {how}; leave "
-                "--partition and --split out, or prepare it again"
+                "--partition, --split and masks out, or prepare it again"
             )
         return source, grid
     if unlabelled:
@@ -106,15 +113,27 @@ def full_graph_table(
         made_of["grid"] = [grid.shape, grid.replicated]
     if config.edge_weight is not None:
         made_of["edge weight"] = config.edge_weight
+    if config.mask_files and not unlabelled:
+        made_of["masks"] = [*config.mask_files, *file_states(map(Path, config.mask_files.values()))]
     key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:16]
 
     def build(path: Path) -> GraphTable:
         graph = source_graph(config, source, unlabelled=unlabelled)
-        return prepare(graph, path, grid=cut_for, progress=tell, **settings)
+        with _data_named(config.data):
+            return prepare(graph, path, grid=cut_for, progress=tell, **settings)
 
     name = f"full-graph-{file_name_of(config.data)}-{key}"
     remedy = f"remove the folder {name}.weft there and start again"
     return cached_table(name, build, data_dir=data_dir, remedy=remedy), grid
+
+
+@contextmanager
+def _data_named(data: str) -> Iterator[None]:
+    """Say which data it is that cannot be prepared."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{data}: {error}") from None
 
 
 def check_precision(table: GraphTable, config: FullGraphConfig) -> None:
@@ -156,7 +175,7 @@ def source_graph(
     graph = _weighted(config, one_graph(source))
     for name in ("x",) if unlabelled else ("x", "y"):
         if name not in graph.nodes:
-            files = "--features FILE.npy" + ("" if unlabelled else " and --labels FILE.npy")
+            files = "--features FILE.npy" if unlabelled else _BOTH_FILES
             raise DataError(
                 f"{config.data} has no node column '{name}'; to classify nodes, give {files} with "
                 "an edge list"
@@ -195,6 +214,13 @@ def _weighted(config: FullGraphConfig, graph: Graph) -> Graph:
 
 
 def _split(config: FullGraphConfig, graph: Graph) -> Graph:
+    if config.mask_files:
+        places = node_places(graph)
+        masks = {part: np.zeros(graph.num_nodes, dtype=np.bool_) for part in PARTS}
+        for part, file in config.mask_files.items():
+            masks[part] = read_mask(Path(file), graph.num_nodes, places)
+        check_apart(masks, files=config.mask_files, names=None if places is None else list(places))
+        return with_split(graph, masks)
     kind, y = as_target(graph.nodes["y"], config.target)
     if config.split is not None:
         # A node is drawn for what it has to learn from, whatever that is.
@@ -238,28 +264,30 @@ def _source(
     data = config.data
     path = own_path(data, ["one graph"], "one graph to classify nodes of", files)
     if path is None:
-        if config.features is not None:
+        if config.features is not None or config.labels is not None:
             raise DataError(
-                f"'{data}' has its own features; --features and --labels go with an edge list"
+                f"'{data}' has its own features; --features and --labels go with files of your own"
             )
         table = load(data, files=files, data_dir=data_dir, progress=progress)
         return table, _table_stamp(table)
-    if rows := config.features or features:
-        labels = None if config.labels is None else Path(config.labels)
-        named = [path, Path(rows), *([] if labels is None else [labels])]
-        graph = _own_graph(
-            path, Path(rows), labels, columns=config.columns, directed=config.directed
-        )
-        return graph, [list(config.columns), *file_states(named)]
     if (path / MANIFEST).exists():
+        if extra := config.features or config.labels or features:
+            raise DataError(f"{path} is a graph table with its own columns; leave {extra} out")
         table = open_table(path)
         return table, _table_stamp(table)
-    if path.suffix in (".npz", ".zip"):
-        return shchur(path), file_states([path])[0]
-    raise DataError(
-        f"{path} is no graph table and no npz; an edge list needs --features FILE.npy and --labels "
-        "FILE.npy"
+    given = [Path(file) for file in (config.features or features, config.labels) if file]
+    graph = own_graph(
+        path,
+        columns=config.columns,
+        directed=config.directed,
+        features=config.features or features,
+        labels=config.labels,
     )
+    return graph, [list(config.columns), *file_states([*_files_in(path), *given])]
+
+
+def _files_in(path: Path) -> list[Path]:
+    return sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
 
 
 def _table_stamp(table: GraphTable) -> Any:
@@ -267,43 +295,84 @@ def _table_stamp(table: GraphTable) -> Any:
     return array_sums(table.path)
 
 
-def _own_graph(
-    edges: Path,
-    features: Path,
-    labels: Path | None,
+def own_graph(
+    path: Path,
     *,
-    columns: tuple[EdgeColumn, ...],
-    directed: bool,
+    columns: tuple[EdgeColumn, ...] = ("src", "dst"),
+    directed: bool = False,
+    features: str | None = None,
+    labels: str | None = None,
 ) -> Graph:
-    x = _numbers(features)
-    if x.ndim != 2:
-        raise DataError(
-            f"{features} has shape {list(x.shape)}; one row for each node is needed, [n, f]"
-        )
-    nodes = {"x": x}
+    """The graph in a file or folder, see `weft.sources.read_graph`, with the features and classes.
+
+    Args:
+        path: the graph; edges alone (text, Parquet, .npy) need `features`, which count the nodes.
+        columns: what the columns of an edge list are.
+        directed: take edges as they are; otherwise each goes both ways.
+        features: .npy [n, f]: row i belongs to the node that is called i; or a table (CSV,
+            Parquet) whose first column names the nodes.
+        labels: .npy [n], or a table of `node,label`.
+
+    Raises:
+        DataError: a file is missing, malformed, or does not fit the others; the message names it.
+    """
+    names = None
+    if is_edge_file(path):
+        if features is None:
+            raise DataError(f"{path} holds edges alone; to classify nodes, give {_BOTH_FILES}")
+        x, names = read_features(Path(features))
+        graph = _listed(path, columns, x, names, features)
+    else:
+        graph = read_graph(path, columns=columns)
+        if features is not None:
+            x, names = read_features(Path(features))
+            if names is not None:
+                raise DataError(
+                    f"{features} names its nodes, but those of {path} are numbered; give a .npy "
+                    "with row i for node i"
+                )
+            x = checked_features(str(features), x, graph.num_nodes)
+            graph = replace(graph, nodes={**graph.nodes, "x": x})
     if labels is not None:
-        y = _numbers(labels)
-        if y.ndim not in (1, 2) or len(y) != len(x):
-            raise DataError(
-                f"{labels} has shape {list(y.shape)}; {features} has {len(x)} rows, so "
-                f"[{len(x)}] is needed, or [{len(x)}, t] for labels or numbers"
-            )
-        nodes["y"] = y
-    listed = read_edge_list(edges, columns=columns, ids="integer")
-    if listed.num_nodes and not 0 <= int(listed.ids[0]) <= int(listed.ids[-1]) < len(x):
+        y, classes = read_labels(Path(labels), graph.num_nodes, node_places(graph))
+        ragged = {**graph.ragged, **({"classes": text_column(classes)} if classes else {})}
+        graph = replace(graph, nodes={**graph.nodes, "y": y}, ragged=ragged)
+    if directed:
+        return graph
+    if "weight" in graph.edges:
+        return _weighed_both_ways(graph, path)
+    senders, receivers = both_directions(graph.senders, graph.receivers, graph.num_nodes)
+    return replace(graph, senders=senders, receivers=receivers, edges={})
+
+
+def _listed(
+    path: Path, columns: tuple[EdgeColumn, ...], x: Array, names: list[str] | None, features: str
+) -> Graph:
+    """The graph of an edge list whose nodes are the rows of x."""
+    # Whole numbers are read as such: many times faster than names.
+    whole = names is None or all(_WHOLE.fullmatch(name) for name in names)
+    listed = read_edge_list(path, columns=columns, ids="integer" if whole else "text")
+    place = listed.ids
+    if names is not None:
+        places = {name: number for number, name in enumerate(names)}
+        called = [str(name) for name in listed.ids.tolist()]
+        if absent := [name for name in called if name not in places]:
+            raise DataError(f"{path} names node {absent[0]!r}, which {features} has no row for")
+        place = np.array([places[name] for name in called], dtype=np.int64)
+    elif listed.num_nodes and not 0 <= int(listed.ids[0]) <= int(listed.ids[-1]) < len(x):
         bad = listed.ids[0] if listed.ids[0] < 0 else listed.ids[-1]
         raise DataError(
-            f"{edges} names node {bad}; {features} has {len(x)} rows, so nodes are called 0 to "
+            f"{path} names node {bad}; {features} has {len(x)} rows, so nodes are called 0 to "
             f"{len(x) - 1}"
         )
-    senders, receivers = listed.ids[listed.senders], listed.ids[listed.receivers]
-    if listed.weight is None and not directed:
-        senders, receivers = both_directions(senders, receivers, len(x))
-    weights = {} if listed.weight is None else {"weight": listed.weight}
-    graph = Graph(
-        num_nodes=len(x), senders=senders, receivers=receivers, nodes=nodes, edges=weights
+    return Graph(
+        num_nodes=len(x),
+        senders=place[listed.senders],
+        receivers=place[listed.receivers],
+        nodes={"x": x},
+        edges={} if listed.weight is None else {"weight": listed.weight},
+        ragged={} if names is None else {"names": text_column(names)},
     )
-    return _weighed_both_ways(graph, edges) if weights and not directed else graph
 
 
 def _weighed_both_ways(graph: Graph, path: Path) -> Graph:
@@ -321,17 +390,3 @@ def _weighed_both_ways(graph: Graph, path: Path) -> Graph:
             f"{weights[second]:g}; give a pair one weight, or take edges as they are (--directed)"
         )
     return symmetrised(graph)
-
-
-def _numbers(path: Path) -> Array:
-    try:
-        array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing") from None
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(
-            f"{path} is no .npy file of numbers ({error}); write it with numpy.save"
-        ) from None
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
-        raise DataError(f"{path} is no .npy file of numbers; write it with numpy.save")
-    return array

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -28,6 +30,7 @@ from weft.recipes.full_graph.data import full_graph_table
 from weft.recipes.full_graph.session import check_alike
 from weft.recipes.full_graph.training import PREPARING, first_of_host, join
 from weft.recipes.recipe import ABOUT, from_json
+from weft.sources.edge_lists import column_lines
 from weft.training.checkpoint import load_weights
 from weft.training.launch import is_a_rank, launch, lost_ranks_named
 from weft.training.ranks import load_on_all
@@ -77,7 +80,8 @@ def predict_nodes(
         tell: takes a sentence for the user while ranks of torchrun are waited for.
 
     Returns:
-        A record for each node with the fields of the file; None on ranks other than rank 0.
+        A record for each node with the fields of the file, nodes and classes by their names where
+        they have any; None on ranks other than rank 0.
 
     Raises:
         DataError: the graph has other features than the network reads, or a rank has failed.
@@ -122,7 +126,16 @@ def _graph(
         config, ranks=ranks, grid="1d", replication=None, partition="contiguous"
     )
     if data is not None:
-        config = dataclasses.replace(config, data=data, features=None, labels=None, split=None)
+        config = dataclasses.replace(
+            config,
+            data=data,
+            features=None,
+            labels=None,
+            split=None,
+            train_mask=None,
+            validation_mask=None,
+            test_mask=None,
+        )
         return full_graph_table(config, data_dir=data_dir, unlabelled=True, features=features)
     grid = grid_of("1d", ranks)
     if about["table"] is not None and Path(about["table"]).exists():
@@ -154,6 +167,9 @@ def _predict(
         kind: TargetKind = about.get("target", "classes")
         own = _records(ids, predictions_of(outputs, kind, about.get("target_scale")), kind)
         found = _on_rank0(own)
+        if found is not None:
+            names = column_lines(table.column("names")) if "names" in table.schema else None
+            found = _called(found, {"node": names, "class": about.get("class_names")})
         # The others wait for it: its disk may be full, which is everyone's affair.
         world.broadcast_from_rank0(lambda: _write(out, found))
         return found
@@ -200,11 +216,28 @@ def _on_rank0(own: Array) -> Array | None:
     return found[np.argsort(found["node"], kind="stable")]
 
 
+def _called(found: Array, names: dict[str, list[str] | None]) -> Array:
+    """The records with names instead of numbers in the fields that there are names for."""
+    fields = found.dtype.names or ()
+    known = {field: given for field in fields if (given := names.get(field)) is not None}
+    if not known:
+        return found
+    out = np.empty(len(found), [(f, object if f in known else found.dtype[f]) for f in fields])
+    for field in fields:
+        values = found[field]
+        out[field] = np.array(known[field], dtype=object)[values] if field in known else values
+    return out
+
+
 def _write(out: Path, found: Array | None) -> None:
     assert found is not None
-    names = found.dtype.names or ()
-    shapes = ",".join("%d" if found.dtype[name].kind == "i" else "%.6g" for name in names)
-    write_atomically(
-        out,
-        lambda file: np.savetxt(file, found, shapes, header=",".join(names), comments=""),
-    )
+
+    def rows(file: BinaryIO) -> None:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(found.dtype.names or ())
+        for record in found.tolist():
+            writer.writerow([f"{x:.6g}" if isinstance(x, float) else x for x in record])
+        text.detach()
+
+    write_atomically(out, rows)

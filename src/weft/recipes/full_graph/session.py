@@ -30,6 +30,7 @@ from weft.parallel.targets import target_of
 from weft.parallel.world import World, alone, settle
 from weft.recipes.full_graph.config import SMALLER_IS_BETTER, FullGraphConfig
 from weft.recipes.table_training import describe_run, start_from
+from weft.sources.edge_lists import column_lines
 from weft.training.batches import Batches, Stateful
 from weft.training.config import FitResult
 from weft.training.hardware import peak_memory, process_memory
@@ -152,6 +153,9 @@ def train_shared(
             "classes": shard.classes,
             "target": table.metadata.get("target", "classes"),
             "target_scale": table.metadata.get("target_scale"),
+            "class_names": column_lines(table.column("classes"))
+            if "classes" in table.schema
+            else None,
             "table": None if table.path is None else str(table.path.resolve()),
             "grid": world.grid.name,
             "ranks": world.grid.ranks,
@@ -385,18 +389,18 @@ def peak_on(device: torch.device) -> float:
 def before_graph(config: FullGraphConfig, device: torch.device) -> float:
     """Memory that this process holds, bytes, when all code is loaded and no graph is.
 
-    A graph of two nodes is trained on, so that libraries, compiled loops and threads are there:
+    A graph of three nodes is trained on, so that libraries, compiled loops and threads are there:
     beside a small graph they are most of what a process holds. Earlier peaks are forgotten.
     """
-    ends, every = np.array([0, 1]), np.ones(2, dtype=np.bool_)
+    ends, nodes = np.array([0, 1]), np.arange(len(PARTS))
     graph = Graph(
-        num_nodes=2,
+        num_nodes=len(nodes),
         senders=ends,
         receivers=ends[::-1].copy(),
         nodes={
-            "x": np.ones((2, 2), dtype=np.float32),
-            "y": ends,
-            **dict.fromkeys(PARTS, every),
+            "x": np.ones((len(nodes), 2), dtype=np.float32),
+            "y": nodes % 2,
+            **{part: nodes == number for number, part in enumerate(PARTS)},
         },
     )
     table = prepare(graph, blocks=1, normalisation=config.matrix, dtype=config.dtype)
