@@ -312,3 +312,21 @@ def test_products_are_added_in_place(dtype):
         segment_ops.add_product(out.T.contiguous().T, *parts, x)
     with pytest.raises(ValueError, match="weight and a column"):
         segment_ops.add_product(out, parts[0][1:], *parts[1:], x)
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_sorted_columns_and_weights_follow_their_tensors(
+    monkeypatch: pytest.MonkeyPatch, learned: bool
+) -> None:
+    monkeypatch.setattr(segment_ops, "_WORTH_SORTING", 1)
+    batch = batch_of(9, 30)
+    x, weight = randn(9, 4), randn(30, grad=learned)
+    for _ in range(2):
+        (grad,) = torch.autograd.grad(F.spmm(batch, x, weight).square().sum(), x)
+        expected = dense(batch, weight.detach())
+        torch.testing.assert_close(grad, 2 * expected.T @ expected @ x)
+        with torch.no_grad():
+            weight.mul_(-3).add_(1)
+    held = len(segment_ops._sorted)
+    del weight
+    assert len(segment_ops._sorted) == held - (not learned)

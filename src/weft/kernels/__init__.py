@@ -4,6 +4,7 @@ from weft.kernels.counter_dropout import dropout, relu_dropout
 from weft.kernels.edge_types import typed_messages
 from weft.kernels.filter_networks import radial_filters
 from weft.kernels.gaussians import gaussian_basis, gaussian_product
+from weft.kernels.hidden_layer import hidden_product
 from weft.kernels.message_passing import (
     SortedEdges,
     gather_receivers,
@@ -27,6 +28,7 @@ __all__ = [
     "gaussian_basis",
     "gaussian_product",
     "gru",
+    "hidden_product",
     "radial_filters",
     "relu_dropout",
     "segment_max",

@@ -27,7 +27,7 @@ _HASH_2 = np.uint32(0x846CA68B)
 
 @shared_rows
 @compiled()
-def _rows(
+def drop_rows(
     x: Any,
     seed: Any,
     limit: Any,
@@ -68,7 +68,8 @@ def _rows(
 
 @shared_rows
 @compiled()
-def _pass_positive(grad: Any, out: Any, scale: Any, result: Any, first: int, stop: int) -> None:
+def pass_positive(grad: Any, out: Any, scale: Any, result: Any, first: int, stop: int) -> None:
+    """result = grad · scale where `out` is positive, or NaN, else 0."""
     zero = grad.dtype.type(0)
     for row in range(first, stop):
         for column in range(grad.shape[1]):
@@ -78,6 +79,13 @@ def _pass_positive(grad: Any, out: Any, scale: Any, result: Any, first: int, sto
 
 def _limit(p: float) -> int:
     return min(round(p * 2**32), 2**32 - 1)
+
+
+def drop_threshold(seed: int, p: float, dtype: torch.dtype) -> tuple[Any, Any, Any]:
+    """Seed, limit and scale as `drop_rows` takes them."""
+    number = np.uint64(seed % 2**64)
+    kind = np.float64 if dtype == torch.float64 else np.float32
+    return number, np.uint32(_limit(p)), kind(1 / (1 - p))
 
 
 def _plain_keep(x: Tensor, seed: Tensor, p: float, ids: Tensor | None, first_column: int) -> Tensor:
@@ -125,10 +133,9 @@ def _dropout(
         return (x.relu() if relu else x) * (1 / (1 - p)) * kept
     out = _empty_like(x)
     array = x.detach().contiguous().numpy()
-    number, limit = seed.numpy().view(np.uint64)[0], np.uint32(_limit(p))
-    scale = array.dtype.type(1 / (1 - p))
-    arguments = (array, number, limit, scale, relu, array_of(ids), first_column, out.numpy())
-    _rows.share(arguments, x.shape[0], x.numel())
+    dropped = drop_threshold(int(seed), p, x.dtype)
+    arguments = (array, *dropped, relu, array_of(ids), first_column, out.numpy())
+    drop_rows.share(arguments, x.shape[0], x.numel())
     return out
 
 
@@ -141,7 +148,7 @@ def _positive_grad(grad: Tensor, out: Tensor, scale: float) -> Tensor:
     result = _empty_like(grad)
     array = array_of(grad)
     arguments = (array, array_of(out), array.dtype.type(scale), result.numpy())
-    _pass_positive.share(arguments, grad.shape[0], grad.numel())
+    pass_positive.share(arguments, grad.shape[0], grad.numel())
     return result
 
 
@@ -178,6 +185,11 @@ class Part:
     seed: int
     ids: Tensor
     first_column: int = 0
+
+
+def part_of(x: Tensor, part: Part | None) -> Part:
+    """The part that is given, or all rows of x [N, ...] with a fresh seed."""
+    return part or Part(seed=int(_seed()), ids=torch.arange(x.shape[0]))
 
 
 def dropout(x: Tensor, p: float, training: bool = True, *, part: Part | None = None) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.graphs import GraphBatch
-from weft.kernels import dropout, relu_dropout, spmm
+from weft.kernels import dropout, hidden_product, relu_dropout, spmm
 from weft.models.config import GCNConfig, SAGEConfig
 
 FIRST_PRODUCT = "ax"
@@ -38,7 +38,11 @@ class GCNLayer(nn.Module):
         weight = batch.edges.get("weight")
         if _aggregates_first(x, self.weight):
             return torch.addmm(self.bias, spmm(batch, x, weight), self.weight)
-        return spmm(batch, x @ self.weight, weight) + self.bias
+        return self.aggregate(batch, x @ self.weight)
+
+    def aggregate(self, batch: GraphBatch, product: Tensor) -> Tensor:
+        """The rest of `forward` for product [N, width_out], x W."""
+        return spmm(batch, product, batch.edges.get("weight")) + self.bias
 
 
 class SAGELayer(nn.Module):
@@ -78,16 +82,16 @@ class _LayerStack(nn.Module):
 
     def forward(self, batch: GraphBatch) -> Tensor:
         """Logits [N, classes]."""
-        x = self._first_layer(batch)
-        for layer in self.layers[1:]:
+        x, done = self._first_layers(batch)
+        for layer in self.layers[done:]:
             x = relu_dropout(x, self.config.dropout, self.training)
             x = layer(batch, x)
         return x
 
-    def _first_layer(self, batch: GraphBatch) -> Tensor:
+    def _first_layers(self, batch: GraphBatch) -> tuple[Tensor, int]:
+        """What the first layers make of the inputs, and how many these are."""
         x = dropout(batch.nodes["x"], self.config.input_dropout, self.training)
-        output: Tensor = self.layers[0](batch, x)
-        return output
+        return self.layers[0](batch, x), 1
 
 
 class GCN(_LayerStack):
@@ -100,17 +104,25 @@ class GCN(_LayerStack):
     def __init__(self, features: int, classes: int, config: GCNConfig | None = None) -> None:
         super().__init__(GCNLayer, features, classes, config or GCNConfig())
 
-    def _first_layer(self, batch: GraphBatch) -> Tensor:
+    def _first_layers(self, batch: GraphBatch) -> tuple[Tensor, int]:
         if FIRST_PRODUCT not in batch.nodes:
-            return super()._first_layer(batch)
+            return super()._first_layers(batch)
         if self.config.input_dropout and self.training:
             raise ValueError(
                 f"input_dropout is {self.config.input_dropout}: A x changes with every mask and "
                 "cannot be kept; set it to 0, or use the batch as it was before"
             )
-        first = self.layers[0]
+        sums, (first, *others) = batch.nodes[FIRST_PRODUCT], self.layers
         assert isinstance(first, GCNLayer)
-        return torch.addmm(first.bias, batch.nodes[FIRST_PRODUCT], first.weight)
+        if others and type(others[0]) is GCNLayer and not others[0]._forward_hooks:
+            second, learning = others[0], torch.is_grad_enabled()
+            width_in, width_out = second.weight.shape
+            # The order that `_aggregates_first` finds for activations that learn.
+            if width_in > width_out and learning:
+                rest = (second.weight, self.config.dropout, self.training)
+                product = hidden_product(sums, first.weight, first.bias, *rest)
+                return second.aggregate(batch, product), 2
+        return torch.addmm(first.bias, sums, first.weight), 1
 
 
 class GraphSAGE(_LayerStack):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.kernels import dropout, relu_dropout
+from weft.kernels import dropout, hidden_product, relu_dropout
 from weft.kernels.counter_dropout import Part
 from weft.models import GCN, GraphSAGE
 from weft.parallel.grid_layers import (
@@ -135,11 +135,21 @@ class GridNetwork:
         """This rank's rows and slice of the logits; with a seed, as in training."""
         config, training = self.model.config, seed is not None
         x = self._x
+        fused = self._fuses_first()
         for number, (layer, plan) in enumerate(zip(self._layers, self.plans, strict=True)):
+            if fused and number == 0:
+                continue
             first_column = slice_of(self.world, plan.width_in).start
             part = Part(
                 seed=_mixed(seed or 0, number), ids=self.shard.ids, first_column=first_column
             )
+            if fused and number == 1:
+                before, sums = self._layers[0], self._sums
+                assert sums is not None
+                given = (before.weight, before.bias, layer.weight, config.dropout, training)
+                product = hidden_product(sums, *given, part=part)
+                x = propagate(product, self.shard.matrix, self.shard.transpose) + layer.bias
+                continue
             if number:
                 assert x is not None
                 x = relu_dropout(x, config.dropout, training, part=part)
@@ -148,6 +158,11 @@ class GridNetwork:
             x = self._layer(layer, plan, x)
         assert x is not None
         return x
+
+    def _fuses_first(self) -> bool:
+        """Whether all between the kept sums and the next sparse product is local."""
+        local = not self._sage and self.world.grid.columns == 1 and len(self.plans) > 1
+        return local and self.plans[0].kept and self.plans[1].order == "transform"
 
     def _layer(self, layer: Any, plan: LayerPlan, x: Tensor | None) -> Tensor:
         shard, world = self.shard, self.world
