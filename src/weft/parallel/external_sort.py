@@ -17,7 +17,7 @@ CHUNK = 2**19
 
 # What a chunk of them needs on its way: a dozen arrays, read, mapped, dealt out and written. A
 # block of text is parsed in less.
-_CHUNK_BYTES = 192 * 2**20
+_CHUNK_BYTES = 256 * 2**20
 # Arrays of nodes: degrees both ways, where rows begin, places, scales, classes and what is drawn.
 _NODE_BYTES = 112
 _LEAST_BUCKET = 2**24

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from weft.sources.edge_lists import listed_edges
 from weft.sources.graph_files import is_edge_file
 from weft.sources.node_files import read_npy
 from weft.sources.progress_bar import progress_bar
-from weft.training.hardware import process_memory
+from weft.training.hardware import process_memory, trim_memory
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt])(i?)b?", re.IGNORECASE)
 _ROWS_AT_ONCE = 2**24
@@ -138,6 +139,10 @@ class ListedGraph:
         """
         config, scratch = self.config, folder.parent / "scratch"
         x = self.nodes.nodes["x"]
+        if self.path.suffix == ".parquet":
+            # Its library belongs to what the process holds before.
+            listed_edges(self.path)
+        trim_memory()
         budget = Budget(limit=self.memory, held=int(process_memory("VmRSS")))
         room = budget.room(len(x))
         with ExitStack() as bars:
@@ -189,6 +194,10 @@ def _stages(bars: ExitStack, tell: Callable[[str], None], show: bool) -> Progres
 
     def begin(text: str, total: int | None) -> Callable[[int], object]:
         bars.close()
+        # What the stage before has freed would count beside what this one takes.
+        if "pyarrow" in sys.modules:
+            sys.modules["pyarrow"].default_memory_pool().release_unused()
+        trim_memory()
         tell(text)
         move = bars.enter_context(progress_bar(text, total, show=show, count=True))
         done = 0
