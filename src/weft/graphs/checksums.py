@@ -52,6 +52,16 @@ def edges_checksum(senders: Array, receivers: Array, weights: Array | None = Non
         receivers: int [e].
         weights: a number for each edge, [e].
     """
+    return sum_text(len(senders), edges_sum(senders, receivers, weights))
+
+
+def sum_text(num_edges: int, total: int) -> str:
+    """The checksum of so many edges whose `edges_sum` is `total`, modulo 2^64."""
+    return f"{num_edges} {total % 2**64:016x}"
+
+
+def edges_sum(senders: Array, receivers: Array, weights: Array | None = None) -> int:
+    """What `edges_checksum` is made of: the sum over parts is that of all edges, modulo 2^64."""
     total = np.zeros((), dtype=np.uint64)
     for first in range(0, len(senders), _CHUNK_EDGES):
         part = slice(first, first + _CHUNK_EDGES)
@@ -63,7 +73,7 @@ def edges_checksum(senders: Array, receivers: Array, weights: Array | None = Non
         mixed *= _MIX
         mixed ^= mixed >> np.uint64(29)
         total += mixed.sum(dtype=np.uint64)
-    return f"{len(senders)} {int(total):016x}"
+    return int(total)
 
 
 def graph_checksums(graph: Graph) -> dict[str, str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import secrets
 import shutil
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -47,22 +48,12 @@ def write_table(
         DataError: a graph that does not fit the schema; `path` exists already.
         OSError: the disk is full or not writable; it names the file.
     """
-    path = Path(path)
-    if path.exists():
-        raise DataError(f"{path} exists already; remove it first or choose another name")
     try:
         json.dumps(dict(metadata or {}))
     except TypeError as error:
         raise DataError(f"{path}: metadata must be JSON values: {error}") from None
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.partial"
-    temporary.mkdir()
-    try:
-        chunks = _chunks(graphs, schema)
-        _write(temporary, chunks, schema, dict(metadata or {}))
-        temporary.rename(path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with TableWriter(path) as writer:
+        _write(writer, _chunks(graphs, schema), schema, dict(metadata or {}))
     return open_table(path)
 
 
@@ -116,6 +107,7 @@ class _ColumnFile:
                 "shape": (self.rows, *self.shape),
             },
         )
+        self._begin = self.file.tell()
 
     def append(self, values: Array) -> None:
         if not np.can_cast(values.dtype, self.dtype, "safe"):
@@ -128,6 +120,14 @@ class _ColumnFile:
         with _naming(self.path):
             self.file.write(data)
         self.rows += values.shape[0]
+
+    def read(self, first: int, stop: int) -> Array:
+        with _naming(self.path):
+            self.file.flush()
+        row = self.dtype.itemsize * int(np.prod(self.shape))
+        count = (min(stop, self.rows) - first) * int(np.prod(self.shape))
+        found = np.fromfile(self.path, self.dtype, count, offset=self._begin + first * row)
+        return found.reshape(-1, *self.shape)
 
     def close(self) -> None:
         with _naming(self.path):
@@ -150,40 +150,93 @@ class _ColumnFile:
         }
 
 
-def _write(
-    folder: Path, chunks: Iterable[GraphTable], schema: Schema | None, metadata: dict[str, Any]
-) -> None:
-    files: dict[str, _ColumnFile] = {}
-    totals: Counter[str] = Counter()
-    with ExitStack() as stack:
-        for chunk in chunks:
-            schema = chunk.schema if schema is None else schema
-            if dict(chunk.schema) != dict(schema):
-                raise DataError(
-                    f"chunks have different columns: {sorted(chunk.schema)} after {sorted(schema)}"
-                )
-            chunk.check_edges()
-            for name, values in chunk.arrays.items():
-                if name.endswith("_offsets"):
-                    # A chunk's first offset is 0, the last one of the chunks before.
-                    rows, values = int(values[-1]), values[name in files :] + totals[name]
-                    totals[name] += rows
-                if name not in files:
-                    path = folder / f"{name}.npy"
-                    files[name] = _ColumnFile(path, values.dtype, values.shape[1:])
-                    stack.callback(files[name].discard)
-                files[name].append(values)
-            del chunk, values  # not held while the next one is built
-        if schema is None:
-            raise DataError("no graphs to write and no schema: the columns are unknown")
-        for file in files.values():
+class TableWriter:
+    """A table that is written column by column, in chunks; it appears whole, or not at all."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Begin the table of that folder.
+
+        Raises:
+            DataError: `path` exists already.
+        """
+        self.path = Path(path)
+        if self.path.exists():
+            raise DataError(f"{path} exists already; remove it first or choose another name")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._folder = self.path.parent / f".{self.path.name}.{secrets.token_hex(4)}.partial"
+        self._folder.mkdir()
+        self._files: dict[str, _ColumnFile] = {}
+
+    def __enter__(self) -> TableWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files.values():
+            file.discard()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def append(self, name: str, values: Array) -> None:
+        """Add rows to an array; the first ones decide its dtype and width."""
+        if name not in self._files:
+            path = self._folder / f"{name}.npy"
+            self._files[name] = _ColumnFile(path, values.dtype, values.shape[1:])
+        self._files[name].append(values)
+
+    def rows(self, name: str) -> int:
+        """How many rows an array has so far."""
+        return self._files[name].rows if name in self._files else 0
+
+    def read(self, name: str, first: int, stop: int) -> Array:
+        """Rows first:stop of what was written, a copy: pages of a mapped file would be held."""
+        return self._files[name].read(first, stop)
+
+    def remove(self, name: str) -> None:
+        """Leave out an array that was written."""
+        file = self._files.pop(name)
+        file.discard()
+        file.path.unlink()
+
+    def entries(self) -> dict[str, dict[str, Any]]:
+        """Dtype, shape, size and CRC-32 of each array so far, by name."""
+        return {name: file.entry() for name, file in sorted(self._files.items())}
+
+    def finish(self, schema: Schema, metadata: dict[str, Any]) -> None:
+        """Let the table appear, with all that was appended."""
+        for file in self._files.values():
             file.close()
         manifest = {
             "columns": {name: asdict(column) for name, column in schema.items()},
-            "arrays": {name: file.entry() for name, file in sorted(files.items())},
+            "arrays": self.entries(),
             "metadata": metadata,
         }
-    _write_manifest(folder / MANIFEST, manifest)
+        _write_manifest(self._folder / MANIFEST, manifest)
+        self._folder.rename(self.path)
+
+
+def _write(
+    writer: TableWriter,
+    chunks: Iterable[GraphTable],
+    schema: Schema | None,
+    metadata: dict[str, Any],
+) -> None:
+    totals: Counter[str] = Counter()
+    for chunk in chunks:
+        schema = chunk.schema if schema is None else schema
+        if dict(chunk.schema) != dict(schema):
+            raise DataError(
+                f"chunks have different columns: {sorted(chunk.schema)} after {sorted(schema)}"
+            )
+        chunk.check_edges()
+        for name, values in chunk.arrays.items():
+            if name.endswith("_offsets"):
+                # A chunk's first offset is 0, the last one of the chunks before.
+                rows, values = int(values[-1]), values[writer.rows(name) > 0 :] + totals[name]
+                totals[name] += rows
+            writer.append(name, values)
+        del chunk, values  # not held while the next one is built
+    if schema is None:
+        raise DataError("no graphs to write and no schema: the columns are unknown")
+    writer.finish(schema, metadata)
 
 
 def _write_manifest(path: Path, manifest: dict[str, Any]) -> None:
@@ -327,6 +380,25 @@ def _map_array(file: Path, entry: dict[str, Any], check: bool) -> Array:
             f"{file} holds {array.dtype}{list(array.shape)}, "
             f"{entry['dtype']}{entry['shape']} expected; build the table again"
         )
-    if check and zlib.crc32(array.reshape(-1).view(np.uint8).data) != entry["crc32"]:
+    if check and _crc32(array) != entry["crc32"]:
         raise DataError(f"{file} is damaged (its checksum is wrong); build the table again")
     return array
+
+
+def _crc32(array: Array) -> int:
+    """The checksum of a mapped array, of which a part is in memory at a time."""
+    data, found = array.reshape(-1).view(np.uint8), 0
+    for first in range(0, len(data), _CHUNK_BYTES):
+        found = zlib.crc32(data[first : first + _CHUNK_BYTES].data, found)
+        if len(data) > _CHUNK_BYTES:
+            release(array)
+    return found
+
+
+def release(values: Array) -> None:
+    """Release the pages of a mapped file that were read; otherwise they count as used memory."""
+    base: object = values
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        base.madvise(mmap.MADV_DONTNEED)

@@ -9,12 +9,14 @@ where that evens out the panels of the matrix and of its transpose.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from weft.counting_sort import counting_order, group_starts
 from weft.graphs import Array, Graph
+from weft.graphs.store import release
 from weft.parallel.grid import Grid, Place
 from weft.runtime import compiled
 
@@ -86,27 +88,62 @@ def balanced_blocks(graph: Graph, grid: Grid, seed: int = 0) -> Array:
         grid: the ranks.
         seed: which pairs of nodes are looked at.
     """
-    num_nodes, count = graph.num_nodes, grid.blocks
+    num_nodes = graph.num_nodes
     ends = graph.senders, graph.receivers
     starts = [group_starts(each, num_nodes) for each in ends]
     others = [
         other[counting_order(each, num_nodes)].astype(np.int32)
         for each, other in zip(ends, reversed(ends), strict=True)
     ]
+
+    def panels(blocks: Array) -> Array:
+        return np.stack(
+            [panel_nonzeros(grid, blocks, *ends), panel_nonzeros(grid, blocks, *ends[::-1])]
+        )
+
+    return dealt_out(starts, others, grid, seed, panels)
+
+
+def dealt_out(
+    starts: Sequence[Array],
+    others: Sequence[Array],
+    grid: Grid,
+    seed: int,
+    panels_of: Callable[[Array], Array],
+    pairs_at_once: int | None = None,
+) -> Array:
+    """The blocks of `balanced_blocks`, of edges in order of sender and in order of receiver.
+
+    Args:
+        starts: int64 [n + 1] of each order, where a node's edges begin.
+        others: int32 [e] of each order, the nodes at the other ends, in any order for each node.
+        grid: the ranks.
+        seed: which pairs of nodes are looked at.
+        panels_of: counts int64 [2, R, L], the nonzeros of the matrix and of its transpose, for
+            blocks int64 [n].
+        pairs_at_once: after so many pairs of nodes, pages of mapped `others` are released.
+    """
+    num_nodes, count = len(starts[0]) - 1, grid.blocks
     degrees = sum(np.diff(each) for each in starts)
     lap, place = np.divmod(np.arange(num_nodes), count)
     blocks = np.empty(num_nodes, dtype=np.int64)
     blocks[np.argsort(-degrees, kind="stable")] = np.where(lap % 2, count - 1 - place, place)
-    classes = panel_classes(grid)
-    panels = np.stack(
-        [panel_nonzeros(grid, blocks, *ends), panel_nonzeros(grid, blocks, *ends[::-1])]
-    )
+    classes, panels = panel_classes(grid), panels_of(blocks)
+    edges = starts[1], others[1], starts[0], others[0]
     rng = np.random.default_rng((seed, _STREAM))
     for _ in range(_SWEEPS if count > 1 else 0):
         if max(map(imbalance, panels)) <= _EVEN_ENOUGH:
             break
         pairs = rng.permutation(num_nodes), rng.permutation(num_nodes)
-        if not _swap(*pairs, blocks, *classes, starts[1], others[1], starts[0], others[0], panels):
+        swapped = 0
+        for first in range(0, num_nodes, pairs_at_once or num_nodes):
+            part = slice(first, first + (pairs_at_once or num_nodes))
+            looked_at = pairs[0][part], pairs[1][part]
+            swapped += _swap(*looked_at, blocks, *classes, *edges, panels)
+            if pairs_at_once:
+                for each in others:
+                    release(each)
+        if not swapped:
             break
     return blocks
 

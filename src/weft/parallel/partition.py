@@ -73,10 +73,7 @@ def partition_nodes(
             part = _metis_parts(graph, blocks, seed, how)
         if how == "volume":
             part = with_less_volume(graph, part, blocks, seed)
-        sizes = np.bincount(part, minlength=blocks)
-        return Partition(
-            order=np.argsort(part, kind="stable"), offsets=np.append(0, np.cumsum(sizes))
-        )
+        return blocks_in_order(part, blocks)
     if how == "random":
         # A separate stream: with the seed of a generated graph it would undo that shuffling.
         order = np.random.default_rng((seed, _STREAM)).permutation(graph.num_nodes)
@@ -85,6 +82,12 @@ def partition_nodes(
     else:
         order = np.arange(graph.num_nodes)
     return Partition(order=order, offsets=balanced(graph.num_nodes, blocks))
+
+
+def blocks_in_order(part: Array, blocks: int) -> Partition:
+    """The partition of nodes into the blocks int64 [n] of each, in which they keep their order."""
+    sizes = np.bincount(part, minlength=blocks)
+    return Partition(order=np.argsort(part, kind="stable"), offsets=np.append(0, np.cumsum(sizes)))
 
 
 def _metis_parts(graph: Graph, blocks: int, seed: int, how: str) -> Array:

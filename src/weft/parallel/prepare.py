@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,8 @@ NAMES = {"names": "names of the nodes in the original order", "classes": "names 
 """Ragged columns that a prepared table keeps."""
 
 _CHUNK = 2**24
-_ROWS_HASHED = 64
+ROWS_HASHED = 64
+"""Rows of features in the hash `original`."""
 
 
 def prepare(
@@ -111,7 +112,7 @@ def prepare(
     if folder is not None and Path(folder).exists():
         raise DataError(f"{folder} exists already; remove it first or choose another name")
     tell("checking the graph")
-    kind, graph = _checked(one_graph(source), target)
+    kind, graph = checked_graph(one_graph(source), target)
     tell(f"partition: {partition}, {blocks} blocks")
     parts = partition_nodes(graph, blocks, partition, seed, grid)
     tell("sorting edges")
@@ -121,16 +122,26 @@ def prepare(
     tell("comparing with the transpose")
     ends = edges.senders, edges.receivers
     symmetric = equals_transpose(*ends, edges.weights, edges.out_order)
-    table = _table(graph, parts.order, edges, symmetric)
+    table = described_table(graph, parts.order, edges, symmetric)
+    sizes = np.diff(parts.offsets)
+    block = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    cut = int(count_cut(edges.in_starts, edges.senders, block))
+    panels = panel_nonzeros(grid, block, *ends)
     settings = {"how": partition, "blocks": blocks, "seed": seed}
     table = replace(
         table,
         metadata={
-            **_about(table, edges, parts, grid, settings, kind),
+            **about(table.columns, parts, settings, kind, cut, panels),
             "normalisation": normalisation,
             "symmetric_values": symmetric,
-            "original": _original(graph, parts.order, edges, normalisation),
-            "contents": _contents(graph),
+            "original": original(
+                graph.nodes,
+                parts.order,
+                (edges.in_starts, edges.out_starts),
+                graph.nodes["x"].shape,
+                normalisation,
+            ),
+            "contents": contents(graph),
         },
     )
     tell("checksums")
@@ -142,7 +153,7 @@ def prepare(
     return write_table(folder, [table], table.schema, metadata=table.metadata)
 
 
-def _checked(graph: Graph, target: str) -> tuple[TargetKind, Graph]:
+def checked_graph(graph: Graph, target: str) -> tuple[TargetKind, Graph]:
     """The target's kind, and the graph with the columns that are used, each in its final dtype.
 
     They are copied only if needed.
@@ -202,7 +213,8 @@ def _check_kind(what: str, values: Array, ndim: int, kinds: str, needed: str) ->
         raise DataError(f"{what} is {values.dtype}{list(values.shape)}; {needed}")
 
 
-def _table(graph: Graph, order: Array, edges: SortedEdges, symmetric: bool) -> GraphTable:
+def described_table(graph: Graph, order: Array, edges: SortedEdges, symmetric: bool) -> GraphTable:
+    """The table, in memory and without metadata."""
     index, x, y = edges.senders.dtype, graph.nodes["x"], graph.nodes["y"]
     learned = "class, -1 for none" if y.ndim == 1 else "labels or numbers, nan for unknown"
     in_place = bool((order == np.arange(len(order))).all())
@@ -247,38 +259,44 @@ def _table(graph: Graph, order: Array, edges: SortedEdges, symmetric: bool) -> G
     )
 
 
-def _about(
-    table: GraphTable,
-    edges: SortedEdges,
+def about(
+    nodes: Mapping[str, Array],
     parts: Partition,
-    grid: Grid,
     settings: dict[str, Any],
     kind: TargetKind,
+    cut: int,
+    panels: Array,
 ) -> dict[str, Any]:
-    """Metadata: the partition and how good it is, the target, sizes of the split."""
-    sizes, y = np.diff(parts.offsets), table.columns["y"]
+    """Metadata: the partition and how good it is, the target, sizes of the split.
+
+    Args:
+        nodes: columns in the partition's order.
+        parts: the partition.
+        settings: how it was made.
+        kind: of the target.
+        cut: edges between blocks.
+        panels: nonzeros of the ranks.
+    """
+    sizes, y = np.diff(parts.offsets), nodes["y"]
     # Tables of classes stay as they were: runs know their data by what this says.
-    scale = target_scale(kind, y, table.columns["train"])
+    scale = target_scale(kind, y, nodes["train"])
     learned = {} if kind == "classes" else {"target": kind, "target_scale": scale}
-    block = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
     return {
         "kind": KIND,
         "partition": {
             **settings,
             "offsets": parts.offsets.tolist(),
-            "cut_edges": int(count_cut(edges.in_starts, edges.senders, block)),
+            "cut_edges": cut,
             "imbalance_nodes": imbalance(sizes),
-            "imbalance_edges": imbalance(
-                panel_nonzeros(grid, block, edges.senders, edges.receivers)
-            ),
+            "imbalance_edges": imbalance(panels),
         },
         "classes": width_of(y),
         **learned,
-        "counts": {name: int(np.count_nonzero(table.columns[name])) for name in PARTS},
+        "counts": {name: int(np.count_nonzero(nodes[name])) for name in PARTS},
     }
 
 
-def _contents(graph: Graph) -> dict[str, str]:
+def contents(graph: Graph) -> dict[str, str]:
     """Checksums of all that is learned from, the same for any partition and order of the edges."""
     ends, nodes = (graph.senders, graph.receivers), graph.nodes
     weights = graph.edges.get("weight")
@@ -291,18 +309,32 @@ def _contents(graph: Graph) -> dict[str, str]:
     }
 
 
-def _original(graph: Graph, order: Array, edges: SortedEdges, normalisation: str) -> str:
-    """A hash of classes, split, degrees and some rows of features, nodes in the graph's order."""
-    x, digest = graph.nodes["x"], hashlib.sha256()
-    parts = [*(graph.nodes[name] for name in ("y", *PARTS)), x[:_ROWS_HASHED]]
-    for starts in (edges.in_starts, edges.out_starts):
-        degrees = np.empty(graph.num_nodes, dtype=np.int64)
-        degrees[order] = np.diff(starts)
+def original(
+    nodes: Mapping[str, Array],
+    order: Array,
+    starts: tuple[Array, Array],
+    shape: tuple[int, ...],
+    normalisation: str,
+) -> str:
+    """A hash of classes, split, degrees and some rows of features, nodes in the graph's order.
+
+    Args:
+        nodes: columns in the graph's order; of `x` the first rows are enough.
+        order: int64 [n], the node at each place.
+        starts: int64 [n + 1], where the edges of each receiver begin, and of each sender.
+        shape: of `x`.
+        normalisation: of the matrix.
+    """
+    x, digest = nodes["x"], hashlib.sha256()
+    parts = [*(nodes[name] for name in ("y", *PARTS)), x[:ROWS_HASHED]]
+    for each in starts:
+        degrees = np.empty(len(order), dtype=np.int64)
+        degrees[order] = np.diff(each)
         parts.append(degrees)
     for part in parts:
         digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
-    about = [graph.num_nodes, len(edges.senders), list(x.shape), x.dtype.name, normalisation]
-    digest.update(json.dumps(about).encode())
+    sizes = [len(order), int(starts[0][-1]), list(shape), x.dtype.name, normalisation]
+    digest.update(json.dumps(sizes).encode())
     return digest.hexdigest()[:16]
 
 

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from weft.errors import DataError
-from weft.graphs import Array, GraphTable
+from weft.graphs import Array, GraphTable, Schema
 from weft.graphs.checksums import column_sums
+from weft.graphs.store import release as release
 from weft.parallel.grid import Grid, balanced
 from weft.parallel.grid_layers import slice_of
 from weft.parallel.grid_matrix import CSRBlock, GridMatrix, RowExchange
@@ -306,13 +307,22 @@ def fingerprint_of(table: GraphTable) -> str:
         "edge_offsets": table.edge_offsets,
     }
     sums = column_sums(table, arrays)
+    described = {
+        name: (values.dtype.name, list(values.shape), sums[name]) for name, values in arrays.items()
+    }
+    return fingerprint_from(table.schema, described, table.metadata)
+
+
+def fingerprint_from(
+    schema: Schema,
+    arrays: Mapping[str, tuple[str, list[int], int]],
+    metadata: Mapping[str, Any],
+) -> str:
+    """The same of a table that is not written yet: dtype, shape and CRC-32 of each array."""
     about = {
-        "columns": {name: asdict(column) for name, column in table.schema.items()},
-        "arrays": {
-            name: [values.dtype.name, list(values.shape), sums[name]]
-            for name, values in arrays.items()
-        },
-        "metadata": {k: v for k, v in table.metadata.items() if k != "fingerprint"},
+        "columns": {name: asdict(column) for name, column in schema.items()},
+        "arrays": {name: list(entry) for name, entry in arrays.items()},
+        "metadata": {k: v for k, v in metadata.items() if k != "fingerprint"},
     }
     text = json.dumps(about, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
@@ -326,15 +336,6 @@ def _row_chunks(starts: Array) -> Iterator[tuple[slice, slice]]:
         stop = min(max(stop, row + 1), rows)
         yield slice(row, stop), slice(int(starts[row]), int(starts[stop]))
         row = stop
-
-
-def release(values: Array) -> None:
-    """Release the pages of a mapped file that were read; otherwise they count as used memory."""
-    base: object = values
-    while isinstance(base, np.ndarray):
-        base = base.base
-    if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-        base.madvise(mmap.MADV_DONTNEED)
 
 
 def _check_prepared(table: GraphTable) -> None:

@@ -233,6 +233,15 @@ def edge_blocks(
         yield rows
 
 
+def listed_edges(path: Path) -> int:
+    """About how many edges a file lists: of text its lines, comments and a header too."""
+    if path.suffix in (".parquet", ".npy"):
+        from weft.sources.stored_edges import stored_edges
+
+        return stored_edges(path)
+    return sum(block.count(b"\n") for block in _blocks(path))
+
+
 def _roles(columns: Sequence[EdgeColumn]) -> Array:
     if not {"src", "dst"} <= set(columns) <= set(_ROLES) or len(set(columns)) != len(columns):
         raise ValueError(

@@ -12,6 +12,8 @@ import numpy as np
 from weft.errors import DataError
 from weft.graphs import Array
 
+_BUFFER_BYTES = 2**20
+
 
 def open_parquet(path: Path) -> Any:
     """The file, by pyarrow.
@@ -26,7 +28,8 @@ def open_parquet(path: Path) -> Any:
             f"{path} is read with pyarrow, which is not installed: pip install 'weft[parquet]'"
         ) from None
     with parquet_errors(path):
-        return ParquetFile(path)
+        # With a buffer, pages are read one by one; without, all of a row group's.
+        return ParquetFile(path, buffer_size=_BUFFER_BYTES)
 
 
 @contextmanager

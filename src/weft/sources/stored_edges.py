@@ -10,6 +10,7 @@ import numpy as np
 
 from weft.errors import DataError
 from weft.graphs import Array
+from weft.graphs.store import release
 from weft.sources.config import EdgeColumn
 from weft.sources.edge_lists import HEADINGS, IdKind
 from weft.sources.node_files import read_npy
@@ -43,6 +44,13 @@ def stored_edge_blocks(
         yield block
 
 
+def stored_edges(path: Path) -> int:
+    """How many edges a `.parquet` or `.npy` file has."""
+    if path.suffix == ".npy":
+        return read_npy(path).size // 2
+    return int(open_parquet(path).metadata.num_rows)
+
+
 def _npy_blocks(path: Path, columns: Sequence[EdgeColumn]) -> Iterator[dict[str, Array]]:
     if tuple(columns) != ("src", "dst"):
         raise DataError(f"{path} holds edges alone, but {' '.join(columns)} is asked for")
@@ -60,6 +68,7 @@ def _npy_blocks(path: Path, columns: Sequence[EdgeColumn]) -> Iterator[dict[str,
             "src": _signed(path, "its first column", ends[0], first),
             "dst": _signed(path, "its second column", ends[1], first),
         }
+        release(array)
 
 
 def _parquet_batches(path: Path, columns: Sequence[EdgeColumn]) -> Iterator[dict[str, Any]]:

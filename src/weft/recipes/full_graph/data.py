@@ -22,6 +22,7 @@ from weft.parallel.prepare import prepare
 from weft.parallel.shard import KIND
 from weft.parallel.splits import PARTS, check_apart, one_graph, share_split, with_split
 from weft.recipes.full_graph.config import FullGraphConfig
+from weft.recipes.full_graph.streaming import ListedGraph
 from weft.recipes.structures.data import file_name_of, file_states, own_path
 from weft.sources import cached_table, load, read_edge_list, read_graph, row_normalise
 from weft.sources.config import EdgeColumn
@@ -44,6 +45,7 @@ def full_graph_table(
     tell: Callable[[str], None] = lambda text: None,
     unlabelled: bool = False,
     features: str | None = None,
+    memory: int | None = None,
 ) -> tuple[GraphTable, Grid]:
     """The graph of `config`, prepared for its grid, and the grid.
 
@@ -58,12 +60,19 @@ def full_graph_table(
         tell: called with the name of each stage; partitions of large graphs take a while.
         unlabelled: nothing is learned, so that classes and a split are not needed and not read.
         features: .npy for an edge list without classes.
+        memory: bytes that this process may hold while it prepares an edge list, whose edges stay
+            on disk then; the table is the same.
 
     Raises:
         DataError: there is no such data, or it lacks features, classes or a split.
         ValueError: the grid does not fit, or there are fewer nodes than ranks.
     """
-    source, stamp = _source(config, files, data_dir, features, progress=progress)
+    listed = None if memory is None else ListedGraph.open(config, files, memory)
+    source, stamp = (
+        _source(config, files, data_dir, features, progress=progress)
+        if listed is None
+        else (listed.nodes, listed.stamp)
+    )
     if isinstance(source, GraphTable) and source.metadata.get("kind") == KIND:
         about = source.metadata
         grid = config.chosen_grid(
@@ -88,7 +97,9 @@ def full_graph_table(
         graph = one_graph(source)
         features_only = {name: values for name, values in graph.nodes.items() if name == "x"}
         source = replace(graph, nodes=features_only)
-    grid = config.chosen_grid(*_sizes(source, config, unlabelled=unlabelled))
+    nodes, nonzeros, width, outputs = _sizes(source, config, unlabelled=unlabelled)
+    nonzeros += 0 if listed is None else listed.about_edges()
+    grid = config.chosen_grid(nodes, nonzeros, width, outputs)
     settings: dict[str, Any] = {
         "blocks": grid.blocks,
         "partition": config.partition,
@@ -118,6 +129,12 @@ def full_graph_table(
     key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:16]
 
     def build(path: Path) -> GraphTable:
+        if listed is not None:
+            # Features are scaled as they are written: they may not fit in memory either.
+            whole = source_graph(replace(config, feature_scale="none"), source)
+            return listed.prepare(
+                whole, path, grid=cut_for, tell=tell, show=progress, settings=settings
+            )
         graph = source_graph(config, source, unlabelled=unlabelled)
         with _data_named(config.data):
             return prepare(graph, path, grid=cut_for, progress=tell, **settings)

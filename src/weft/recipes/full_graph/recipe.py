@@ -34,9 +34,14 @@ class FullGraphOptions(DataOptions):
 
     Attributes:
         max_restarts: Start the ranks again at most so often.
+        memory: Prepare an edge list within this limit, such as 2GB: its edges are sorted on disk.
+            It is for the preparation; what training needs, `weft plan full-graph` tells.
+        prepare_only: Prepare the graph and stop; a run with the same settings then only maps it.
     """
 
     max_restarts: int = 3
+    memory: str | None = None
+    prepare_only: bool = False
 
 
 class FullGraphRecipe(Recipe):
@@ -56,6 +61,8 @@ class FullGraphRecipe(Recipe):
       weft train full-graph --data cora --ranks 4 --grid 2d
       weft train full-graph --data coauthor-physics --files physics.npz --ranks 4 --partition metis
       weft train full-graph --data edges.txt --features x.npy --labels y.npy --split 0.6 0.2 0.2
+      weft train full-graph --data edges.npy --features x.npy --labels y.npy --ranks 4 --grid 2d
+        --partition balanced --memory 2GB --prepare-only
       weft train full-graph --data list.csv --columns src dst weight --features x.npy --labels y.npy
       torchrun --nproc-per-node 4 -m weft train full-graph --data cora --device cuda
       torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29400
@@ -102,6 +109,8 @@ class FullGraphRecipe(Recipe):
             train_full_graph,
         )
         from weft.recipes.output import way_on
+        from weft.training.config import FitResult
+        from weft.training.hardware import peak_memory
         from weft.training.launch import RankError, is_a_rank, lost_ranks_named
 
         source, folder, console, plan = start.source, start.folder, start.console, start.plan
@@ -130,6 +139,17 @@ class FullGraphRecipe(Recipe):
             table, grid = first_of_host(lambda: _prepared(config, start), tell)
             if _is_first():
                 _describe(table, grid, config, console, on_gpus=device.type == "cuda")
+            if source.prepare_only:
+                return Finished(
+                    result=FitResult(epochs=0, steps=0, stopped="prepared"),
+                    show=lambda: console.print(
+                        f"prepared: {table.path}\n"
+                        f"This process held at most {peak_memory() / 1e6:,.0f} MB.",
+                        soft_wrap=True,
+                        highlight=False,
+                    ),
+                    is_first=_is_first(),
+                )
             if plan.plan is not None and not is_a_rank():
                 with open_run(table, config, folder, resume=resume) as run:
                     plan.keep(run)
@@ -191,7 +211,10 @@ class FullGraphRecipe(Recipe):
 
 def _prepared(config: FullGraphConfig, start: Start) -> tuple[GraphTable, Grid]:
     from weft.recipes.full_graph.data import full_graph_table
+    from weft.recipes.full_graph.streaming import size_in_bytes
 
+    assert isinstance(start.source, FullGraphOptions)
+    limit = start.source.memory
     progress = not start.quiet and _is_first()
 
     def tell(stage: str) -> None:
@@ -204,6 +227,7 @@ def _prepared(config: FullGraphConfig, start: Start) -> tuple[GraphTable, Grid]:
         data_dir=start.source.data_dir,
         progress=progress,
         tell=tell,
+        memory=None if limit is None else size_in_bytes(limit),
     )
 
 
