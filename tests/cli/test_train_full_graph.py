@@ -219,7 +219,8 @@ def test_mistakes_take_one_sentence(weft, mistake, tmp_path, own_graph, small_co
     assert "has no node column 'x'" in mistake(*start, "--data", "rmat")
     assert "--init-from nothing does not exist" in mistake(*start, "--init-from", "nothing")
     np.save("y.npy", np.zeros(59, dtype=np.int64))
-    assert "y.npy has shape [59]; there are 60 nodes, so [60] is needed" in mistake(*start, *own_graph)
+    said = mistake(*start, *own_graph)
+    assert "y.npy has shape [59]; there are 60 nodes, so [60] is needed" in said
     np.save("y.npy", np.array([{}] * 60), allow_pickle=True)
     assert "y.npy is no .npy file of numbers" in mistake(*start, *own_graph)
     np.save("y.npy", np.zeros(60, dtype=np.int64))
