@@ -6,15 +6,21 @@ import torch
 from grid_examples import model_of
 
 from weft.graphs import open_table
+from weft.models.config import GraphNetworkConfig
+from weft.parallel.graph_network import GraphNetwork
 from weft.parallel.method import Method
+from weft.parallel.module_network import ModuleNetwork
 from weft.parallel.network import GridNetwork
 from weft.parallel.shard import GraphShard, predicted_own_bytes
-from weft.parallel.targets import target_of
+from weft.parallel.targets import predictions_of, target_of
 from weft.parallel.world import joined
 
 
 def losses_and_scores(cases):
-    """For each (table, grid, replication, weights): loss, gradients, scores, nodes, predictions."""
+    """For each (table, grid, replication, weights): loss, gradients, scores, nodes, predictions.
+
+    Of a GridNetwork, and under `module` of a ModuleNetwork with the same weights.
+    """
     found = []
     for path, grid, replication, weights in cases:
         with joined(grid, replication) as world:
@@ -36,6 +42,27 @@ def losses_and_scores(cases):
                     "ids": ids,
                     "predictions": predictions,
                     "unpredicted": {k: v for k, v in received.items() if v != formulas.get(k, 0)},
+                    "module": of_module(model, shard, weights),
                 }
             )
     return found
+
+
+def of_module(model, shard, weights):
+    """The same of a module that reads the shared graph."""
+    config = GraphNetworkConfig(hidden=(6,), dropout=0.0)
+    module = GraphNetwork(shard.features, shard.classes, config).double()
+    module.load_state_dict(model.state_dict())
+    network = ModuleNetwork(module, shard, lambda own: target_of(own, own.classes, weights))
+    loss = network.step(seed=0)
+    ids, outputs = network.outputs()
+    about = shard.table.metadata
+    return {
+        "loss": loss,
+        "gradients": [p.grad.clone() for p in module.parameters()],
+        "scores": network.evaluate(),
+        "ids": ids,
+        "predictions": predictions_of(
+            outputs, about.get("target", "classes"), about.get("target_scale")
+        ),
+    }

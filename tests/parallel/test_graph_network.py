@@ -221,12 +221,12 @@ def test_layers_of_torch_geometric_are_taken_over_and_given_back(graph, tables):
         taken(x, torch.from_numpy(ends))
 
 
-@pytest.mark.parametrize("kind", ["gcn", "sage"])
+@pytest.mark.parametrize("kind", ["gcn", "sage", "gat", "gin", "appnp"])
 def test_a_trained_run_is_a_module_of_torch_geometric(kind, tmp_path):
     from weft.integrations.geometric_grid import to_geometric
 
     graph = replace(one_loop_each(graph_of()), edges={})
-    how = {"gcn": "symmetric", "sage": "row"}[kind]
+    how = {"gcn": "symmetric", "sage": "row", "appnp": "symmetric"}.get(kind, "none")
     path = tmp_path / "table"
     table = prepare(graph, path, blocks=1, normalisation=how, dtype="float64")
     config = FullGraphConfig(data=str(path), model=kind, dtype="float64", epochs=3)

@@ -152,22 +152,23 @@ def test_losses_gradients_and_scores_are_torchs_on_any_grid(tables):
         # Scores are not weighted where classes are; those of labels are what is learned.
         shown = () if kind == "classes" else weights
         expected["test_loss"] = plain_loss(kind, graph, outputs, shown, "test").item()
-        for each in found:
+        assert not any(each["unpredicted"] for each in found), case
+        for each in (*found, *(each["module"] for each in found)):
             assert each["loss"] == pytest.approx(loss.item(), rel=1e-12)
             for gradient, parameter in zip(each["gradients"], model.parameters(), strict=True):
                 torch.testing.assert_close(gradient, parameter.grad, rtol=1e-10, atol=1e-12)
             scores = {name: each["scores"][name] for name in expected}
             # A ranking is made of float32.
             assert scores == pytest.approx(expected, rel=1e-10), case
-            assert not each["unpredicted"], case
-        ids = torch.cat([each["ids"] for each in found])
-        assert sorted(ids.tolist()) == list(range(graph.num_nodes))
-        predictions = torch.cat([each["predictions"] for each in found])
         train = graph.nodes["y"][graph.nodes["train"]]
         plain = outputs.softmax(1) if kind == "classes" else outputs.sigmoid()
         if kind == "regression":
             plain = outputs * torch.tensor(np.nanstd(train, 0)) + torch.tensor(np.nanmean(train, 0))
-        torch.testing.assert_close(predictions, plain[ids], rtol=1e-10, atol=1e-12)
+        for network in (found, [each["module"] for each in found]):
+            ids = torch.cat([each["ids"] for each in network])
+            assert sorted(ids.tolist()) == list(range(graph.num_nodes))
+            predictions = torch.cat([each["predictions"] for each in network])
+            torch.testing.assert_close(predictions, plain[ids], rtol=1e-10, atol=1e-12)
 
 
 def test_what_a_target_is():

@@ -20,12 +20,15 @@ from old_checkpoints import write_old
 from weft.cli import main
 from weft.errors import DataError
 from weft.graphs import Graph, GraphTable, open_table, store, write_table
+from weft.models.config import LayerOptions
 from weft.parallel.grid import Grid, grid_of
+from weft.parallel.method import PUBLISHED, Method
 from weft.parallel.network import GridNetwork
 from weft.parallel.prepare import prepare
 from weft.parallel.shard import GraphShard
 from weft.parallel.world import joined
 from weft.recipes.full_graph import training as module
+from weft.recipes.full_graph.prediction import predict_nodes
 from weft.recipes.full_graph.session import train_shared
 from weft.recipes.full_graph.training import (
     FullGraphConfig,
@@ -108,6 +111,61 @@ def test_one_process_leaves_a_whole_run(table, folder, serial):
     assert line["bytes_received"] == 0
     assert line["peak_memory_bytes"] > 0
     assert {"communication_seconds", "compute_seconds", "validation_accuracy"} <= set(line)
+
+
+@pytest.mark.parametrize(
+    ("model", "layer", "grid"),
+    [
+        ("gat", {"heads": 2, "norm": "batch", "residual": True, "checkpoint": True}, ("2d", 4)),
+        ("sage", {"aggregate": "max"}, ("1d", 2)),
+        ("sgc", {"steps": 2}, ("1.5d", 4)),
+    ],
+)
+def test_any_network_has_the_losses_of_one_process(model, layer, grid, tmp_path):
+    config = replace(CONFIG, model=model, hidden=(6, 6), layer=LayerOptions(**layer))
+    how = {"normalisation": config.matrix, "dtype": "float64"}
+    table = prepare(graph(), tmp_path / "t", blocks=4, partition="random", **how)
+    train(table, tmp_path / "serial", config=config)
+    expected = losses(tmp_path / "serial")
+    assert expected[-1] < expected[0]
+    # Half of it, then the rest on other ranks.
+    train(table, tmp_path / "run", config=replace(config, epochs=4))
+    trained = train(table, tmp_path / "run", grid_of(*grid), config=config, resume=True)
+    np.testing.assert_allclose(losses(tmp_path / "run"), expected, rtol=1e-10)
+    cost = trained.communication
+    assert cost is not None
+    assert cost.predicted is None
+    assert cost.bytes
+    assert not cost.predicted_bytes
+    one = predict_nodes(tmp_path / "serial", tmp_path / "one.csv")
+    two = predict_nodes(tmp_path / "run", tmp_path / "two.csv", ranks=2)
+    assert (tmp_path / "one.csv").read_text() == (tmp_path / "two.csv").read_text()
+    assert one is not None
+    assert two is not None
+    assert len(one) == len(two) == NODES
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"layer": LayerOptions(heads=8)}, "layer.heads is 8, but gcn has none: it is for gat and"),
+        ({"model": "gat", "hidden": (6,)}, "6 features cannot be shared by 4 heads"),
+        ({"model": "gat", "method": Method(exchange="blocks")}, "set it to rows"),
+        ({"model": "gin", "method": PUBLISHED}, "the published algorithms have no such layers"),
+        ({"model": "sage", "method": PUBLISHED}, "the published algorithms have no sage"),
+        ({"model": "mlp"}, "model is 'mlp'"),
+    ],
+)
+def test_networks_that_are_refused(options, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        FullGraphConfig(**options)
+
+
+def test_maxima_take_grids_of_whole_rows():
+    config = FullGraphConfig(model="sage", layer=LayerOptions(aggregate="max"), ranks=8)
+    assert {each.grid.layers for each in config.estimates(100, 500, 7, 3)} == {1}
+    with pytest.raises(ValueError, match="GraphSAGE with maxima needs all edges of a node"):
+        replace(config, grid="3d").estimates(100, 500, 7, 3)
 
 
 def test_a_killed_rank_changes_no_loss(table, serial, tmp_path, monkeypatch):

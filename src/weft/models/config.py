@@ -78,12 +78,10 @@ Aggregation = Literal["mean", "max"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraphNetworkConfig(GCNConfig):
-    """Shape of a network over one graph that ranks may share.
+class LayerOptions:
+    """What the layers of a network over one graph do, beside their kind and widths.
 
     Attributes:
-        kind: of its layers. appnp: a perceptron of these widths, then `steps` products; sgc:
-            `steps` products, then one linear layer, without hidden ones.
         aggregate: what GraphSAGE takes of the neighbours.
         heads: of attention; they share a layer's width, and the last layer takes their mean.
         steps: products of appnp and sgc.
@@ -94,8 +92,6 @@ class GraphNetworkConfig(GCNConfig):
         checkpoint: compute hidden activations again in the backward pass instead of keeping them.
     """
 
-    kind: NetworkKind = "gcn"
-    input_dropout: float = 0.0
     aggregate: Aggregation = "mean"
     heads: int = 4
     steps: int = 10
@@ -105,10 +101,27 @@ class GraphNetworkConfig(GCNConfig):
     checkpoint: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choices(self, kind=NetworkKind, norm=Norm, aggregate=Aggregation)
+        check_choices(self, norm=Norm, aggregate=Aggregation)
         check_least(self, heads=1, steps=1)
         _check_chances(self, "teleport")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphNetworkConfig(LayerOptions, GCNConfig):
+    """Shape of a network over one graph that ranks may share.
+
+    Attributes:
+        kind: of its layers. appnp: a perceptron of these widths, then `steps` products; sgc:
+            `steps` products, then one linear layer, without hidden ones.
+    """
+
+    kind: NetworkKind = "gcn"
+    input_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        LayerOptions.__post_init__(self)
+        GCNConfig.__post_init__(self)
+        check_choices(self, kind=NetworkKind)
         if self.kind in ("gat", "gatv2"):
             for width in self.hidden:
                 if width % self.heads:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from weft.parallel.method import PARTITIONS as PARTITIONS
     from weft.parallel.method import PUBLISHED as PUBLISHED
     from weft.parallel.method import Method as Method
+    from weft.parallel.module_network import ModuleNetwork as ModuleNetwork
     from weft.parallel.network import GridNetwork as GridNetwork
     from weft.parallel.partition import Partition as Partition
     from weft.parallel.partition import partition_nodes as partition_nodes

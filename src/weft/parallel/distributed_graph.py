@@ -16,7 +16,7 @@ from weft.kernels.counter_dropout import Part
 from weft.kernels.custom_op import have_one_loop
 from weft.kernels.fused_messages import EdgeWalks, fused_messages
 from weft.kernels.message_code import MOST_FEATURES, Leaf, MessageProgram
-from weft.parallel.grid import Grid
+from weft.parallel.grid import check_grid
 from weft.parallel.grid_layers import cross_entropy, scores
 from weft.parallel.grid_matrix import GridMatrix, RowExchange
 from weft.parallel.method import Method
@@ -427,23 +427,6 @@ class DistributedGraph:
         self._need_rows()
         self._need_original("gathering messages")
         check_grid(self.world.grid, whole_features="a message of an edge")
-
-
-def check_grid(
-    grid: Grid, *, whole_rows: str | None = None, whole_features: str | None = None
-) -> None:
-    """Raise ValueError where something needs what the grid cuts; it is named in the argument."""
-    if whole_rows is not None and grid.layers > 1:
-        raise ValueError(
-            f"{whole_rows} needs all edges of a node on one rank, but the grid {grid.shape} shares "
-            f"them among {grid.layers} layers; take a grid of one layer, such as 1d or 2d"
-        )
-    if whole_features is not None and grid.columns > 1:
-        raise ValueError(
-            f"{whole_features} needs all features of a node on one rank, but the grid {grid.shape} "
-            f"shares them among {grid.columns} columns; take a grid of one column, such as 1d or "
-            "1.5d"
-        )
 
 
 def _attention(

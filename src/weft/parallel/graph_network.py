@@ -11,9 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 from weft.models import GCNLayer, SAGELayer
 from weft.models.config import GraphNetworkConfig
-from weft.parallel.distributed_graph import DistributedGraph, check_grid
+from weft.parallel.distributed_graph import DistributedGraph
 from weft.parallel.graph_norms import BatchNorm, GraphNorm, LayerNorm
-from weft.parallel.grid import Grid
+from weft.parallel.grid import Grid, check_grid
 
 _NORMS = {"layer": LayerNorm, "batch": BatchNorm, "graph": GraphNorm}
 
@@ -128,7 +128,8 @@ class GraphNetwork(nn.Module):
 
     def check(self, grid: Grid) -> None:
         """Raise ValueError, with the reason, where the model cannot run on a grid."""
-        check_kind(self.config, grid)
+        if self.config.kind == "sage" and self.config.aggregate == "max":
+            check_grid(grid, whole_rows="GraphSAGE with maxima")
 
     def forward(self, graph: DistributedGraph, x: Tensor) -> Tensor:
         """Logits [m, c] for the features x [m, f] of this rank's nodes."""
@@ -174,12 +175,6 @@ class GraphNetwork(nn.Module):
         for _ in range(self.config.steps):
             x = graph.propagate(x)
         return x
-
-
-def check_kind(config: GraphNetworkConfig, grid: Grid) -> None:
-    """Raise ValueError, with the reason, where such a network cannot run on a grid."""
-    if config.kind == "sage" and config.aggregate == "max":
-        check_grid(grid, whole_rows="GraphSAGE with maxima")
 
 
 def _apply(

@@ -226,3 +226,20 @@ def _names(ranks: int) -> list[str]:
 
 def _listed(items: list[str] | list[int]) -> str:
     return ", ".join(map(str, items))
+
+
+def check_grid(
+    grid: Grid, *, whole_rows: str | None = None, whole_features: str | None = None
+) -> None:
+    """Raise ValueError where something needs what the grid cuts; it is named in the argument."""
+    if whole_rows is not None and grid.layers > 1:
+        raise ValueError(
+            f"{whole_rows} needs all edges of a node on one rank, but the grid {grid.shape} shares "
+            f"them among {grid.layers} layers; take a grid of one layer, such as 1d or 2d"
+        )
+    if whole_features is not None and grid.columns > 1:
+        raise ValueError(
+            f"{whole_features} needs all features of a node on one rank, but the grid {grid.shape} "
+            f"shares them among {grid.columns} columns; take a grid of one column, such as 1d or "
+            "1.5d"
+        )

@@ -245,8 +245,8 @@ def ways_to_share(config: FullGraphConfig, table: GraphTable) -> list[Way]:
                 spmm_bytes=spmm_bytes * threads / every,
             )
             for method in _methods(config.method, count):
-                asked = replace(config, ranks=count, method=method)
                 try:
+                    asked = replace(config, ranks=count, method=method)
                     found = asked.estimates_of(table, machine)
                 except ValueError as error:
                     refused = error

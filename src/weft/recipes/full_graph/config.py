@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from weft.errors import check_choices, check_least
-from weft.models.config import GCNConfig, SAGEConfig
+from weft.models.config import (
+    GCNConfig,
+    GraphNetworkConfig,
+    LayerOptions,
+    NetworkKind,
+    SAGEConfig,
+)
 from weft.parallel.cost_model import NETWORKS, Estimate, Machine, Problem, choose, estimate
-from weft.parallel.grid import Grid, grid_of, grids_for
+from weft.parallel.grid import Grid, check_grid, grid_of, grids_for
 from weft.parallel.labels import TargetName, check_class_weights
-from weft.parallel.method import DeviceName, Method, Model
+from weft.parallel.method import DeviceName, Method
 from weft.sources.config import EdgeColumn
 from weft.training.config import FitConfig, LoopOptions, OptimizerOptions, ScheduleConfig
 
@@ -21,6 +27,7 @@ if TYPE_CHECKING:
 
     from weft.graphs import GraphTable
     from weft.models import GCN, GraphSAGE
+    from weft.parallel.graph_network import GraphNetwork
 
 Normalisation = Literal["auto", "symmetric", "row", "none"]
 Dtype = Literal["float32", "float64"]
@@ -37,6 +44,19 @@ SMALLER_IS_BETTER = ("validation_mae", "validation_rmse", "validation_loss")
 PartitionName = Literal["contiguous", "random", "metis", "volume", "balanced", "rcm"]
 
 _MACHINE = Machine(name="10 Gb/s", link=NETWORKS["ethernet-10"])
+# Options of layers that only some kinds have.
+_ONLY_OF: dict[str, tuple[NetworkKind, ...]] = {
+    "aggregate": ("sage",),
+    "heads": ("gat", "gatv2"),
+    "steps": ("appnp", "sgc"),
+    "teleport": ("appnp",),
+}
+_NORMALISATION: dict[NetworkKind, str] = {
+    "gcn": "symmetric",
+    "appnp": "symmetric",
+    "sgc": "symmetric",
+    "sage": "row",
+}
 # Where the ranks are, how they talk and how often they save changes nothing but rounding, so a
 # run may go on with others.
 _PLACEMENT = (
@@ -83,11 +103,14 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
             by default 20 nodes of each class to train on, 30 to validate with, and all others.
         feature_scale: `rows` divides a node's features by their sum, as for bags of words; `auto`
             does where no feature is negative; `none` takes them as they are.
-        model: a graph convolutional network, or GraphSAGE with means.
-        hidden: widths of the hidden layers.
+        model: gcn; sage; gin; gat and gatv2, attention; appnp, a perceptron and then products;
+            sgc, products and then one linear layer.
+        hidden: widths of the hidden layers; of all heads together.
+        layer: what the layers do, beside.
         dropout: probability of dropping a hidden activation.
         input_dropout: the same for features; above 0 the first product cannot be kept.
-        normalisation: Scale of the adjacency; `auto` is symmetric for gcn, row (a mean) for sage.
+        normalisation: Scale of the adjacency; `auto` is symmetric for gcn, appnp and sgc, row (a
+            mean) for sage, none for the others.
         grid: 1d, 1.5d, 2d, 3d, a shape such as 4x2, or `auto` for the one that the cost model
             finds fastest.
         replication: Replication of the grid 1.5d; by default the best that fits.
@@ -124,8 +147,9 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
     test_mask: str | None = None
     split: tuple[float, float, float] | None = None
     feature_scale: Literal["auto", "rows", "none"] = "auto"
-    model: Model = "gcn"
+    model: NetworkKind = "gcn"
     hidden: tuple[int, ...] = (16,)
+    layer: LayerOptions = field(default_factory=LayerOptions)
     dropout: float = 0.5
     input_dropout: float = 0.0
     normalisation: Normalisation = "auto"
@@ -152,14 +176,13 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
         if not self.timeout > 0:
             raise ValueError(f"timeout is {self.timeout} s; it must be above 0")
         check_choices(
-            self, dtype=Dtype, model=Model, device=DeviceName, normalisation=Normalisation
+            self, dtype=Dtype, model=NetworkKind, device=DeviceName, normalisation=Normalisation
         )
         check_choices(self, target=TargetName)
         if self.monitor is not None:
             check_choices(self, monitor=Monitor)
         check_class_weights(self.class_weights)
-        if self.model == "sage" and not self.method.reductions:
-            raise ValueError("method.reductions is off, but the published algorithms have no sage")
+        self._check_network()
         if self.mask_files and (self.train_mask is None or self.split is not None):
             without = "train_mask is missing" if self.train_mask is None else "split is given too"
             raise ValueError(f"masks say who is in which part, but {without}")
@@ -173,6 +196,36 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
                 f"replication is {self.replication}, but only the grid 1.5d has replicas"
             )
 
+    def _check_network(self) -> None:
+        """Raise ValueError where the network has no such option, or travels otherwise."""
+        for name, kinds in _ONLY_OF.items():
+            value = getattr(self.layer, name)
+            if value != getattr(LayerOptions, name) and self.model not in kinds:
+                raise ValueError(
+                    f"layer.{name} is {value}, but {self.model} has none: it is for "
+                    f"{' and '.join(kinds)}"
+                )
+        if not self.counted or self.model != "gcn":
+            what = self.model if self.counted else "such layers"
+            if not self.method.reductions:
+                raise ValueError(
+                    f"method.reductions is off, but the published algorithms have no {what}"
+                )
+        if self._reads_rows and self.method.exchange != "rows":
+            raise ValueError(
+                f"method.exchange is {self.method.exchange}, but {self.model} reads the rows of "
+                "neighbours; set it to rows"
+            )
+
+    @property
+    def counted(self) -> bool:
+        """Whether formulas tell bytes and memory; otherwise a GCN's stand for them."""
+        return not isinstance(self.layers(), GraphNetworkConfig)
+
+    @property
+    def _reads_rows(self) -> bool:
+        return self.model in ("gat", "gatv2") or self.layer.aggregate == "max"
+
     def recipe(self) -> dict[str, Any]:
         """What decides the result; a run is resumed with the same only."""
         found = {name: value for name, value in asdict(self).items() if name not in _PLACEMENT}
@@ -181,6 +234,7 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
         only |= {**asdict(LoopOptions()), "optimizer": "adam", "momentum": 0.0, "monitor": None}
         only |= {"target": "auto", "class_weights": (), "edge_weight": None}
         only |= dict.fromkeys(("train_mask", "validation_mask", "test_mask"))
+        only["layer"] = LayerOptions()
         for name, value in only.items():
             if getattr(self, name) == value:
                 del found[name]
@@ -213,14 +267,24 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
 
     def layers(self) -> GCNConfig:
         """Shape of the network."""
-        kind = GCNConfig if self.model == "gcn" else SAGEConfig
-        return kind(hidden=self.hidden, dropout=self.dropout, input_dropout=self.input_dropout)
+        shape: dict[str, Any] = {
+            "hidden": self.hidden,
+            "dropout": self.dropout,
+            "input_dropout": self.input_dropout,
+        }
+        if self.layer == LayerOptions() and self.model in ("gcn", "sage"):
+            return GCNConfig(**shape) if self.model == "gcn" else SAGEConfig(**shape)
+        options = {each.name: getattr(self.layer, each.name) for each in fields(self.layer)}
+        return GraphNetworkConfig(kind=self.model, **shape, **options)
 
-    def make_model(self, features: int, classes: int) -> GCN | GraphSAGE:
+    def make_model(self, features: int, classes: int) -> GCN | GraphSAGE | GraphNetwork:
         """The network, its weights drawn from the global random numbers."""
         from weft.models import GCN, GraphSAGE
+        from weft.parallel.graph_network import GraphNetwork
 
         layers = self.layers()
+        if isinstance(layers, GraphNetworkConfig):
+            return GraphNetwork(features, classes, layers).to(self.torch_dtype)
         if isinstance(layers, SAGEConfig):
             return GraphSAGE(features, classes, layers).to(self.torch_dtype)
         return GCN(features, classes, layers).to(self.torch_dtype)
@@ -237,7 +301,7 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
         """The normalisation that `auto` stands for."""
         if self.normalisation != "auto":
             return self.normalisation
-        return "symmetric" if self.model == "gcn" else "row"
+        return _NORMALISATION.get(self.model, "none")
 
     @property
     def wait(self) -> timedelta:
@@ -272,19 +336,23 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
         """What an epoch costs on the grid asked for, or for `auto` on each one that fits.
 
         By the cost model, with 10 Gb/s between ranks unless a machine is given; `edges` are
-        nonzeros of the matrix.
+        nonzeros of the matrix. It counts gcn and sage, and a GCN of the same widths for others.
+
+        Raises:
+            ValueError: the network cannot run on the grid asked for; the message has the reason.
         """
-        ranks = self.num_ranks
-        grids = (
-            [grid for grid in grids_for(ranks) if grid.blocks <= nodes]
-            if self.grid == "auto"
-            else [grid_of(self.grid, ranks, self.replication)]
-        )
+        ranks, whole_rows = self.num_ranks, self.layer.aggregate == "max"
+        if self.grid == "auto":
+            fitting = (grid for grid in grids_for(ranks) if grid.blocks <= nodes)
+            grids = [grid for grid in fitting if grid.layers == 1 or not whole_rows]
+        else:
+            grids = [grid_of(self.grid, ranks, self.replication)]
+            check_grid(grids[0], whole_rows="GraphSAGE with maxima" if whole_rows else None)
         problem = Problem(
             nodes=nodes,
             edges=edges,
-            widths=(features, *self.hidden, classes),
-            model=self.model,
+            widths=(features, *(() if self.model == "sgc" else self.hidden), classes),
+            model="sage" if self.model == "sage" else "gcn",
             item=4 if self.dtype == "float32" else 8,
             symmetric=symmetric,
             input_dropout=self.input_dropout > 0,

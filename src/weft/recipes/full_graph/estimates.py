@@ -19,6 +19,7 @@ from rich.table import Table
 import weft
 from weft.errors import DataError
 from weft.files import json_text, write_atomically
+from weft.models.config import NetworkKind
 from weft.parallel.cost_model import (
     NETWORKS,
     Estimate,
@@ -71,7 +72,8 @@ class PlanFullGraph:
         edges: Nonzeros of the adjacency: an undirected edge counts twice, a self-loop once.
         widths: Widths of the features, the hidden layers and the classes.
         data: The folder of a table, for nodes, edges and widths (one hidden layer of 16) not given.
-        model: A gcn, or sage with a second weight matrix for a node's own features.
+        model: A gcn, or sage with a second weight matrix for a node's own features; the others
+            with --measure alone.
         directed: The adjacency differs from its transpose: both are held.
         published: Count volumes as the algorithms' authors count them, without weft's reductions.
         network: Usual latency and bandwidth, where nothing better is given.
@@ -106,7 +108,7 @@ class PlanFullGraph:
     edges: int | None = None
     widths: tuple[int, ...] = ()
     data: Path | None = None
-    model: Literal["gcn", "sage"] = "gcn"
+    model: NetworkKind = "gcn"
     directed: bool = False
     published: bool = False
     network: Literal["ethernet-10", "infiniband-100"] = "ethernet-10"
@@ -248,6 +250,12 @@ class PlanFullGraph:
         )
 
     def _problem(self) -> Problem:
+        model = self.model
+        if model != "gcn" and model != "sage":
+            raise ValueError(
+                f"model is {model}, but the formulas count gcn and sage; add --measure, which "
+                "times it, or take gcn for an idea"
+            )
         asked = (self.nodes, self.edges, self.widths or None)
         given: dict[str, Any] = dict(zip(("nodes", "edges", "widths"), asked, strict=True))
         symmetric, training = not self.directed, None
@@ -259,7 +267,7 @@ class PlanFullGraph:
             table = open_table(self.data)
             found = {
                 "nodes": table.total_nodes,
-                "edges": _nonzeros(table, self.model),
+                "edges": _nonzeros(table, model),
                 "widths": self.widths or _widths(table, self.data),
             }
             given = {n: found[n] if value is None else value for n, value in given.items()}
@@ -268,7 +276,7 @@ class PlanFullGraph:
         missing = [name for name, value in given.items() if value is None]
         if missing:
             raise ValueError(f"give --{' and --'.join(missing)}, or --data with a table")
-        return Problem(**given, model=self.model, symmetric=symmetric, training=training)
+        return Problem(**given, model=model, symmetric=symmetric, training=training)
 
     def _machine(self, console: Console) -> Machine:
         if self.calibrate and self.machine is not None:

@@ -21,7 +21,7 @@ from weft.graphs import Array, GraphTable, open_table
 from weft.parallel.grid import Grid, grid_of
 from weft.parallel.labels import TargetKind
 from weft.parallel.method import CUT_FOR_GRID
-from weft.parallel.network import GridNetwork
+from weft.parallel.module_network import network_of
 from weft.parallel.shard import GraphShard
 from weft.parallel.targets import Target, predictions_of
 from weft.parallel.world import joined_replicas
@@ -160,7 +160,7 @@ def _predict(
         check_alike(table, world, config)
         shard = GraphShard.open(table, world, config.method, config.torch_dtype)
         model = config.make_model(shard.features, about["classes"])
-        network = GridNetwork(model, shard, Target(shard, about["classes"]))
+        network = network_of(model, shard, lambda own: Target(own, about["classes"]))
         load_on_all(model, lambda: load_weights(model, run), world)
         model.eval()
         ids, outputs = network.outputs()

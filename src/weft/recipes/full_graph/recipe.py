@@ -52,7 +52,8 @@ class FullGraphRecipe(Recipe):
     """
 
     help = """
-    Train a GCN or GraphSAGE on one big graph that several ranks share, each holding its part.
+    Train a network on one big graph that several ranks share, each holding its part: gcn, sage,
+    gin, gat, gatv2, appnp or sgc.
 
     The ranks are started here, on this machine, and started again from the last checkpoint where
     one is killed. Over several hosts they are started with torchrun, without --ranks; it restarts
@@ -60,6 +61,7 @@ class FullGraphRecipe(Recipe):
     addresses of those before). Examples:
       weft train full-graph --data cora --ranks 4 --grid 2d
       weft train full-graph --data coauthor-physics --files physics.npz --ranks 4 --partition metis
+      weft train full-graph --data cora --model gat --hidden 64 --layer.heads 8
       weft train full-graph --data edges.txt --features x.npy --labels y.npy --split 0.6 0.2 0.2
       weft train full-graph --data edges.npy --features x.npy --labels y.npy --ranks 4 --grid 2d
         --partition balanced --memory 2GB --prepare-only
@@ -252,6 +254,7 @@ def _describe(
             "the only one that fits"
             if len(names) == 1
             else f"the fastest of {', '.join(names)} by the cost model (`weft plan full-graph`)"
+            + ("" if config.counted else " of a GCN")
         )
     ranks = "1 rank" if grid.ranks == 1 else f"{grid.ranks} ranks"
     if on_gpus:
@@ -311,11 +314,14 @@ def _show(
         received = [(kind, f"{number / 1e6:.3f}") for kind, number in sizes.items()]
         print_scores("messages of an epoch", headings, received, console)
     if cost is not None:
+        by_model = ""
+        if cost.predicted is not None:
+            by_model = f"; {cost.predicted / 1e6:.1f} MB by the cost model, without libraries"
         console.print(
             f"An epoch took a rank up to {1e3 * cost.seconds['compute']:.1f} ms of its own work "
             f"and {1e3 * cost.seconds['communication']:.1f} ms of messages and waiting.\n"
             f"At most {cost.peak / 1e6:.1f} MB of memory a rank for its part of the graph and the "
-            f"training; {cost.predicted / 1e6:.1f} MB by the cost model, without libraries.",
+            f"training{by_model}.",
             soft_wrap=True,
             highlight=False,
         )

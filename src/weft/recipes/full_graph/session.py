@@ -21,6 +21,7 @@ from weft.errors import DataError
 from weft.graphs import Graph, GraphTable
 from weft.parallel.grid import Grid
 from weft.parallel.labels import METRICS
+from weft.parallel.module_network import ModuleNetwork, network_of
 from weft.parallel.network import GridNetwork
 from weft.parallel.prepare import prepare
 from weft.parallel.recorder import Recorder
@@ -54,18 +55,19 @@ class Communication:
 
     Attributes:
         bytes: received, by kind of collective.
-        predicted_bytes: the same by the formulas, from the edges that the rank holds.
+        predicted_bytes: the same by the formulas, from the edges that the rank holds; nothing
+            where they do not count such a network.
         seconds: in collectives, waiting for others included, and in everything else.
         peak: bytes of memory at most, beyond what the process holds with all code loaded and no
             graph; of the GPU's memory on a GPU.
-        predicted: that memory by the cost model.
+        predicted: that memory by the cost model; None where it does not count such a network.
     """
 
     bytes: dict[str, float]
     predicted_bytes: dict[str, float]
     seconds: dict[str, float]
     peak: float
-    predicted: float
+    predicted: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,13 +125,15 @@ def train_shared(
     shard = GraphShard.open(table, world, config.method, config.torch_dtype)
     seed_everything(config.seed)
     model = config.make_model(shard.features, shard.classes)
-    target = target_of(shard, shard.classes, config.class_weights)
-    network = GridNetwork(model, shard, target)
+    network = network_of(
+        model, shard, lambda own: target_of(own, own.classes, config.class_weights)
+    )
     start_from(model, init_from, world)
-    first, *others = model.layers
+    first = list(model.layers[0].parameters())
+    known = set(map(id, first))
     groups: list[dict[str, Any]] = [
-        {"params": list(first.parameters()), "weight_decay": config.weight_decay},
-        {"params": [p for layer in others for p in layer.parameters()], "weight_decay": 0.0},
+        {"params": first, "weight_decay": config.weight_decay},
+        {"params": [p for p in model.parameters() if id(p) not in known], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     optimizer = make_optimizer(config, groups, rate=config.learning_rate)
@@ -237,7 +241,7 @@ class GridStep(Step):
 
     def __init__(
         self,
-        network: GridNetwork,
+        network: GridNetwork | ModuleNetwork,
         seed: int,
         scheduler: LRScheduler,
         extras: Mapping[str, Stateful],
@@ -310,12 +314,14 @@ class GridStep(Step):
         if not self._epochs:
             return None
         shard = self.network.shard
-        formulas = predicted_own_bytes(
-            shard,
-            (shard.features, *config.hidden, shard.classes),
-            model=config.model,
-            input_dropout=config.input_dropout > 0,
-        )
+        formulas: dict[str, int] = {}
+        if config.counted:
+            formulas = predicted_own_bytes(
+                shard,
+                (shard.features, *config.hidden, shard.classes),
+                model="sage" if config.model == "sage" else "gcn",
+                input_dropout=config.input_dropout > 0,
+            )
         epochs, peak = self._epochs, peak_on(self.network.world.device)
         received = self._most({kind: self._bytes.get(kind, 0.0) / epochs for kind in _COLLECTIVES})
         by_formulas = self._most({kind: float(formulas.get(kind, 0)) for kind in _COLLECTIVES})
@@ -325,7 +331,7 @@ class GridStep(Step):
             predicted_bytes={kind: count for kind, count in by_formulas.items() if count},
             seconds=self._most({kind: spent / epochs for kind, spent in self._spent.items()}),
             peak=self._most({"peak": max(0.0, peak - before)})["peak"],
-            predicted=predicted.memory.total,
+            predicted=predicted.memory.total if config.counted else None,
         )
 
 
@@ -407,7 +413,7 @@ def before_graph(config: FullGraphConfig, device: torch.device) -> float:
     world = alone(Grid(rows=1), 0, device)
     shard = GraphShard.open(table, world, config.method, config.torch_dtype)
     model = config.make_model(2, 2)
-    network = GridNetwork(model, shard)
+    network = network_of(model, shard, lambda own: target_of(own, own.classes))
     network.step(0)
     torch.optim.Adam(model.parameters()).step()
     network.evaluate()
