@@ -28,6 +28,7 @@ from weft.parallel.prepare import prepare
 from weft.parallel.shard import GraphShard
 from weft.parallel.world import joined
 from weft.recipes.full_graph import training as module
+from weft.recipes.full_graph.data import full_graph_clusters, full_graph_table
 from weft.recipes.full_graph.prediction import predict_nodes
 from weft.recipes.full_graph.session import train_shared
 from weft.recipes.full_graph.training import (
@@ -145,9 +146,36 @@ def test_any_network_has_the_losses_of_one_process(model, layer, grid, tmp_path)
     assert len(one) == len(two) == NODES
 
 
+def test_clusters_go_on_where_they_stopped(tmp_path):
+    store_in = {"data_dir": tmp_path / "data"}
+    write_table(tmp_path / "graph.weft", [graph()])
+    config = replace(
+        CONFIG, data=str(tmp_path / "graph.weft"), clusters=5, clusters_per_step=2, epochs=6
+    )
+    table, _ = full_graph_table(config, **store_in)
+    clusters = full_graph_clusters(config, **store_in)
+    assert clusters is not None
+    assert clusters.metadata["partition"]["blocks"] == 5
+    train(table, tmp_path / "whole", config=config, clusters=clusters)
+    expected = losses(tmp_path / "whole")
+    assert expected[-1] < expected[0]
+    assert all("validation_accuracy" in line for line in read_metrics(tmp_path / "whole"))
+    half = replace(config, epochs=3)
+    train(table, tmp_path / "run", config=half, clusters=clusters)
+    trained = train(table, tmp_path / "run", config=config, clusters=clusters, resume=True)
+    assert losses(tmp_path / "run") == expected
+    assert trained.result.steps == 18
+    # Ranks take clusters of their own, so that an epoch has fewer steps.
+    shared = train(table, tmp_path / "ranks", grid_of("1d", 2), config, clusters=clusters)
+    assert shared.result.steps == 12
+    assert losses(tmp_path / "ranks")[-1] < expected[0]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"clusters": 3, "clusters_per_step": 4}, "cut the graph into more"),
+        ({"clusters": 3, "method": PUBLISHED}, "the published algorithms have no clusters"),
         ({"layer": LayerOptions(heads=8)}, "layer.heads is 8, but gcn has none: it is for gat and"),
         ({"model": "gat", "hidden": (6,)}, "6 features cannot be shared by 4 heads"),
         ({"model": "gat", "method": Method(exchange="blocks")}, "set it to rows"),

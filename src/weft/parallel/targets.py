@@ -24,7 +24,15 @@ BALANCED = "balanced"
 
 
 class Target:
-    """The loss of the training nodes and the scores of all parts; all ranks call each method."""
+    """The loss of the training nodes and the scores of all parts; all ranks call each method.
+
+    Attributes:
+        count: what the sum of the losses is divided by: known values, or the sum of their weights.
+        class_weights: of classes or labels, as numbers; nothing where there are none.
+    """
+
+    count: float = 0.0
+    class_weights: tuple[str, ...] = ()
 
     def __init__(self, shard: GraphShard, width: int) -> None:
         self.shard, self.world, self.width = shard, shard.world, width
@@ -45,15 +53,16 @@ class ClassTarget(Target):
         """Weigh a node's loss by its class where there are `weights`, see `target_of`."""
         super().__init__(shard, width)
         self._rows = (shard.masks["train"] & (shard.y >= 0)).nonzero()[:, 0]
-        self._count: float = shard.counts["train"]
+        self.count = shard.counts["train"]
         self._weights: Tensor | None = None
         if weights:
             own = torch.bincount(shard.y[self._rows].cpu(), minlength=width).double()
             counts = _over_ranks(self.world, own, counted=self.world.counts)
             balanced = counts.sum() / ((counts > 0).sum() * counts.clamp(min=1))
             found = _given(weights, balanced, "classes")
-            self._count = float((found * counts).sum())
-            if not self._count > 0:
+            self.class_weights = tuple(map(str, found.tolist()))
+            self.count = float((found * counts).sum())
+            if not self.count > 0:
                 raise ValueError("the class weights of all training nodes are 0; raise one")
             self._weights = found.to(self.world.device, shard.dtype)[shard.y[self._rows]]
 
@@ -65,7 +74,7 @@ class ClassTarget(Target):
             self.shard.y,
             self._rows,
             classes=self.width,
-            count=self._count,
+            count=self.count,
             weights=self._weights,
         )
 
@@ -104,7 +113,7 @@ class _Elementwise(Target):
         self._replica = self.world.grid.replicated and self.world.place.layer > 0
         self._rows = shard.masks["train"].nonzero()[:, 0]
         known = self._known[self._rows].sum().double().cpu()[None]
-        self._count = float(_over_ranks(self.world, known, counted=not self._replica))
+        self.count = float(_over_ranks(self.world, known, counted=not self._replica))
 
     def _losses(self, outputs: Tensor, rows: Tensor) -> Tensor:
         """The loss of each number [m, t / C] of some rows; of unknown ones it does not count."""
@@ -113,7 +122,7 @@ class _Elementwise(Target):
     def loss(self, outputs: Tensor) -> Tensor:
         """See `Target`."""
         losses = self._losses(outputs, self._rows) * self._known[self._rows]
-        out: Tensor = _Summed.apply(losses.sum() / self._count, self.world)  # type: ignore[no-untyped-call]
+        out: Tensor = _Summed.apply(losses.sum() / self.count, self.world)  # type: ignore[no-untyped-call]
         return out
 
     def _sums(self, outputs: Tensor, mask: Tensor) -> list[Tensor]:
@@ -150,6 +159,7 @@ class LabelTarget(_Elementwise):
             positive, every = _over_ranks(self.world, counts, counted=not self._replica)
             balanced = torch.where(positive > 0, (every - positive) / positive.clamp(min=1), 1.0)
             found = _given(weights, balanced, "labels")
+            self.class_weights = tuple(map(str, found.tolist()))
             self._positive = found[self._own].to(self.world.device, shard.dtype)
 
     def _losses(self, outputs: Tensor, rows: Tensor) -> Tensor:

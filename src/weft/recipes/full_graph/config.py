@@ -120,9 +120,13 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
         partition: which nodes go together: `volume` (METIS, then fewer rows that travel) and
             `metis` need `pip install 'weft[partition]'`; `balanced` gives every rank equally many
             nonzeros.
+        clusters: cut the graph into so many parts (METIS) and take a step on some of them, with
+            the edges among these: less memory and many steps an epoch, as Cluster-GCN does. None:
+            a step is over the whole graph. Evaluation is over the whole graph either way.
+        clusters_per_step: parts that each rank takes together in a step, drawn anew every epoch.
         learning_rate: Learning rate.
         weight_decay: Weight decay on the first layer's weights.
-        schedule: how the learning rate moves; a step is an epoch here.
+        schedule: how the learning rate moves; a step is an epoch here, but for clusters.
         epochs: full-graph steps.
         monitor: what decides which weights are best; by default the accuracy of classes, the F1 of
             labels, the MAE of numbers.
@@ -159,6 +163,8 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
     device: DeviceName = "auto"
     method: Method = field(default_factory=Method)
     partition: PartitionName = "contiguous"
+    clusters: int | None = None
+    clusters_per_step: int = 1
     learning_rate: float = 0.01
     weight_decay: float = 5e-4
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -173,6 +179,12 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
 
     def __post_init__(self) -> None:
         check_least(self, learning_rate=0, seed=0, checkpoint_every=1, ranks=1)
+        check_least(self, clusters=1, clusters_per_step=1)
+        if self.clusters_per_step > (self.clusters or 1):
+            raise ValueError(
+                f"clusters_per_step is {self.clusters_per_step}, but clusters is {self.clusters}; "
+                "cut the graph into more"
+            )
         if not self.timeout > 0:
             raise ValueError(f"timeout is {self.timeout} s; it must be above 0")
         check_choices(
@@ -206,7 +218,7 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
                     f"{' and '.join(kinds)}"
                 )
         if not self.counted or self.model != "gcn":
-            what = self.model if self.counted else "such layers"
+            what = "clusters" if self.clusters else self.model if self.counted else "such layers"
             if not self.method.reductions:
                 raise ValueError(
                     f"method.reductions is off, but the published algorithms have no {what}"
@@ -220,7 +232,7 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
     @property
     def counted(self) -> bool:
         """Whether formulas tell bytes and memory; otherwise a GCN's stand for them."""
-        return not isinstance(self.layers(), GraphNetworkConfig)
+        return self.clusters is None and not isinstance(self.layers(), GraphNetworkConfig)
 
     @property
     def _reads_rows(self) -> bool:
@@ -234,7 +246,7 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
         only |= {**asdict(LoopOptions()), "optimizer": "adam", "momentum": 0.0, "monitor": None}
         only |= {"target": "auto", "class_weights": (), "edge_weight": None}
         only |= dict.fromkeys(("train_mask", "validation_mask", "test_mask"))
-        only["layer"] = LayerOptions()
+        only |= {"layer": LayerOptions(), "clusters": None, "clusters_per_step": 1}
         for name, value in only.items():
             if getattr(self, name) == value:
                 del found[name]

@@ -46,6 +46,7 @@ def full_graph_table(
     unlabelled: bool = False,
     features: str | None = None,
     memory: int | None = None,
+    grid: Grid | None = None,
 ) -> tuple[GraphTable, Grid]:
     """The graph of `config`, prepared for its grid, and the grid.
 
@@ -62,6 +63,7 @@ def full_graph_table(
         features: .npy for an edge list without classes.
         memory: bytes that this process may hold while it prepares an edge list, whose edges stay
             on disk then; the table is the same.
+        grid: to cut it for, by default that of `config`.
 
     Raises:
         DataError: there is no such data, or it lacks features, classes or a split.
@@ -75,6 +77,11 @@ def full_graph_table(
     )
     if isinstance(source, GraphTable) and source.metadata.get("kind") == KIND:
         about = source.metadata
+        if grid is not None:
+            raise DataError(
+                f"{config.data} was prepared already and cannot be cut into clusters; give the "
+                "graph that it was made of"
+            )
         grid = config.chosen_grid(
             source.total_nodes, source.total_edges, source.column("x").shape[1], about["classes"]
         )
@@ -99,7 +106,7 @@ def full_graph_table(
         source = replace(graph, nodes=features_only)
     nodes, nonzeros, width, outputs = _sizes(source, config, unlabelled=unlabelled)
     nonzeros += 0 if listed is None else listed.about_edges()
-    grid = config.chosen_grid(nodes, nonzeros, width, outputs)
+    grid = grid or config.chosen_grid(nodes, nonzeros, width, outputs)
     settings: dict[str, Any] = {
         "blocks": grid.blocks,
         "partition": config.partition,
@@ -142,6 +149,19 @@ def full_graph_table(
     name = f"full-graph-{file_name_of(config.data)}-{key}"
     remedy = f"remove the folder {name}.weft there and start again"
     return cached_table(name, build, data_dir=data_dir, remedy=remedy), grid
+
+
+def full_graph_clusters(config: FullGraphConfig, **options: Any) -> GraphTable | None:
+    """The same graph in the clusters that `config` asks for, with weights as they are; or None.
+
+    Args:
+        config: the recipe.
+        options: of `full_graph_table`.
+    """
+    if config.clusters is None:
+        return None
+    raw = replace(config, partition="metis", normalisation="none")
+    return full_graph_table(raw, grid=Grid(rows=config.clusters), **options)[0]
 
 
 @contextmanager

@@ -65,6 +65,7 @@ class FullGraphRecipe(Recipe):
       weft train full-graph --data edges.txt --features x.npy --labels y.npy --split 0.6 0.2 0.2
       weft train full-graph --data edges.npy --features x.npy --labels y.npy --ranks 4 --grid 2d
         --partition balanced --memory 2GB --prepare-only
+      weft train full-graph --data big.weft --hidden 256 256 --clusters 200 --clusters-per-step 9
       weft train full-graph --data list.csv --columns src dst weight --features x.npy --labels y.npy
       torchrun --nproc-per-node 4 -m weft train full-graph --data cora --device cuda
       torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29400
@@ -91,6 +92,10 @@ class FullGraphRecipe(Recipe):
         """Ranks, threads, grids, what travels and the order of the nodes."""
         from weft.recipes.full_graph.candidates import FullGraphTask
 
+        if config.clusters is not None:
+            raise DataError(
+                f"--clusters {config.clusters} is not planned; leave --plan out, or the clusters"
+            )
         return FullGraphTask(config, files=data.files, data_dir=data.data_dir)
 
     def read(
@@ -138,7 +143,7 @@ class FullGraphRecipe(Recipe):
             joined = joined_replicas(max(config.wait, PREPARING), tell=tell)
             resume = resume or int(os.environ.get(_RESTARTED, "0")) > 0
         with lost_ranks_named(), joined:
-            table, grid = first_of_host(lambda: _prepared(config, start), tell)
+            table, clusters, grid = first_of_host(lambda: _prepared(config, start), tell)
             if _is_first():
                 _describe(table, grid, config, console, on_gpus=device.type == "cuda")
             if source.prepare_only:
@@ -161,6 +166,7 @@ class FullGraphRecipe(Recipe):
                     table,
                     config,
                     grid,
+                    clusters=clusters,
                     folder=folder,
                     resume=resume,
                     init_from=start.init_from,
@@ -211,8 +217,9 @@ class FullGraphRecipe(Recipe):
         print_predictions(tuple(names), rows, len(found), out, console)
 
 
-def _prepared(config: FullGraphConfig, start: Start) -> tuple[GraphTable, Grid]:
-    from weft.recipes.full_graph.data import full_graph_table
+def _prepared(config: FullGraphConfig, start: Start) -> tuple[GraphTable, GraphTable | None, Grid]:
+    """The graph, the same in clusters if it is trained so, and the grid."""
+    from weft.recipes.full_graph.data import full_graph_clusters, full_graph_table
     from weft.recipes.full_graph.streaming import size_in_bytes
 
     assert isinstance(start.source, FullGraphOptions)
@@ -223,14 +230,15 @@ def _prepared(config: FullGraphConfig, start: Start) -> tuple[GraphTable, Grid]:
         if progress:
             start.console.print(f"preparing: {stage}", soft_wrap=True, highlight=False)
 
-    return full_graph_table(
-        config,
-        files=start.source.files,
-        data_dir=start.source.data_dir,
-        progress=progress,
-        tell=tell,
-        memory=None if limit is None else size_in_bytes(limit),
-    )
+    options: dict[str, Any] = {
+        "files": start.source.files,
+        "data_dir": start.source.data_dir,
+        "progress": progress,
+        "tell": tell,
+        "memory": None if limit is None else size_in_bytes(limit),
+    }
+    table, grid = full_graph_table(config, **options)
+    return table, full_graph_clusters(config, **options), grid
 
 
 def _teller(console: Console) -> Callable[[str], object]:

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from weft.errors import DataError
 from weft.graphs import Graph, GraphTable
+from weft.parallel.clusters import ClusterSteps
 from weft.parallel.grid import Grid
 from weft.parallel.labels import METRICS
 from weft.parallel.module_network import ModuleNetwork, network_of
@@ -85,7 +86,12 @@ class TrainedFullGraph:
     communication: Communication | None
 
 
-def check_alike(table: GraphTable, world: World, config: FullGraphConfig) -> None:
+def check_alike(
+    table: GraphTable,
+    world: World,
+    config: FullGraphConfig,
+    clusters: GraphTable | None = None,
+) -> None:
     """See that all ranks have the same table, settings and software.
 
     Raises:
@@ -94,6 +100,7 @@ def check_alike(table: GraphTable, world: World, config: FullGraphConfig) -> Non
     own = {
         "the dtype of the features": str(table.column("x").dtype),
         "the graph's fingerprint": fingerprint_of(table),
+        "the clusters' fingerprint": None if clusters is None else fingerprint_of(clusters),
         **{f"the option {name}": value for name, value in dataclasses.asdict(config).items()},
         "the device": world.device.type,
         "torch": str(torch.__version__),
@@ -106,6 +113,7 @@ def train_shared(
     world: World,
     config: FullGraphConfig,
     *,
+    clusters: GraphTable | None = None,
     run: Run | None = None,
     init_from: Path | None = None,
     quiet: bool = False,
@@ -116,11 +124,13 @@ def train_shared(
         table: the prepared graph.
         world: the ranks.
         config: the recipe.
+        clusters: the same graph in clusters, where `config` asks for them.
         run: what rank 0 logs to and resumes from; the other ranks need none.
         init_from: a run folder or file whose weights to start from; rank 0's counts.
         quiet: no progress.
     """
-    check_alike(table, world, config)
+    assert (clusters is None) == (config.clusters is None)
+    check_alike(table, world, config, clusters)
     before = before_graph(config, world.device)
     shard = GraphShard.open(table, world, config.method, config.torch_dtype)
     seed_everything(config.seed)
@@ -144,11 +154,31 @@ def train_shared(
     if not validated:
         watched = "train_loss"
     mode: Literal["min", "max"] = "min" if watched in (*SMALLER_IS_BETTER, "train_loss") else "max"
-    fit_config = dataclasses.replace(fit_config, monitor=watched, mode=mode)
-    scheduler = make_scheduler(optimizer, config.schedule, max(1, config.epochs), fit_config.mode)
+    batches = None
+    if clusters is not None:
+        batches = ClusterSteps(
+            clusters,
+            model,
+            network.target,
+            world,
+            per_step=config.clusters_per_step,
+            normalisation=config.matrix,
+            seed=config.seed,
+        )
+    steps = 1 if batches is None else len(batches)
+    fit_config = dataclasses.replace(
+        fit_config,
+        monitor=watched,
+        mode=mode,
+        checkpoint_every=config.checkpoint_every * steps,
+    )
+    scheduler = make_scheduler(
+        optimizer, config.schedule, max(1, config.epochs * steps), fit_config.mode
+    )
     source = "the checkpoint" if run is None else str(run.checkpoint)
     fingerprint = _Fingerprint(table, config, model, source)
-    step = GridStep(network, config.seed, scheduler, {"fingerprint": fingerprint})
+    extras = {"fingerprint": fingerprint}
+    step = GridStep(network, config.seed, scheduler, extras, batches)
     if run is not None:
         about = {
             "kind": KIND,
@@ -184,7 +214,7 @@ def train_shared(
     result = fit(
         model,
         optimizer,
-        [None],
+        range(steps),
         step,
         config=fit_config,
         evaluate=evaluate,
@@ -234,9 +264,9 @@ class _Fingerprint:
 
 
 class GridStep(Step):
-    """A step over a whole graph that the ranks of a grid share: an epoch.
+    """A step over a whole graph that the ranks of a grid share: an epoch; or over clusters of it.
 
-    Its epoch metrics are what the step cost the rank that it cost most.
+    Its epoch metrics are what the steps cost the rank that each cost most.
     """
 
     def __init__(
@@ -245,8 +275,10 @@ class GridStep(Step):
         seed: int,
         scheduler: LRScheduler,
         extras: Mapping[str, Stateful],
+        clusters: ClusterSteps | None = None,
     ) -> None:
-        """Take steps with `network`; `seed` and the scheduler's steps decide what is dropped."""
+        """Take steps with `network` or `clusters`; `seed` and the steps decide what is dropped."""
+        self.clusters, self._number = clusters, 0
         self.network, self.world, self.seed = network, network.world, seed
         self.scheduler = scheduler
         # The costs too: a checkpoint may lie between a step and the end of its epoch.
@@ -254,16 +286,19 @@ class GridStep(Step):
         self._costs: dict[str, float] = {}
         self._bytes: dict[str, float] = {}
         self._spent = {"communication": 0.0, "compute": 0.0}
-        self._epochs = 0
+        self._steps = 0
         self._began, self._part = 0.0, Recorder()
 
-    def take(self, model: nn.Module, batch: None) -> Outcome:
-        """See `Step`."""
-        self._began = time.perf_counter()
+    def take(self, model: nn.Module, batch: int) -> Outcome:
+        """See `Step`; `batch` is the number of the step in its epoch."""
+        self._began, self._number = time.perf_counter(), batch
         with self.network.world.recorder.section() as self._part:
-            # By the epoch alone: the same on any grid, and after a restart.
-            loss = self.network.step(self.seed * 2**32 + self.scheduler.last_epoch + 1)
-        return Outcome(loss, {}, 1)
+            # By the step alone: the same on any grid, and after a restart.
+            seed = self.seed * 2**32 + self.scheduler.last_epoch + 1
+            if self.clusters is not None:
+                loss, nodes = self.clusters.step(self.epoch, batch, seed)
+                return Outcome(loss, {}, nodes)
+            return Outcome(self.network.step(seed), {}, 1)
 
     def updated(self) -> None:
         """Count what the step has cost this rank, and learn what it has cost the others."""
@@ -274,7 +309,7 @@ class GridStep(Step):
             self._bytes[kind] = self._bytes.get(kind, 0.0) + each.bytes
         # What was said is counted; what was noted must not grow for ever.
         world.recorder.clear()
-        self._epochs += 1
+        self._steps += 1
         self._spent["communication"] += total.seconds
         self._spent["compute"] += seconds - total.seconds
         own = {
@@ -283,18 +318,22 @@ class GridStep(Step):
             "compute_seconds": seconds - total.seconds,
             "peak_memory_bytes": peak_on(world.device),
         }
-        self._costs = self._most(own)
+        found = self._most(own)
+        if self._number:
+            added = {name: each + self._costs.get(name, 0.0) for name, each in found.items()}
+            found = {**added, "peak_memory_bytes": found["peak_memory_bytes"]}
+        self._costs = found
 
     def _most(self, own: Mapping[str, float]) -> dict[str, float]:
         """Each value of the rank that has most of it."""
         return dict(zip(own, self.reduced(own.values(), "max"), strict=True))
 
     def epoch_metrics(self) -> dict[str, float]:
-        """What the last step has cost the rank that it cost most."""
+        """What the steps of the epoch have cost the rank that each cost most."""
         return self._costs
 
     def state_dict(self) -> dict[str, Any]:
-        """The costs of the last step."""
+        """The costs of the epoch."""
         return dict(self._costs)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -311,7 +350,7 @@ class GridStep(Step):
             config: the recipe.
             before: memory that this process held before it had the graph, bytes.
         """
-        if not self._epochs:
+        if not self._steps:
             return None
         shard = self.network.shard
         formulas: dict[str, int] = {}
@@ -322,7 +361,8 @@ class GridStep(Step):
                 model="sage" if config.model == "sage" else "gcn",
                 input_dropout=config.input_dropout > 0,
             )
-        epochs, peak = self._epochs, peak_on(self.network.world.device)
+        epochs = self._steps / (1 if self.clusters is None else len(self.clusters))
+        peak = peak_on(self.network.world.device)
         received = self._most({kind: self._bytes.get(kind, 0.0) / epochs for kind in _COLLECTIVES})
         by_formulas = self._most({kind: float(formulas.get(kind, 0)) for kind in _COLLECTIVES})
         (predicted,) = config.on_grid(self.network.world.grid).estimates_of(table)
@@ -380,7 +420,7 @@ def _convert_old(
         optimizer=optimizer,
         scheduler=scheduler,
         extras=step.extras,
-        batches=Batches([None]).state(0),
+        batches=Batches(range(1)).state(0),
         metrics_lines=lines,
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,7 @@ from weft.training.launch import LaunchStopped, is_a_rank, launch
 from weft.training.numerics import prepare_process
 from weft.training.run import LOGS, Run
 
+_Prepared = TypeVar("_Prepared")
 PREPARING = timedelta(hours=2)
 """What ranks wait at most for the first of another host to prepare the graph."""
 
@@ -37,6 +38,7 @@ def train_full_graph(
     grid: Grid,
     *,
     folder: Path,
+    clusters: GraphTable | None = None,
     resume: bool = False,
     init_from: Path | None = None,
     quiet: bool = False,
@@ -55,6 +57,8 @@ def train_full_graph(
         config: the recipe.
         grid: of the ranks.
         folder: of the run.
+        clusters: the same graph in clusters, where `config` asks for them, see
+            `full_graph_clusters`; on disk too.
         resume: go on with the run in that folder, on any number of ranks; the recipe must be the
             same.
         init_from: a run folder or file whose weights to start from.
@@ -82,8 +86,9 @@ def train_full_graph(
     session: dict[str, Any] = {"folder": folder, "init_from": init_from, "quiet": quiet}
     session["loggers"] = loggers
     if is_a_rank() or grid.ranks == 1:
-        return _train_rank(table, config, grid, resume=resume, **session)
-    if table.path is None:
+        return _train_rank(table, config, grid, clusters=clusters, resume=resume, **session)
+    session["clusters"] = None if clusters is None else clusters.path
+    if table.path is None or (clusters is not None and clusters.path is None):
         raise ValueError("the table is in memory; several ranks open it from a folder")
     # Before any rank is started: what is wrong with the folder is said at once.
     open_run(table, config, folder, resume=resume).close()
@@ -94,7 +99,7 @@ def train_full_graph(
             ranks=grid.ranks,
             logs=folder / LOGS,
             max_restarts=max_restarts,
-            again=lambda: _restart_point(folder),
+            again=lambda: _restart_point(folder, "epoch" if clusters is None else "step"),
             tell=tell,
         )
     except LaunchStopped as stop:
@@ -125,17 +130,17 @@ def open_run(
     )
 
 
-def _restart_point(folder: Path) -> str:
+def _restart_point(folder: Path, unit: str) -> str:
     """From where ranks that are started again go on, for people."""
     try:
-        return f"epoch {done_epochs(folder)[1]}"
+        return f"{unit} {done_epochs(folder)[1]}"
     except DataError:
         # The ranks will say that it is damaged; here it would hide why one has failed.
         return "the last checkpoint"
 
 
 def done_epochs(folder: Path) -> tuple[int, int]:
-    """Epochs that the last checkpoint of a run has trained and evaluated, and those trained.
+    """Epochs that the last checkpoint of a run has trained and evaluated, and steps trained.
 
     Raises:
         DataError: it is damaged.
@@ -158,9 +163,7 @@ def join(grid: Grid, config: FullGraphConfig) -> AbstractContextManager[World]:
     return joined(asked.grid, asked.replication, device=device, timeout=config.wait)
 
 
-def first_of_host(
-    work: Callable[[], tuple[GraphTable, Grid]], tell: Callable[[str], object] | None
-) -> tuple[GraphTable, Grid]:
+def first_of_host(work: Callable[[], _Prepared], tell: Callable[[str], object] | None) -> _Prepared:
     """What `work` gives; the first rank of each host prepares it, the others find it prepared.
 
     All ranks together, after `joined_replicas`; outside of torchrun this is `work` itself. Rank 0
@@ -193,6 +196,9 @@ def _train_launched(
 ) -> TrainedFullGraph:
     """One of the ranks that `launch` has started."""
     prepare_process()
+    clusters = session["clusters"]
+    if clusters is not None:
+        session = {**session, "clusters": open_table(clusters, check=False)}
     # Whoever started the ranks has checked it: each reads its own part, and no more.
     return _train_rank(open_table(path, check=False), config, grid, resume=None, **session)
 
@@ -203,6 +209,7 @@ def _train_rank(
     grid: Grid,
     *,
     folder: Path,
+    clusters: GraphTable | None,
     resume: bool | None,
     init_from: Path | None,
     quiet: bool,
@@ -224,4 +231,6 @@ def _train_rank(
 
         world.broadcast_from_rank0(open_here)
         run = runs[0] if runs else None
-        return train_shared(table, world, config, run=run, init_from=init_from, quiet=quiet)
+        return train_shared(
+            table, world, config, clusters=clusters, run=run, init_from=init_from, quiet=quiet
+        )
