@@ -95,3 +95,10 @@ def test_every_module() -> None:
         names = [ast.unparse(t) for n in tree.body if isinstance(n, ast.Assign) for t in n.targets]
         # Inside a room a leading underscore says what is private; its door lists what it offers.
         assert "__all__" not in names or path.name == "__init__.py", path
+
+
+def test_no_file_has_the_marks_of_an_unfinished_merge():
+    files = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/*.txt")]
+    assert files
+    marked = [file.name for file in files if re.search("^(<{7} |>{7} )", file.read_text(), re.M)]
+    assert marked == []
