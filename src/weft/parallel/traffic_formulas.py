@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from weft.counting_sort import counting_order
 from weft.graphs import Array
 from weft.parallel.grid import Grid, Place, balanced
 from weft.parallel.method import LayerPlan, Method, Model, plan_layers
@@ -199,7 +200,7 @@ def count_graph(
 def _panels(grid: Grid, offsets: Array, columns: Array, rows: Array) -> tuple[Array, Array]:
     """Nonzeros and distinct columns, both [R, B], of a matrix with entries (rows, columns)."""
     if np.any(np.diff(rows) < 0):
-        order = np.argsort(rows, kind="stable")
+        order = counting_order(rows, int(offsets[-1]))
         columns, rows = columns[order], rows[order]
     nonzeros = np.zeros((grid.rows, grid.blocks), dtype=np.int64)
     wanted = np.zeros_like(nonzeros)
