@@ -144,7 +144,10 @@ class FullGraphTask(PlanTask):
         usable = [each for each in results if each.median is not None]
         # It makes products faster even on one rank, which the cost model does not know.
         orders = [each.candidate.but(partition="rcm") for each in usable[:1]]
-        for shared in [each for each in usable if each.settings["ranks"] > 1][:1]:
+        several = [each for each in usable if each.settings["ranks"] > 1]
+        # Whole blocks travel with any partition; only an exchange of rows has fewer bytes.
+        several.sort(key=lambda each: each.settings["method.exchange"] != "rows")
+        for shared in several[:1]:
             orders += self._partitions(shared, usable[0])
         self._prepare(orders)
         yield orders
