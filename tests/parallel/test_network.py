@@ -11,6 +11,7 @@ from grid_examples import dense_training, descend, graph_of, model_of
 from grid_runs import Case, train, train_all
 from rank_processes import results_of
 
+from weft.kernels import hidden_layer
 from weft.models import GCN
 from weft.parallel import GraphShard, GridNetwork, alone
 from weft.parallel.grid import grid_of, grids_for
@@ -236,6 +237,21 @@ def test_dropout_and_the_order_of_nodes_do_not_depend_on_grid_or_partition(tmp_p
         for answer in results_of(4, train_all, cases):
             for found in answer:
                 assert_same(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_hidden_layer_in_blocks_is_the_one_by_one(tmp_path, monkeypatch, dtype):
+    # More rows than a block, and a last block that is not full.
+    prepare(graph_of(nodes=700, edges=3000), tmp_path / "graph", blocks=1, partition="random")
+    case = Case(table=str(tmp_path / "graph"), grid="1d", hidden=(9,), dropout=0.4, dtype=dtype)
+    expected = train(case)
+    calls, forward = [], hidden_layer._forward
+    monkeypatch.setattr(hidden_layer, "_WORTH_BLOCKS", 700 * 9)
+    monkeypatch.setattr(hidden_layer, "_forward", lambda *a: calls.append(forward(*a)))
+    found = train(case)
+    assert len(calls) == len(found["losses"])
+    tolerance = 1e-12 if dtype is torch.float64 else 1e-5
+    assert_same(found, expected, rtol=tolerance, atol=tolerance)
 
 
 def received(answers, number, purposes=("forward", "backward")):

@@ -96,6 +96,24 @@ def test_orders_of_nodes_are_tried_for_the_best(config: FullGraphConfig, folder:
     second = waves.send([best])  # type: ignore[union-attr]
     assert second[0] == first[0].but(partition="rcm")
     assert all(each.settings["ranks"] == 2 for each in second)
+    # Each partition is timed, or left out for a reason.
+    names = {each.settings["partition"] for each in second}
+    left_out = {each.settings.get("partition"): each.outcome for each in recipe.known}
+    assert {"metis", "volume", "balanced"} <= names | set(left_out)
+    assert not names & set(left_out)
+    taken = Measured(label="", settings=second[-1].settings, outcome="chosen", median=1.0)
+    plan = Plan(
+        recipe="full-graph",
+        settings=taken.settings,
+        target="time",
+        units="epochs",
+        total_units=1,
+        measured=(taken,),
+    )
+    _, counted, why = recipe.explain(plan)
+    assert counted.startswith("partitions on 2 ranks, 1d, an epoch by the cost model, bytes and ")
+    assert all(f"{how} " in counted for how in ("contiguous", "balanced"))
+    assert why.startswith(f"partition {second[-1].settings['partition']}: ")
     asked = FullGraphTask(replace(config, ranks=2, partition="random"), data_dir=folder)
     waves = asked.waves()
     next(waves)  # type: ignore[call-overload]

@@ -3,7 +3,7 @@
 A message of m bytes between ranks takes α + m β seconds. A collective of g ranks waits for lg g
 messages (an all_reduce for 2 lg g; an all_to_all or a reduce_scatter for g - 1) and moves the bytes
 that the rank receives. Products take the time that follows from the machine's rates. Nodes and
-edges are assumed to be spread evenly; real graphs differ by the imbalance of their partition.
+edges are assumed to be spread evenly, unless those of each rank have been counted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -239,9 +239,58 @@ def choose(estimates: Sequence[Estimate], memory_limit: float | None = None) -> 
     return min(fitting, key=lambda e: e.seconds)
 
 
-def estimate(problem: Problem, grid: Grid, method: Method, machine: Machine) -> Estimate:
-    """What an epoch costs the busiest rank."""
-    sizes = _even_sizes(problem, grid)
+def estimate(
+    problem: Problem,
+    grid: Grid,
+    method: Method,
+    machine: Machine,
+    counts: Sequence[Sizes] | None = None,
+) -> Estimate:
+    """What an epoch costs the busiest rank.
+
+    Args:
+        problem: the graph and the network.
+        grid: the ranks.
+        method: what travels.
+        machine: rates.
+        counts: of each rank, see `count_graph`; by default nodes and edges are spread evenly. Ranks
+            wait for each other, so products take as long as on the rank with the most of them, and
+            messages as long as for the rank that receives the most.
+    """
+    each = [_even_sizes(problem, grid)] if counts is None else counts
+    found = [_rank_cost(problem, method, machine, sizes) for sizes in each]
+    sparse, dense, bandwidth, latency, travelling = (
+        max(getattr(cost, name) for cost in found)
+        for name in ("sparse", "dense", "bandwidth", "latency", "travelling")
+    )
+    stages = min(cost.stages for cost in found)
+    # The first transfer of a product has nothing to overlap with.
+    hidden = min(sparse, travelling) * (stages - 1) / stages if method.overlap else 0.0
+    memories = [rank_memory(problem, method, sizes) for sizes in each]
+    return Estimate(
+        grid=grid,
+        compute=sparse + dense,
+        bandwidth=bandwidth,
+        latency=latency,
+        hidden=hidden,
+        bytes=max(cost.bytes for cost in found),
+        memory=max(memories, key=lambda memory: memory.total),
+    )
+
+
+class _RankCost(NamedTuple):
+    """Seconds of one rank, the bytes that it receives, and in how many stages rows travel."""
+
+    sparse: float
+    dense: float
+    bandwidth: float
+    latency: float
+    travelling: float
+    stages: int
+    bytes: float
+
+
+def _rank_cost(problem: Problem, method: Method, machine: Machine, sizes: Sizes) -> _RankCost:
     events = predicted_events(
         sizes,
         method,
@@ -252,28 +301,22 @@ def estimate(problem: Problem, grid: Grid, method: Method, machine: Machine) -> 
     )
     rounds = max(1, sizes.forward.rounds)
     bandwidth, latency = event_seconds(events, machine, rounds=rounds)
-    sparse, dense = _compute_seconds(problem, grid, machine, problem.layers(method))
-    hidden = 0.0
-    if method.overlap:
-        rows = [event for event in events if event.along == "row"]
-        travelling = sum(event_seconds(rows, machine, rounds=rounds))
-        stages = rounds if method.exchange == "rows" else len(grid.stages(sizes.place))
-        # The first transfer of a product has nothing to overlap with.
-        hidden = min(sparse, travelling) * (stages - 1) / stages
-    return Estimate(
-        grid=grid,
-        compute=sparse + dense,
+    sparse, dense = _compute_seconds(problem, sizes, machine, problem.layers(method))
+    rows = [event for event in events if event.along == "row"]
+    return _RankCost(
+        sparse=sparse,
+        dense=dense,
         bandwidth=bandwidth,
         latency=latency,
-        hidden=hidden,
+        travelling=sum(event_seconds(rows, machine, rounds=rounds)),
+        stages=rounds if method.exchange == "rows" else len(sizes.grid.stages(sizes.place)),
         bytes=sum(event.bytes for event in events),
-        memory=rank_memory(problem, method, sizes),
     )
 
 
 def estimate_published(problem: Problem, grid: Grid, machine: Machine) -> Estimate:
     """What an epoch costs as the algorithms' authors count it, without the f² terms."""
-    link = machine.link
+    link, sizes = machine.link, _even_sizes(problem, grid)
     layers = list(pairwise(problem.widths))
     received = problem.item * sum(
         published_words(
@@ -288,11 +331,11 @@ def estimate_published(problem: Problem, grid: Grid, machine: Machine) -> Estima
     )
     return Estimate(
         grid=grid,
-        compute=sum(_compute_seconds(problem, grid, machine, problem.layers(PUBLISHED))),
+        compute=sum(_compute_seconds(problem, sizes, machine, problem.layers(PUBLISHED))),
         bandwidth=received * link.beta,
         latency=len(layers) * published_latency(grid) * link.alpha,
         bytes=received,
-        memory=rank_memory(problem, PUBLISHED, _even_sizes(problem, grid)),
+        memory=rank_memory(problem, PUBLISHED, sizes),
     )
 
 
@@ -309,7 +352,8 @@ def _even_sizes(problem: Problem, grid: Grid) -> Sizes:
     wanted = np.ceil(rows * -math.expm1(-degree)).astype(np.int64)
     others = int(wanted.sum()) * (grid.rows - 1) // grid.rows
     panel = Direction(
-        nonzeros=np.ceil(degree * rows).astype(np.int64),
+        # Rounded so that they sum to the whole.
+        nonzeros=np.diff(np.ceil(degree * np.append(0, np.cumsum(rows)))).astype(np.int64),
         wanted=wanted,
         rounds=exchange_rounds(grid, others, int(rows.max())),
     )
@@ -321,18 +365,16 @@ def _even_sizes(problem: Problem, grid: Grid) -> Sizes:
 
 
 def _compute_seconds(
-    problem: Problem, grid: Grid, machine: Machine, plans: Sequence[LayerPlan]
+    problem: Problem, sizes: Sizes, machine: Machine, plans: Sequence[LayerPlan]
 ) -> tuple[float, float]:
     """Seconds of sparse and of dense products on one rank."""
-    C = grid.columns
-    height = math.ceil(problem.nodes / grid.rows)
-    nonzeros = math.ceil(problem.edges / (grid.rows * grid.layers))
+    C, height, rows = sizes.grid.columns, sizes.panel_rows, sizes.rows
+    forward, backward = (int(each.nonzeros.sum()) for each in (sizes.forward, sizes.backward))
     moved = sum(
-        product_bytes(height, nonzeros, math.ceil(width / C), problem.item)
+        product_bytes(height, backward if number else forward, math.ceil(width / C), problem.item)
         for plan in plans
-        for width in plan.products
+        for number, width in enumerate(plan.products)
     )
-    rows = math.ceil(problem.nodes / grid.blocks)
     matrices = 2 if problem.model == "sage" else 1
     operations = 0
     for plan in plans:

@@ -199,7 +199,10 @@ def count_graph(
 def _panels(grid: Grid, offsets: Array, columns: Array, rows: Array) -> tuple[Array, Array]:
     """Nonzeros and distinct columns, both [R, B], of a matrix with entries (rows, columns)."""
     if np.any(np.diff(rows) < 0):
-        order = np.argsort(rows, kind="stable")
+        # Imported here: formulas are read without compiled code.
+        from weft.counting_sort import counting_order
+
+        order = counting_order(rows, int(offsets[-1]))
         columns, rows = columns[order], rows[order]
     nonzeros = np.zeros((grid.rows, grid.blocks), dtype=np.int64)
     wanted = np.zeros_like(nonzeros)

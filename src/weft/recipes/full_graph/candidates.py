@@ -7,16 +7,20 @@ import tempfile
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.graphs import GraphTable, open_table
 from weft.parallel.cost_model import NETWORKS, Estimate, Machine
-from weft.parallel.grid import Grid
+from weft.parallel.grid import Grid, grid_of
 from weft.parallel.method import Method
+from weft.parallel.partition_costs import CountedPartition, counted_partitions, weighed
 from weft.parallel.shard import KIND
+from weft.parallel.splits import one_graph
 from weft.planning.candidate import Candidate, applied
+from weft.planning.explain import memory_words, seconds_words
 from weft.planning.plan import Measured, Plan
 from weft.planning.task import ENDLESS, PlanTask, content_of
 from weft.planning.worker_client import PaceAddress, pace_address, pace_at
@@ -35,6 +39,8 @@ _WAIT_SECONDS = 3600.0
 _METIS_EDGES = 1_000_000
 # How many the cost model leaves, beside those that are always timed.
 _HANDFUL = 4
+# Partitions that the cost model expects to take so many times the least are timed too.
+_HOPEFUL = 1.25
 # Up to here every number of ranks is looked at, beyond only powers of two and all cores.
 _EVERY_NUMBER = 8
 
@@ -104,6 +110,7 @@ class FullGraphTask(PlanTask):
         self._table, _ = work.table({"ranks": 1, "grid": "1d", "replication": None})
         self._limit = memory_limit
         self._counts = (0, 0)
+        self._counted: list[CountedPartition] = []
         super().__init__("full-graph", config, work, content_of(self._table))
         self._full_graph = work
 
@@ -118,7 +125,7 @@ class FullGraphTask(PlanTask):
         return 1.0
 
     def waves(self) -> Generator[Sequence[Candidate], Sequence[Measured], None]:
-        """What the cost model leaves; then, for the best of it, other orders of the nodes."""
+        """What the cost model leaves; then other orders and partitions for the best of it."""
         ways = ways_to_share(self.config, self._table)
         timed = to_be_timed(ways, self._limit)
         self._counts = len(timed), len(ways)
@@ -134,27 +141,77 @@ class FullGraphTask(PlanTask):
         # A graph that was prepared by the user keeps its order.
         if self.config.partition != "contiguous" or self._is_prepared():
             return
-        for best in (each.candidate for each in results[:1] if each.median is not None):
-            orders = [best.but(partition="rcm")]
-            if best.settings["ranks"] > 1:
-                orders += self._metis(best)
-            self._prepare(orders)
-            yield orders
+        usable = [each for each in results if each.median is not None]
+        # It makes products faster even on one rank, which the cost model does not know.
+        orders = [each.candidate.but(partition="rcm") for each in usable[:1]]
+        several = [each for each in usable if each.settings["ranks"] > 1]
+        # Whole blocks travel with any partition; only an exchange of rows has fewer bytes.
+        several.sort(key=lambda each: each.settings["method.exchange"] != "rows")
+        for shared in several[:1]:
+            orders += self._partitions(shared, usable[0])
+        self._prepare(orders)
+        yield orders
 
     def explain(self, plan: Plan) -> list[str]:
-        """How many ways there are."""
+        """How many ways there are, and what the partitions were weighed by."""
         timed, ways = self._counts
-        return [f"the cost model left {timed} of {ways} ways to share the graph to be timed"]
+        words = [f"the cost model left {timed} of {ways} ways to share the graph to be timed"]
+        if not self._counted:
+            return words
+        figures = [
+            f"{each.how} {seconds_words(each.cost.seconds)} ({memory_words(each.cost.bytes)} to a "
+            f"rank, nonzeros {each.imbalance:.2f} times the mean)"
+            for each in self._counted
+        ]
+        grid = self._counted[0].cost.grid
+        words.append(
+            f"partitions on {grid.ranks} ranks, {grid.name}, an epoch by the cost model, bytes and "
+            f"the most nonzeros of a rank counted: {'; '.join(figures)}"
+        )
+        taken = plan.settings.get("partition", "contiguous") if plan.settings["ranks"] > 1 else None
+        chosen = next((each for each in self._counted if each.how == taken), self._counted[0])
+        others = [each for each in self._counted if each is not chosen]
+        return [*words, f"partition {chosen.how}: {weighed(chosen, others)}"]
 
-    def _metis(self, best: Candidate) -> list[Candidate]:
-        candidate = best.but(partition="metis")
+    def _partitions(self, shared: Measured, best: Measured) -> list[Candidate]:
+        """The partitions worth timing: those that may bring `shared` near the best time so far."""
+        candidate, table = shared.candidate, self._table
+        settings, names = candidate.settings, ["contiguous", "balanced"]
         if find_spec("pymetis") is None:
-            self.note(candidate, "not tried: it needs pip install 'weft[partition]'")
-        elif self._table.total_edges > _METIS_EDGES:
-            self.note(candidate, "not tried: METIS takes too long for so many edges")
+            why = "it needs pip install 'weft[partition]'"
+        elif table.total_edges > _METIS_EDGES:
+            why = "METIS takes too long for so many edges"
         else:
-            return [candidate]
-        return []
+            why, names = "", [*names, "metis", "volume"]
+        if why:
+            for how in ("metis", "volume"):
+                self.note(candidate.but(partition=how), f"not tried: {why}")
+        grid = grid_of(settings["grid"], settings["ranks"], settings.get("replication"))
+        asked = applied(self.config, settings).on_grid(grid)
+        machine = _machine(settings["threads"])
+        self._counted = counted_partitions(
+            one_graph(table),
+            grid,
+            names,
+            lambda counts: asked.estimates_of(table, machine, counts)[0],
+            training=table.column("train"),
+            seed=self.config.seed,
+        )
+        costs = {each.how: each.cost.seconds for each in self._counted}
+        assert shared.median is not None
+        assert best.median is not None
+        scale = shared.median / costs["contiguous"]
+        least = min(best.median, scale * min(costs.values()))
+        found = []
+        for how, seconds in costs.items():
+            if how == "contiguous":
+                continue
+            if scale * seconds <= _HOPEFUL * least:
+                found.append(candidate.but(partition=how))
+            else:
+                words = f"{scale * seconds / least:.1f} times the fastest"
+                self.note(candidate.but(partition=how), f"not tried: {words} by the cost model")
+        return found
 
     def _is_prepared(self) -> bool:
         path = Path(self.config.data)
@@ -229,7 +286,6 @@ def ways_to_share(config: FullGraphConfig, table: GraphTable) -> list[Way]:
     Raises:
         ValueError: none fits.
     """
-    flops, spmm_bytes = local_rates()
     every = cores()
     ways: list[Way] = []
     refused: ValueError | None = None
@@ -237,13 +293,7 @@ def ways_to_share(config: FullGraphConfig, table: GraphTable) -> list[Way]:
         if count > table.total_nodes:
             break
         for threads in _threads_of(count, every):
-            machine = Machine(
-                name="this one",
-                # What ranks of one machine reach through gloo.
-                link=NETWORKS["ethernet-10"],
-                flops=flops * threads / every,
-                spmm_bytes=spmm_bytes * threads / every,
-            )
+            machine = _machine(threads)
             for method in _methods(config.method, count):
                 try:
                     asked = replace(config, ranks=count, method=method)
@@ -255,6 +305,21 @@ def ways_to_share(config: FullGraphConfig, table: GraphTable) -> list[Way]:
     if not ways:
         raise refused or ValueError(f"{config.ranks} ranks for {table.total_nodes} nodes")
     return sorted(ways, key=lambda way: way.cost.seconds)
+
+
+@cache
+def _rates() -> tuple[float, float]:
+    """Of all cores, measured once."""
+    return local_rates()
+
+
+def _machine(threads: int) -> Machine:
+    """This one, for ranks of so many threads."""
+    flops, spmm_bytes = _rates()
+    share = threads / cores()
+    # What ranks of one machine reach through gloo.
+    link = NETWORKS["ethernet-10"]
+    return Machine(name="this one", link=link, flops=flops * share, spmm_bytes=spmm_bytes * share)
 
 
 def _candidate(grid: Grid, method: Method, threads: int) -> Candidate:

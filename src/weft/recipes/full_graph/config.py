@@ -23,11 +23,14 @@ from weft.sources.config import EdgeColumn
 from weft.training.config import FitConfig, LoopOptions, OptimizerOptions, ScheduleConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from weft.graphs import GraphTable
     from weft.models import GCN, GraphSAGE
     from weft.parallel.graph_network import GraphNetwork
+    from weft.parallel.traffic_formulas import Sizes
 
 Normalisation = Literal["auto", "symmetric", "row", "none"]
 Dtype = Literal["float32", "float64"]
@@ -344,6 +347,7 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
         symmetric: bool = True,
         training: int | None = None,
         machine: Machine = _MACHINE,
+        counts: Sequence[Sizes] | None = None,
     ) -> list[Estimate]:
         """What an epoch costs on the grid asked for, or for `auto` on each one that fits.
 
@@ -370,10 +374,15 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
             input_dropout=self.input_dropout > 0,
             training=training,
         )
-        return [estimate(problem, grid, self.method, machine) for grid in grids]
+        return [estimate(problem, grid, self.method, machine, counts) for grid in grids]
 
-    def estimates_of(self, table: GraphTable, machine: Machine = _MACHINE) -> list[Estimate]:
-        """The same for a prepared graph."""
+    def estimates_of(
+        self,
+        table: GraphTable,
+        machine: Machine = _MACHINE,
+        counts: Sequence[Sizes] | None = None,
+    ) -> list[Estimate]:
+        """The same for a prepared graph; `counts` are of the ranks of the grid asked for."""
         return self.estimates(
             table.total_nodes,
             table.total_edges,
@@ -382,6 +391,7 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
             symmetric=bool(table.metadata["symmetric_values"]),
             training=table.metadata["counts"]["train"],
             machine=machine,
+            counts=counts,
         )
 
     def on_grid(self, grid: Grid) -> FullGraphConfig:
