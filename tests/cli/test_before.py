@@ -192,7 +192,12 @@ def test_a_machine_gives_the_same_estimates(weft: Weft) -> None:
     assert new["schema"] == old["schema"]
     assert len(new["estimates"]) == len(old["estimates"])
     for found, expected in zip(new["estimates"], old["estimates"], strict=True):
-        assert numbers(found) == pytest.approx(numbers(expected), rel=1e-4)
+        found, expected = numbers(found), numbers(expected)
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            # Parts were rounded up one by one; now they sum to the whole: a nonzero or two less.
+            slack = 16 if name.startswith("memory.") else 0
+            assert found[name] == pytest.approx(value, rel=1e-4, abs=slack), name
 
 
 @pytest.mark.parametrize(
