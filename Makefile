@@ -60,4 +60,3 @@ peers: .venv-peers/.done ## an environment of their own for the libraries in the
 
 clean: ## remove the environments and caches
 	rm -rf .venv .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find src tests \( -name '*.nbi' -o -name '*.nbc' \) -delete

@@ -116,15 +116,15 @@ def test_the_stamp_is_of_what_a_module_imports_and_of_nothing_else() -> None:
     assert not {"weft.kernels", "weft.kernels.vector_math"} & set(pairs)
 
 
-def test_code_of_an_installed_package_is_in_the_users_folder(package: Path) -> None:
-    site = package / "site-packages"
-    site.mkdir()
-    shutil.move(package / "made_up", site / "made_up")
-    user = package / "user"
-    _, _, kept = run(SCRIPT, beside_weft(site), XDG_CACHE_HOME=str(user)).split("\n")
-    assert Path(kept).parent == user / "weft" / "compiled"
+def test_copies_of_a_package_share_the_code_in_the_users_folder(package: Path) -> None:
+    copy, user = package / "copy", package / "user"
+    shutil.copytree(package / "made_up", copy / "made_up")
+    out, _, kept = run(SCRIPT, beside_weft(package), XDG_CACHE_HOME=str(user)).split("\n")
+    assert out == "[1.0, 2.0, 3.0] 0"
+    assert Path(kept) == user / "weft" / "compiled" / "made_up"
     assert list(user.rglob("*fill*.nbc"))
-    assert not list(site.rglob("*.nbc"))
+    assert not list(package.joinpath("made_up").rglob("*.nbc"))
+    assert run(SCRIPT, beside_weft(copy), XDG_CACHE_HOME=str(user)).split("\n")[0].endswith(" 1")
 
 
 def test_the_users_choice_of_a_folder_comes_first(package: Path) -> None:
@@ -150,14 +150,18 @@ def test_signatures_have_files_of_their_own(files: Callable[[str], runtime._Code
     assert (second.load("int64"), first.load("float64"), first.load("int32")) == (1, 2, None)
 
 
-def test_code_of_other_sources_is_not_loaded_and_goes(
+def test_code_of_other_sources_is_not_loaded_and_goes_in_time(
     tmp_path: Path, files: Callable[[str], runtime._CodeFiles]
 ) -> None:
-    files("a" * 64).save("int64", 1)
-    assert files("b" * 64).load("int64") is None
-    files("b" * 64).save("int64", 2)
-    assert files("a" * 64).load("int64") is None
-    assert len(list(tmp_path.iterdir())) == 1
+    versions = "abcdefgh"
+    for number, version in enumerate(versions):
+        assert files(version * 64).load("int64") is None
+        files(version * 64).save("int64", number)
+        for file in tmp_path.glob(f"*.{version * 16}.*"):
+            os.utime(file, (number, number))
+    kept = [files(version * 64).load("int64") for version in versions]
+    assert kept == [None, None, 2, 3, 4, 5, 6, 7]
+    assert len(list(tmp_path.iterdir())) == runtime._VERSIONS_KEPT
 
 
 def test_a_process_that_is_killed_while_it_saves_leaves_nothing_wrong(

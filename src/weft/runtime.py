@@ -112,30 +112,25 @@ def shared_rows(loop: Callable[..., None]) -> SharedLoop:
 # -- The cache of machine code ---------------------------------------------------------------------
 
 
-class _InCheckout(caching.InTreeCacheLocator):  # type: ignore[misc]
-    """Beside the source, unless the package is installed: that folder is not ours to fill."""
-
-    @classmethod
-    def from_function(cls, function: Any, file: str) -> Any:
-        if {"site-packages", "dist-packages"} & set(Path(file).parts):
-            return None
-        return super().from_function(function, file)
-
-
 class _InUserFolder(caching.UserWideCacheLocator):  # type: ignore[misc]
-    """In weft's folder of the user's cache."""
+    """In weft's folder of the user's cache, which all checkouts and environments share."""
 
     def __init__(self, function: Any, file: str) -> None:
         # Not at the top, where it would count as a source of the machine code.
         from weft.files import user_cache
 
         super().__init__(function, file)
-        self._cache_path = str(user_cache() / "compiled" / self.get_suitable_cache_subpath(file))
+        # Not by the path of the source: what the code was made from is in the names of its files.
+        self._cache_path = str(user_cache() / "compiled" / function.__module__.rpartition(".")[0])
 
 
 class _Implementation(caching.CompileResultCacheImpl):  # type: ignore[misc]
     # The first is $NUMBA_CACHE_DIR, if it is set.
-    _locator_classes = (caching.UserProvidedCacheLocator, _InCheckout, _InUserFolder)
+    _locator_classes = (caching.UserProvidedCacheLocator, _InUserFolder)
+
+
+# Versions of a source whose machine code is kept: checkouts and installations that take turns.
+_VERSIONS_KEPT = 6
 
 
 class _CodeFiles:
@@ -160,7 +155,7 @@ class _CodeFiles:
         return pickle.loads(payload)  # noqa: S301 - of the user's own cache, as numba does
 
     def save(self, key: Any, data: Any) -> None:
-        """Keep `data`, and nothing that was made from other sources; a full disk is no error."""
+        """Keep `data`, and what the latest other sources gave; a full disk is no error."""
         payload = serialize.dumps(data)
         path = self._path(key)
         part = path.with_name(f"{path.name}.{os.getpid()}.partial")
@@ -171,8 +166,13 @@ class _CodeFiles:
             with suppress(OSError):
                 part.unlink()
             return
+        written: dict[str, float] = {}
         for other in self._folder.glob(f"{glob.escape(self._name)}.*.nbc"):
-            if not other.name.startswith(self._start()):
+            with suppress(OSError):
+                version, when = other.name.rsplit(".", 2)[0], other.stat().st_mtime
+                written[version] = max(when, written.get(version, when))
+        for version in sorted(written, key=written.__getitem__)[:-_VERSIONS_KEPT]:
+            for other in self._folder.glob(f"{glob.escape(version)}.*.nbc"):
                 with suppress(OSError):
                     other.unlink()
 
