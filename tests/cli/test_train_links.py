@@ -59,7 +59,8 @@ def test_links_of_an_edge_list(weft: Callable[..., Any], messages: Path, tmp_pat
         "test": GUESSES,
     }
     page = weft("report", tmp_path / "runs" / "links-messages")
-    assert "test, degree product" in Path(page.out.strip()).read_text(encoding="utf-8")
+    shown = Path(page.out.strip()).read_text(encoding="utf-8")
+    assert all(f"{part}, {name}" in shown for part in ("validation", "test") for name in GUESSES)
     assert (
         found["test"]["auc"]["low"] < found["test"]["auc"]["value"] < found["test"]["auc"]["high"]
     )

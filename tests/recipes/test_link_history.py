@@ -50,7 +50,7 @@ streams = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(streams)
 def test_guesses_are_what_counting_by_hand_gives(rows: list[tuple[int, int, int]]) -> None:
     history = LinkHistory.of(graph(rows))
@@ -72,7 +72,7 @@ def test_guesses_are_what_counting_by_hand_gives(rows: list[tuple[int, int, int]
         assert found["most recent"][row] == (latest[a] + latest[b]) / 2
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=12)
 @given(streams)
 def test_features_are_what_they_are_called(rows: list[tuple[int, int, int]]) -> None:
     history = LinkHistory.of(graph(rows))

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
-from scipy import sparse
 
 from weft.errors import DataError
 from weft.graphs import Array
+from weft.runtime import compiled
 from weft.sources import EdgeList
-
-# Pairs at a time whose neighbours are compared; a hub has thousands.
-_ROWS = 2**12
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -117,27 +115,27 @@ class LinkHistory:
         return found
 
     @cached_property
-    def _neighbours(self) -> sparse.csr_matrix:
-        """1 where an edge joins two nodes, either way, float64 [n, n]; none joins one to itself."""
+    def _neighbours(self) -> tuple[Array, Array]:
+        """CSR offsets int64 [n + 1] and, ascending for each node, the others that edges join it to.
+
+        Either way, and each other node once.
+        """
         ends = self.pairs[self.pairs[:, 0] != self.pairs[:, 1]]
-        rows, columns = np.concatenate([ends, ends[:, ::-1]]).T
-        shape = (self.num_nodes, self.num_nodes)
-        found = sparse.csr_matrix((np.ones(len(rows)), (rows, columns)), shape=shape)
-        found.data[:] = 1  # However often.
-        return found
+        both = np.concatenate([ends, ends[:, ::-1]])
+        keys = np.unique(both[:, 0] * self.num_nodes + both[:, 1])
+        nodes, others = np.divmod(keys, max(1, self.num_nodes))
+        return np.searchsorted(nodes, np.arange(self.num_nodes + 1)), others
 
     def neighbours(self) -> Array:
         """With how many other nodes edges join each node, either way, int64 [n]."""
-        return np.diff(self._neighbours.indptr).astype(np.int64)
+        return np.diff(self._neighbours[0])
 
     def common_neighbours(self, pairs: Array) -> Array:
-        """How many nodes are neighbours of both nodes of a pair, float64 [m]."""
-        joined = self._neighbours
-        found = np.empty(len(pairs))
-        for first in range(0, len(pairs), _ROWS):
-            some = pairs[first : first + _ROWS]
-            both = joined[some[:, 0]].multiply(joined[some[:, 1]])
-            found[first : first + _ROWS] = both.sum(axis=1).A1
+        """How many nodes are neighbours of both nodes of a pair, int64 [m]."""
+        if len(pairs) and not 0 <= pairs.min() <= pairs.max() < self.num_nodes:
+            raise ValueError(f"a pair has a node out of range for {self.num_nodes} nodes")
+        found = np.empty(len(pairs), dtype=np.int64)
+        _count_common(*self._neighbours, np.ascontiguousarray(pairs, dtype=np.int64), found)
         return found
 
     def repeats(self, pairs: Array) -> tuple[Array, Array]:
@@ -160,6 +158,29 @@ class LinkHistory:
         """log(1 + edges since that place in time); of place 0, which is never, since the first."""
         found: Array = np.log1p(self.edges - place)
         return found
+
+
+@compiled()
+def _count_common(offsets: Any, others: Any, pairs: Any, out: Any) -> None:
+    """The neighbours of the node that has fewer are looked up among the other's; [m] is written."""
+    for row in range(pairs.shape[0]):
+        few, many = pairs[row, 0], pairs[row, 1]
+        if offsets[few + 1] - offsets[few] > offsets[many + 1] - offsets[many]:
+            few, many = many, few
+        low, stop = offsets[many], offsets[many + 1]
+        count = 0
+        for at in range(offsets[few], offsets[few + 1]):
+            high = stop
+            while low < high:
+                middle = (low + high) >> 1
+                if others[middle] < others[at]:
+                    low = middle + 1
+                else:
+                    high = middle
+            if low == stop:
+                break
+            count += others[low] == others[at]
+        out[row] = count
 
 
 def trivial_scores(history: LinkHistory, pairs: Array) -> dict[str, Array]:

@@ -96,7 +96,8 @@ class PredictedLinks:
             the two of which nothing is known.
         unknown: all nodes of which nothing is known, in the order of the file.
         pairs: how many pairs have such a node.
-        edges: how many edges of the graph the predictions rest on; None if the run does not say.
+        edges: how many edges of the graph the predictions rest on, the fewest of all runs; None
+            where they do not say.
         of_edges: how many there are.
     """
 
@@ -115,7 +116,7 @@ def predict_links(runs: Sequence[Path], file: Path) -> PredictedLinks:
             run's nodes (the message has file and line).
     """
     members = [LinkPredictor.load(run) for run in runs]
-    kept, about = members[0].kept, members[0].kept.about
+    kept = members[0].kept
     names = kept.names
     places = kept.places(file, 2, "src, dst")
     for run, member in zip(runs, members, strict=True):
@@ -128,13 +129,15 @@ def predict_links(runs: Sequence[Path], file: Path) -> PredictedLinks:
         (names[a], names[b], probability)
         for (a, b), probability in zip(places.tolist(), probabilities.tolist(), strict=True)
     ]
-    if "edges" in about:
+    bases = [member.kept.about for member in members]
+    tells = all("edges" in about for about in bases)
+    if tells:
         told = [" ".join(map(str, dict.fromkeys(each))) for each in strangers]
         rows = [(*row, each) for row, each in zip(rows, told, strict=True)]
     return PredictedLinks(
         rows=rows,
         unknown=list(dict.fromkeys(name for each in strangers for name in each)),
         pairs=sum(map(bool, strangers)),
-        edges=about.get("edges"),
-        of_edges=about.get("of_edges"),
+        edges=min(int(about["edges"]) for about in bases) if tells else None,
+        of_edges=max(int(about["of_edges"]) for about in bases) if tells else None,
     )

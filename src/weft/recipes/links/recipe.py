@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from weft.parallel.world import World
     from weft.recipes.links.training import PreparedLinks
-    from weft.recipes.sparse_training import TrainedNetwork
+    from weft.recipes.sparse_training import PreparedNetwork, TrainedNetwork
 
 
 _SCORES = ("auc", "ap")
@@ -106,6 +106,12 @@ class LinksRecipe(SparseRecipe):
             "times": checksum(edges.time),
             "names": checksum(edges.ids),
         }
+
+    def summary(self, trained: TrainedNetwork, prepared: PreparedNetwork) -> dict[str, Any]:
+        """Also the validation scores of the weights that are kept."""
+        best = trained.result.best_metrics
+        names = [name for name in (f"validation_{of}" for of in _SCORES) if name in best]
+        return {name: best[name] for name in names} | super().summary(trained, prepared)
 
     def rows(self, trained: TrainedNetwork) -> list[tuple[str, ...]]:
         """AUC and average precision of the network, and of guesses on the same pairs."""
