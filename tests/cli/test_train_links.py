@@ -119,6 +119,9 @@ def test_nodes_of_an_edge_list(
     found = summary(tmp_path / "runs" / "nodes-messages")
     assert found["counts"]["classes"] == 3
     assert set(found["accuracy"]) == {"train", "validation", "test"}
+    assert found["baselines"]["test"] == {"commonest class": {"accuracy": found["guess"]}}
+    page = weft("report", tmp_path / "runs" / "nodes-messages")
+    assert "test, commonest class" in Path(page.out.strip()).read_text(encoding="utf-8")
     groups.write_text(groups.read_text().replace("u7 group1", "u7 group2"))
     said = weft(*words, "--sparsify", "snip", "--sparsity", 0.5, *SHORT, "--resume")
     assert said.code == 2
