@@ -14,7 +14,8 @@ import torch
 
 from weft.graphs import open_table
 from weft.recipes.links.config import LinksConfig
-from weft.recipes.links.training import make_fnn, predict_links
+from weft.recipes.links.prediction import predict_links
+from weft.recipes.links.training import make_fnn
 from weft.recipes.nodes.training import predict_classes
 from weft.training.saved_inputs import kept_inputs
 from weft.training.sparse_form import load_dense
@@ -51,7 +52,7 @@ def rows(path: Path) -> list[list[str]]:
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 def test_pairs(weft: Callable[..., Any], messages: Path, tmp_path: Path, form: str) -> None:
     words = ("train", "links", "--data", messages, "--sparsify", "rigl", "--form", form)
-    said = weft(*words, "--update-every", 7, *TRAIN)
+    said = weft(*words, "--no-features", "--update-every", 7, *TRAIN)
     assert said.code == 0, said.err
     assert "FLOPs of a training step: " in said.out
     assert "of the same step dense" in said.out
@@ -63,9 +64,9 @@ def test_pairs(weft: Callable[..., Any], messages: Path, tmp_path: Path, form: s
     said = weft("predict", "run", "pairs.txt")
     assert said.code == 0, said.err
     assert "Written to pairs-predicted.csv." in said.out
-    assert "1 of the pairs have a node that is on no walk" in said.out
+    assert "It rests on 601 of 601 edges." in said.out
     heading, *found = rows(tmp_path / "pairs-predicted.csv")
-    assert heading == ["src", "dst", "probability"]
+    assert heading == ["src", "dst", "probability", "unknown"]
     assert [row[:2] for row in found] == [
         ["alice", "bob"],
         ["u3", "u4"],
@@ -73,7 +74,7 @@ def test_pairs(weft: Callable[..., Any], messages: Path, tmp_path: Path, form: s
         ["alice", "bob"],
     ]
     kept = kept_inputs(tmp_path / "run", "links")
-    model = make_fnn(LinksConfig()).eval()
+    model = make_fnn(LinksConfig(features=False)).eval()
     load_dense(model, tmp_path / "run")
     alice, bob = (kept.names.index(name) for name in ("alice", "bob"))
     embedding = kept.tensors["embedding"]
@@ -84,7 +85,8 @@ def test_pairs(weft: Callable[..., Any], messages: Path, tmp_path: Path, form: s
     said = weft("predict", "run", "pairs.txt", "--out", "pairs.json")
     assert said.code == 0, said.err
     first = json.loads((tmp_path / "pairs.json").read_text())[0]
-    assert first == {"src": "alice", "dst": "bob", "probability": pytest.approx(float(found[0][2]))}
+    probability = pytest.approx(float(found[0][2]))
+    assert first == {"src": "alice", "dst": "bob", "probability": probability, "unknown": ""}
 
 
 def test_numbers_of_an_edge_list_are_names_too(weft: Callable[..., Any], tmp_path: Path) -> None:
@@ -94,8 +96,9 @@ def test_numbers_of_an_edge_list_are_names_too(weft: Callable[..., Any], tmp_pat
     (tmp_path / "edges.txt").write_text("".join(lines))
     assert weft("train", "links", "--data", "edges.txt", *TRAIN).code == 0
     (tmp_path / "pairs.txt").write_text("1007 1014\n")
-    ((src, dst, probability),), _ = predict_links(tmp_path / "run", tmp_path / "pairs.txt")
-    assert (src, dst) == (1007, 1014)
+    found = predict_links([tmp_path / "run"], tmp_path / "pairs.txt")
+    ((src, dst, probability, unknown),) = found.rows
+    assert (src, dst, unknown) == (1007, 1014, "")
     assert 0 < probability < 1
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from weft.training.launch import LaunchStopped
 
+GUESSES = ["degree product", "seen before", "common neighbours", "most recent"]
 SHORT = ("--epochs", 2, "--quiet")
 
 
@@ -44,11 +45,22 @@ def summary(folder: Path) -> dict[str, Any]:
 def test_links_of_an_edge_list(weft: Callable[..., Any], messages: Path, tmp_path: Path) -> None:
     said = weft("train", "links", "--data", messages, "--sparsify", "rigl", *SHORT)
     assert said.code == 0, said.err
-    assert re.search(r"test +│ +120 │ 0\.\d{4} \(0\.\d{4} to 0\.\d{4}\)", said.out)
-    assert "205 of 2,176 weights are active (90.6% sparse, by rigl)" in said.out
+    for name in ("network", *GUESSES):
+        assert re.search(rf"{name} +(│ +0\.\d{{4}} ){{4}}", said.out), said.out
+    assert re.search(r"AUC 0\.\d{4} to 0\.\d{4}, AP \(average precision\) 0\.", said.out)
+    assert "of the test's 120 edges join two nodes that an edge of training" in said.out
+    assert "457 of 4,864 weights are active (90.6% sparse, by rigl)" in said.out
     assert "--compat" not in said.out
     found = summary(tmp_path / "runs" / "links-messages")
-    assert found["counts"]["train"] == 420
+    # The latest of 420 edges, as many as the others have together.
+    assert found["counts"]["train"] == 180
+    assert {part: list(guesses) for part, guesses in found["baselines"].items()} == {
+        "validation": GUESSES,
+        "test": GUESSES,
+    }
+    page = weft("report", tmp_path / "runs" / "links-messages")
+    shown = Path(page.out.strip()).read_text(encoding="utf-8")
+    assert all(f"{part}, {name}" in shown for part in ("validation", "test") for name in GUESSES)
     assert (
         found["test"]["auc"]["low"] < found["test"]["auc"]["value"] < found["test"]["auc"]["high"]
     )
@@ -71,7 +83,29 @@ def test_the_papers_split_says_so(weft: Callable[..., Any], messages: Path) -> N
     said = weft("train", "links", "--data", messages, "--compat", *SHORT)
     assert said.code == 0, said.err
     assert "these scores are too good" in said.out
+    assert "common neighbours" in said.out
     assert "2,176 weights, dense" in said.out
+
+
+def test_links_of_several_seeds(weft: Callable[..., Any], messages: Path, tmp_path: Path) -> None:
+    words = ("train", "links", "--data", messages, "--seeds", 2, "--no-features", *SHORT)
+    said = weft(*words, "--out", "run")
+    assert said.code == 0, said.err
+    assert "Means of 2 seeds, each with its own walks, pairs and weights" in said.out
+    members = [summary(tmp_path / "run" / f"member-{number}") for number in range(2)]
+    for name in ("auc", "ap"):
+        own = [each["test"][name]["value"] for each in members]
+        assert own[0] != own[1]
+        assert f"{(own[0] + own[1]) / 2:.4f}" in said.out
+        guesses = [each["baselines"]["test"]["degree product"][name] for each in members]
+        assert f"{(guesses[0] + guesses[1]) / 2:.4f}" in said.out
+    (tmp_path / "pairs.txt").write_text("u1 u2\n")
+    tables = {}
+    for folder in ("run", "run/member-0", "run/member-1"):
+        said = weft("predict", folder, "pairs.txt", "--out", "found.json")
+        assert said.code == 0, said.err
+        tables[folder] = json.loads((tmp_path / "found.json").read_text())[0]["probability"]
+    assert tables["run"] == pytest.approx((tables["run/member-0"] + tables["run/member-1"]) / 2)
 
 
 def test_nodes_of_an_edge_list(
@@ -85,6 +119,9 @@ def test_nodes_of_an_edge_list(
     found = summary(tmp_path / "runs" / "nodes-messages")
     assert found["counts"]["classes"] == 3
     assert set(found["accuracy"]) == {"train", "validation", "test"}
+    assert found["baselines"]["test"] == {"commonest class": {"accuracy": found["guess"]}}
+    page = weft("report", tmp_path / "runs" / "nodes-messages")
+    assert "test, commonest class" in Path(page.out.strip()).read_text(encoding="utf-8")
     groups.write_text(groups.read_text().replace("u7 group1", "u7 group2"))
     said = weft(*words, "--sparsify", "snip", "--sparsity", 0.5, *SHORT, "--resume")
     assert said.code == 2

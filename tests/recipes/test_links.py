@@ -23,7 +23,13 @@ from weft.recipes.sparse_training import TrainedNetwork, train_network
 from weft.training import Run, read_metrics
 from weft.training.config import SparsifierName
 
-SMALL: dict[str, Any] = {"dim": 6, "hidden": (20,), "batch_size": 64, "rounds": 2}
+SMALL: dict[str, Any] = {
+    "features": False,
+    "dim": 6,
+    "hidden": (20,),
+    "batch_size": 64,
+    "rounds": 2,
+}
 WEIGHTS = 12 * 20 + 20
 
 
@@ -201,6 +207,7 @@ def test_a_layer_that_would_be_empty_is_named() -> None:
         ({"learning_rate": float("nan")}, "learning_rate is nan"),
         ({"hidden": (8, 0)}, r"hidden widths are \(8, 0\)"),
         ({"keep": 0.0}, r"keep is 0\.0; it is a fraction above 0"),
+        ({"negatives": "near"}, "negatives is 'near'; choose from any, alive"),
         ({"momentum": 1.0}, r"momentum is 1\.0"),
         ({"test": 0.7, "validation": 0.3}, r"test is 0\.7 and validation 0\.3; fractions"),
     ],

@@ -31,7 +31,14 @@ from weft.training import Run, read_metrics
 from weft.training.sparse_form import load_dense, to_sparse_form
 
 WAYS = ("rigl", "set", "snfs", "random", "magnitude", "snip", "grasp", "synflow")
-SMALL: dict[str, Any] = {"dim": 6, "hidden": (24, 12), "batch_size": 64, "epochs": 6, "walks": 50}
+SMALL: dict[str, Any] = {
+    "features": False,
+    "dim": 6,
+    "hidden": (24, 12),
+    "batch_size": 64,
+    "epochs": 6,
+    "walks": 50,
+}
 
 
 @cache

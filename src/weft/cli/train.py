@@ -70,7 +70,7 @@ class EnsembleOptions:
 
     Attributes:
         seeds: Train so many networks, with the seeds from --seed on, each in a folder member-N of
-            the run: `weft predict` then gives their mean and spread.
+            the run: `weft predict` then gives their mean, and of structures the spread.
     """
 
     seeds: int = 1

@@ -108,18 +108,22 @@ def print_predictions(
 def write_probabilities(
     headings: Sequence[str], rows: Sequence[Sequence[Any]], out: Path, console: Console
 ) -> None:
-    """Write rows that end with a probability as .csv or .json, and print the first."""
+    """Write rows with a probability, their only float, as .csv or .json, and print the first."""
     if out.suffix == ".json":
         text = json_text([dict(zip(headings, row, strict=True)) for row in rows], indent=1) + "\n"
     else:
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
         writer.writerow(headings)
-        writer.writerows((*row[:-1], f"{row[-1]:.6g}") for row in rows)
+        writer.writerows([_digits(value, ".6g") for value in row] for row in rows)
         text = buffer.getvalue()
     write_atomically(out, lambda file: file.write(text.encode()))
-    shown = [(*map(str, row[:-1]), f"{row[-1]:.4f}") for row in rows[:_SHOWN]]
+    shown = [[_digits(value, ".4f") for value in row] for row in rows[:_SHOWN]]
     print_predictions(headings, shown, len(rows), out, console)
+
+
+def _digits(value: object, form: str) -> str:
+    return format(value, form) if isinstance(value, float) else str(value)
 
 
 def time_sentence(result: FitResult, what: str) -> str:

@@ -52,12 +52,12 @@ class TrainedNetwork:
     result: FitResult
     scores: dict[str, Score]
     counts: dict[str, int]
-    facts: dict[str, float]
+    facts: dict[str, Any]
     costs: StepCosts | None = None
     masks: Masks | None = None
 
 
-Measurements = tuple[dict[str, Score], dict[str, int], dict[str, float]]
+Measurements = tuple[dict[str, Score], dict[str, int], dict[str, Any]]
 """The scores, counts and facts of a `TrainedNetwork`; weights are not counted."""
 
 
@@ -241,7 +241,7 @@ class SparseTask(PlanTask):
         *("data", "walks", "length", "learning_rate", "momentum", "weight_decay", "schedule"),
         *("clip_norm", "ema"),
         *("epochs", "patience", "checkpoint_every", "seed", "death", "rho"),
-        *("test", "validation", "compat", "input_dropout"),
+        *("test", "validation", "compat", "negatives", "input_dropout"),
     )
 
     def __init__(self, name: str, prepared: PreparedNetwork) -> None:

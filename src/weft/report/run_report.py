@@ -182,7 +182,8 @@ def _score_table(run: RunRecord, scores: Mapping[str, float]) -> Table | None:
         return None
     counts = mapping(run.summary.get("counts"))
     baselines = mapping(run.summary.get("baselines"))
-    kinds = dict.fromkeys(name for each in baselines.values() for name in mapping(each))
+    shares = {part: _real_values(each) for part, each in baselines.items()}
+    kinds = dict.fromkeys(name for each in shares.values() for name in each)
     headings = [in_unit(spoken(metric), {unit_of(run, metric)}) for metric in metrics]
     rows = []
     for part in _PARTS:
@@ -190,17 +191,27 @@ def _score_table(run: RunRecord, scores: Mapping[str, float]) -> Table | None:
         if all(value is None for value in own):
             continue
         cells = [score_text(m, value) for m, value in zip(metrics, own, strict=True)]
-        base = [percent(mapping(baselines.get(part)).get(kind)) for kind in kinds]
+        base = [percent(shares.get(part, {}).get(kind)) for kind in kinds]
         rows.append((part, number(counts.get(part)), *cells, *base))
+        for name, guess in mapping(baselines.get(part)).items():
+            if isinstance(guess, Mapping):
+                cells = [score_text(m, guess.get(m)) for m in metrics]
+                rows.append((f"{part}, {name}", "", *cells, *["" for _ in kinds]))
         if trivial := mapping(mapping(run.summary.get("trivial")).get(part)):
             cells = [score_text(m, trivial.get(m)) for m in metrics]
             rows.append((f"{part}, trivial", "", *cells, *base))
     caption = "Scores of the kept weights"
     if kinds:
         caption += "; the last columns are what needs no training: " + ", ".join(kinds)
+    elif baselines:
+        caption += "; below them what needs no training reaches on the same pairs"
     if run.summary.get("trivial"):
         caption += "; trivial: the atoms' own values or the mean alone, no forces, no stress"
     return Table(caption=caption, headings=("part", "size", *headings, *kinds), rows=rows)
+
+
+def _real_values(value: Any) -> dict[str, Any]:
+    return {name: each for name, each in mapping(value).items() if not isinstance(each, Mapping)}
 
 
 def _element_table(run: RunRecord) -> Table | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -136,3 +136,13 @@ def accuracy_score(right: int, total: int, *, confidence: float = 0.95) -> Score
         raise ValueError(f"{right} of {total} are right; a share needs at least one prediction")
     interval = stats.binomtest(right, total).proportion_ci(confidence, method="wilson")
     return Score(value=right / total, low=float(interval.low), high=float(interval.high))
+
+
+def mean_score(values: Sequence[float], *, confidence: float = 0.95) -> Score:
+    """The mean of a score over trainings, with Student's interval over them."""
+    if len(values) < 2:
+        raise ValueError(f"{len(values)} values have no interval; at least 2 are needed")
+    mean = float(np.mean(values))
+    error = float(np.std(values, ddof=1)) / len(values) ** 0.5
+    half = error * float(stats.t.ppf((1 + confidence) / 2, len(values) - 1))
+    return Score(value=mean, low=mean - half, high=mean + half)

@@ -130,7 +130,12 @@ def _full_graph(bench: PlanBench, folder: Path) -> Case:
 
 def _sparse(bench: PlanBench, folder: Path) -> Case:
     config = LinksConfig(
-        hidden=(1024, 1024), batch_size=1024, sparsify="rigl", sparsity=0.906, update_every=100
+        features=False,
+        hidden=(1024, 1024),
+        batch_size=1024,
+        sparsify="rigl",
+        sparsity=0.906,
+        update_every=100,
     )
     prepared = prepare_links(temporal(bench.links // 20, bench.links), config)
     recipe = SparseTask("links", prepared)

@@ -123,7 +123,13 @@ def prepare_task(
     if task == "links":
         links = prepare_links(
             edges,
-            LinksConfig(epochs=config.epochs, batch_size=config.batch_size, seed=config.seed),
+            # The paper's network reads embeddings alone.
+            LinksConfig(
+                features=False,
+                epochs=config.epochs,
+                batch_size=config.batch_size,
+                seed=config.seed,
+            ),
         )
         few = sparse_embedding(links.embedding, config.links_keep)
         return PreparedTask(

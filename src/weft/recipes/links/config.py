@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
 
 from weft.models.config import FNNConfig
 from weft.recipes.sparse_recipe import NetworkConfig
 
+Negatives = Literal["any", "alive"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class LinksConfig(NetworkConfig):
-    """An FNN that tells from the embeddings of two nodes whether an edge joins them.
+    """An FNN that tells from what is known of two nodes whether an edge will join them.
 
     Attributes:
         data: a temporal data set of `weft data list`, or an edge list of your own: src dst time.
+        features: Degrees, times of the last edges, earlier edges of the pair and common neighbours
+            beside the embeddings. The network then learns from the latest training edges what the
+            ones before them foretell. Without them it has the paper's inputs, embeddings alone.
+        negatives: Draw the nodes of a pair that is no edge from any that are known, or from those
+            alive, which had an edge by the time of the edge that the pair is beside.
         walks: temporal walks from each node.
         dim: width of an embedding; the network reads two.
         hidden: widths of the hidden layers.
@@ -21,7 +30,7 @@ class LinksConfig(NetworkConfig):
         test: fraction of the edges, the latest, to test on.
         validation: fraction of the edges, those before them, to choose the best weights by.
         compat: the paper's split: validation edges are learned from, and embeddings see the test's
-            edges. Scores are then too good.
+            edges. Scores are then too good. There are no features.
         batch_size: pairs in a step.
         learning_rate: Learning rate of SGD.
         momentum: Momentum of SGD.
@@ -31,6 +40,8 @@ class LinksConfig(NetworkConfig):
     """
 
     data: str = "CollegeMsg"
+    features: bool = True
+    negatives: Negatives = "any"
     dim: int = 8
     hidden: tuple[int, ...] = (128,)
     model: FNNConfig = field(default_factory=FNNConfig)
@@ -43,6 +54,10 @@ class LinksConfig(NetworkConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.negatives not in get_args(Negatives):
+            raise ValueError(
+                f"negatives is {self.negatives!r}; choose from {', '.join(get_args(Negatives))}"
+            )
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum is {self.momentum}; it must be in [0, 1)")
         if not (self.test > 0 and self.validation > 0 and self.test + self.validation < 1):
@@ -50,3 +65,13 @@ class LinksConfig(NetworkConfig):
                 f"test is {self.test} and validation {self.validation}; fractions above 0 that "
                 "leave some edges for training are wanted"
             )
+
+    def settled(self, earlier: Mapping[str, Any] | None = None) -> LinksConfig:
+        """Without features where the paper's split is asked for, or the run to go on with has none.
+
+        Args:
+            earlier: the config of that run, as JSON values; the first versions' lack the setting.
+        """
+        if self.compat or (earlier is not None and not earlier.get("features", False)):
+            return replace(self, features=False)
+        return self

@@ -10,6 +10,7 @@ import numpy as np
 
 from weft.errors import DataError
 from weft.graphs import Array, Graph
+from weft.recipes.links.config import Negatives
 from weft.recipes.sparse_recipe import NetworkConfig, check_file
 from weft.sources import CATALOGUE, EdgeList, load, read_edge_list
 from weft.walks import skip_gram, sparse_embedding, temporal_walks
@@ -30,6 +31,12 @@ class Pairs:
     nodes: Array
     labels: Array
 
+    def latest(self, count: int) -> Pairs:
+        """The last `count` edges with the pairs that came to them."""
+        half = len(self.labels) // 2
+        chosen = np.r_[half - count : half, 2 * half - count : 2 * half]
+        return Pairs(nodes=self.nodes[chosen], labels=self.labels[chosen])
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LinkSplit:
@@ -40,6 +47,8 @@ class LinkSplit:
         validation: pairs to choose the best weights by.
         test: pairs of the latest edges.
         known: edges that embeddings may be made of; all nodes of the graph.
+        trained: the edges of the training part, which guesses may be made from.
+        earlier: those of them that come before the edges in `train`; None where `train` has all.
         repeated: share of the test's edges that joined the same two nodes, the same way, in
             training already.
     """
@@ -48,6 +57,8 @@ class LinkSplit:
     validation: Pairs
     test: Pairs
     known: EdgeList
+    trained: EdgeList
+    earlier: EdgeList | None
     repeated: float
 
 
@@ -101,7 +112,14 @@ def text_column(graph: Graph, name: str) -> list[str]:
 
 
 def split_links(
-    edges: EdgeList, *, validation: float, test: float, compat: bool = False, seed: int = 0
+    edges: EdgeList,
+    *,
+    validation: float,
+    test: float,
+    compat: bool = False,
+    apart: bool = False,
+    negatives: Negatives = "any",
+    seed: int = 0,
 ) -> LinkSplit:
     """Split by time: the last `test` of the edges, the `validation` before them, the rest.
 
@@ -116,6 +134,11 @@ def split_links(
         validation: fraction of all edges.
         test: fraction of all edges.
         compat: the paper's way.
+        apart: learn from the latest training edges alone, as many as those for validation and test
+            together, at most half: what is known of their nodes is then what the edges before
+            them say, as it will be in the test.
+        negatives: draw the nodes of a pair that is none from `any` known ones, or from those
+            `alive`, which had an edge by the time of the edge that the pair comes to.
         seed: of the pairs.
 
     Raises:
@@ -141,21 +164,33 @@ def split_links(
     parts = {}
     for name, (first, stop) in bounds.items():
         known = ends if compat else ends[:stop]
-        parts[name] = _with_others(ends[first:stop], known, edges.num_nodes, rng)
-    chosen = np.sort(order if compat else order[:train_count])
-    train_keys = np.unique(_keys(ends[: bounds["train"][1]], edges.num_nodes))
+        times = edges.time[order][: len(known)] if negatives == "alive" else None
+        parts[name] = _with_others(ends[first:stop], known, edges.num_nodes, rng, times, first)
+    train_stop = bounds["train"][1]
+    learned = min(validation_count + test_count, train_stop // 2) if apart else train_stop
+    train_keys = np.unique(_keys(ends[:train_stop], edges.num_nodes))
     test_keys = _keys(ends[total - test_count :], edges.num_nodes)
+    trained = _some_edges(edges, order[:train_stop])
     return LinkSplit(
-        train=parts["train"],
+        train=parts["train"].latest(learned),
         validation=parts["validation"],
         test=parts["test"],
-        known=EdgeList(
-            senders=edges.senders[chosen],
-            receivers=edges.receivers[chosen],
-            time=edges.time[chosen],
-            ids=edges.ids,
-        ),
+        known=_some_edges(edges, order) if compat else trained,
+        trained=trained,
+        earlier=_some_edges(edges, order[: train_stop - learned]) if apart else None,
         repeated=float(np.isin(test_keys, train_keys).mean()),
+    )
+
+
+def _some_edges(edges: EdgeList, numbers: Array) -> EdgeList:
+    """Those edges, in the order of the file."""
+    assert edges.time is not None
+    chosen = np.sort(numbers)
+    return EdgeList(
+        senders=edges.senders[chosen],
+        receivers=edges.receivers[chosen],
+        time=edges.time[chosen],
+        ids=edges.ids,
     )
 
 
@@ -163,17 +198,47 @@ def _keys(pairs: Array, num_nodes: int) -> Array:
     return pairs[:, 0] * num_nodes + pairs[:, 1]
 
 
-def _with_others(edges: Array, known: Array, num_nodes: int, rng: np.random.Generator) -> Pairs:
-    """The edges int64 [m, 2] and as many pairs that are none of the `known` ones."""
+def _with_others(
+    edges: Array,
+    known: Array,
+    num_nodes: int,
+    rng: np.random.Generator,
+    times: Array | None = None,
+    first: int = 0,
+) -> Pairs:
+    """The edges int64 [m, 2] and as many pairs that are none of the `known` ones.
+
+    Args:
+        edges: known[first : first + m].
+        known: int64 [k, 2], by time.
+        num_nodes: n.
+        rng: of the draws.
+        times: of the known edges [k], to draw of nodes that had one by then; None for of any.
+        first: see `edges`.
+    """
     nodes = np.unique(known)
+    alive = None
+    if times is not None:
+        # Nodes by their first edge: those alive at an edge's time come first among them.
+        _, begun = np.unique(known.ravel(), return_index=True)
+        begins = times[begun // 2]
+        nodes = nodes[np.argsort(begins, kind="stable")]
+        alive = np.searchsorted(np.sort(begins), times[first : first + len(edges)], side="right")
     taken = np.unique(_keys(known, num_nodes))
     pairs = edges.copy()
     left = np.arange(len(pairs))
     for attempt in range(_ROUNDS):
-        pairs[left, 1] = rng.choice(nodes, size=len(left))
+
+        def drawn(places: Array, patient: bool = attempt < _ROUNDS // 2) -> Array:
+            # Where all that are alive are joined already, later nodes have to do.
+            if alive is None or not patient:
+                return rng.choice(nodes, size=len(places))
+            return nodes[rng.integers(alive[places])]
+
+        pairs[left, 1] = drawn(left)
         # A node that is joined to all others leaves no other tail: then both ends change.
         both = left[left % 2 == 1] if attempt < _ROUNDS // 2 else left
-        pairs[both, 0] = rng.choice(nodes, size=len(both))
+        pairs[both, 0] = drawn(both)
         keys = _keys(pairs[left], num_nodes)
         place = np.minimum(np.searchsorted(taken, keys), len(taken) - 1)
         bad = (taken[place] == keys) | (pairs[left, 0] == pairs[left, 1])
@@ -190,16 +255,40 @@ def _with_others(edges: Array, known: Array, num_nodes: int, rng: np.random.Gene
 
 
 def walk_embedding(
-    edges: EdgeList | Graph, config: NetworkConfig, walk: Callable[..., Array] = temporal_walks
+    edges: EdgeList | Graph,
+    config: NetworkConfig,
+    walk: Callable[..., Array] = temporal_walks,
+    like: Array | None = None,
 ) -> Array:
     """Embeddings float32 [n, dim] of walks; with config.keep below 1, sparse ones.
 
     Divided by their root mean square: how far skip-gram moves from its small start depends on the
     number of walks, and the same learning rate should fit any graph.
+
+    Args:
+        edges: to walk along.
+        config: walks, width, share that is kept, seed.
+        walk: how.
+        like: embeddings [n, dim] of other edges between the same nodes, which these are turned to.
     """
     paths = walk(edges, walks=config.walks, length=config.length, seed=config.seed)
     embedding = skip_gram(paths, edges.num_nodes, dim=config.dim, seed=config.seed)
+    if like is not None:
+        embedding = turned(embedding, like)
     return scaled(sparse_embedding(embedding, config.keep))
+
+
+def turned(x: Array, like: Array) -> Array:
+    """x [n, d] rotated as a whole so that its rows are as near to those of `like` as they can be.
+
+    Skip-gram knows no directions: two embeddings of nearly the same walks differ by a rotation,
+    which a network that has learned from the one must not see in the other (Procrustes' problem).
+    Rows of zeros, of nodes on no walk, do not count.
+    """
+    both = x.any(axis=1) & like.any(axis=1)
+    left, _, right = np.linalg.svd(x[both].astype(np.float64).T @ like[both].astype(np.float64))
+    found: Array = (x @ (left @ right)).astype(np.float32)
+    return found
 
 
 def scaled(x: Array) -> Array:

@@ -127,15 +127,20 @@ class PreparedNodes(PreparedNetwork):
 
     def measured(self, model: nn.Module) -> Measurements:
         """The accuracy and loss on each part, nodes in each, and the accuracy of a guess."""
-        scores, counts, facts = {}, {"nodes": len(self.y), "classes": self.classes}, {}
+        scores, counts = {}, {"nodes": len(self.y), "classes": self.classes}
+        facts: dict[str, float] = {}
         for name, nodes in self.parts.items():
             counts[name] = len(nodes)
             right, facts[f"{name}_loss"] = self._measure(model, name)
             scores[name] = accuracy_score(right, len(nodes))
-        # The share of the test nodes that are of the commonest class in training.
+        # The share of the nodes of each part that are of the commonest class in training.
         commonest = self.y[self.parts["train"]].mode().values
-        facts["guess"] = float((self.y[self.parts["test"]] == commonest).float().mean())
-        return scores, counts, facts
+        guesses = {
+            name: float((self.y[nodes] == commonest).float().mean())
+            for name, nodes in self.parts.items()
+        }
+        baselines = {name: {"commonest class": {"accuracy": guesses[name]}} for name in guesses}
+        return scores, counts, {**facts, "guess": guesses["test"], "baselines": baselines}
 
     def keep(self, folder: Path) -> None:
         """Names of nodes and classes, and what the network reads."""
