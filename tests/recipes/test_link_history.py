@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -275,7 +275,13 @@ def test_nodes_without_an_edge_are_named(tmp_path: Path) -> None:
 
 def test_settings_that_take_the_features_away() -> None:
     assert LinksConfig().features
-    assert not LinksConfig(compat=True).settled().features
+    compat = LinksConfig(compat=True).settled()
+    assert (compat.features, compat.length, compat.alpha) == (False, 6, "printed")
+    assert compat.settled() == compat
+    again = LinksConfig(compat=True).settled(asdict(compat))
+    assert again == compat
+    older = LinksConfig(compat=True).settled({"compat": True, "length": 5})
+    assert (older.length, older.alpha) == (5, "slr")
     # Runs of the first versions do not say that they have none.
     assert not LINKS.settled(LinksConfig(), {"data": "edges.txt"}).features
     assert LINKS.settled(LinksConfig(), {"features": True}).features

@@ -51,6 +51,15 @@ def test_step_factors():
     assert factors[-1] < 1
 
 
+def test_step_factors_as_printed():
+    # 1 - 1 / (M k^(1 - 1/(k r))), by hand: r = 0.1 makes the exponents 1 - 10/k.
+    expected = {1: 1 - 1 / 200, 2: 1 - 2**4 / 200, 5: 1 - 5 / 200, 10: 1 - 1 / 200}
+    for k, value in expected.items():
+        assert step_factor(k, alpha="printed") == pytest.approx(value, rel=1e-12)
+    with pytest.raises(ValueError, match="choose from slr, printed"):
+        SLR(torch.nn.Linear(4, 4), None, sparsity=0.5, alpha="paper")  # type: ignore[arg-type]
+
+
 def numpy_top(values, count):
     out = np.zeros_like(values)
     order = np.argsort(-np.abs(values).ravel(), kind="stable")[:count]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, distributed, nn
@@ -18,6 +18,7 @@ from weft.sparsify.masks import mask_of, top
 from weft.sparsify.snapshots import in_evaluation, restore, snapshot
 
 Phase = Literal["dense", "reweight", "retrain", "done"]
+Alpha = Literal["slr", "printed"]
 Objective = Callable[[], "Tensor | float"]
 
 
@@ -244,9 +245,14 @@ class ADMM(TrainAndPrune):
         self._climb(self.rho, weights, self.targets)
 
 
-def step_factor(k: int, M: float = 200.0, r: float = 0.1) -> float:
-    """αₖ = 1 - 1 / (M k^(1 - k^-r)), by which SLR's step size shrinks in iteration k = 1, 2, ..."""
-    return 1 - 1 / (M * math.pow(k, 1 - math.pow(k, -r)))
+def step_factor(k: int, M: float = 200.0, r: float = 0.1, alpha: Alpha = "slr") -> float:
+    """αₖ, by which SLR's step size shrinks in iteration k = 1, 2, ...
+
+    αₖ = 1 - 1 / (M k^p) with p = 1 - k^-r as in the papers on SLR, which rises to 1 step by step;
+    or `printed` by Peng et al. (2022), p = 1 - 1 / (k r), which falls to 0.92 first.
+    """
+    power = 1 - (math.pow(k, -r) if alpha == "slr" else 1 / (k * r))
+    return 1 - 1 / (M * math.pow(k, power))
 
 
 class SLR(TrainAndPrune):
@@ -283,6 +289,7 @@ class SLR(TrainAndPrune):
         step: s before the first iteration; the paper has the same as ρ.
         M: of αₖ, above 1.
         r: of αₖ, between 0 and 1.
+        alpha: which αₖ, see `step_factor`.
     """
 
     def __init__(
@@ -296,6 +303,7 @@ class SLR(TrainAndPrune):
         step: float = 0.01,
         M: float = 200.0,
         r: float = 0.1,
+        alpha: Alpha = "slr",
         densities: Densities = "uniform",
         **choice: Unpack[LayerChoice],
     ) -> None:
@@ -305,6 +313,9 @@ class SLR(TrainAndPrune):
             raise ValueError(f"M is {M}; it must be above 1")
         if not 0 < r < 1:
             raise ValueError(f"r is {r}; it must be between 0 and 1")
+        if alpha not in get_args(Alpha):
+            raise ValueError(f"alpha is {alpha!r}; choose from {', '.join(get_args(Alpha))}")
+        self.alpha: Alpha = alpha
         self.step, self.M, self.r, self.iteration = float(step), float(M), float(r), 1
         self.conditions = (False, False)
         self._before: dict[str, Tensor] = {}
@@ -372,7 +383,7 @@ class SLR(TrainAndPrune):
         gap_now = _distance(weights, targets)
         if gap == 0 or gap_now == 0:
             return  # No step size follows from a ratio with 0; nor does a direction.
-        self.step *= step_factor(self.iteration, self.M, self.r) * gap / gap_now
+        self.step *= step_factor(self.iteration, self.M, self.r, self.alpha) * gap / gap_now
         self._climb(self.step, weights, targets)
 
     def _penalty_of(self, weights: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> float:

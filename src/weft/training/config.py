@@ -29,6 +29,7 @@ SparsifierName = Literal[
     "oneshot",
     "lottery",
 ]
+Alpha = Literal["slr", "printed"]
 # Those with as many weights from the first step to the last.
 _CONSTANT = ("rigl", "set", "snfs", "random", "magnitude", "snip", "grasp", "synflow")
 
@@ -204,6 +205,8 @@ class SparsityConfig:
         death: rigl, set, snfs: share of the weights dropped at the first change.
         rho: slr, admm: ρ, how strongly weights are drawn to their sparse copy; slr's first step
             too.
+        alpha: slr: how its step shrinks: as in the papers on SLR, or as printed by Peng et al.
+            (2022).
         rounds: lottery: trainings before the last.
     """
 
@@ -213,10 +216,11 @@ class SparsityConfig:
     update_every: int = 0
     death: float = 0.5
     rho: float = 0.01
+    alpha: Alpha = "slr"
     rounds: int = 5
 
     def __post_init__(self) -> None:
-        check_choices(self, sparsify=SparsifierName, form=Form)
+        check_choices(self, sparsify=SparsifierName, form=Form, alpha=Alpha)
         if not 0 <= self.sparsity < 1:
             raise ValueError(f"sparsity is {self.sparsity}; it is from 0 (dense) to below 1")
         if self.form == "sparse" and not self.may_be_sparse:

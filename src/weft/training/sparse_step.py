@@ -365,7 +365,7 @@ class SparseStep(LossStep):
                 stacklevel=2,
             )
         reweighting = 0 if config.sparsify == "oneshot" else quarter
-        kind: Callable[..., TrainAndPrune] = partial(SLR, step=config.rho)
+        kind: Callable[..., TrainAndPrune] = partial(SLR, step=config.rho, alpha=config.alpha)
         return (ADMM if config.sparsify == "admm" else kind)(
             self._model,
             optimizer,

@@ -30,7 +30,8 @@ class LinksConfig(NetworkConfig):
         test: fraction of the edges, the latest, to test on.
         validation: fraction of the edges, those before them, to choose the best weights by.
         compat: the paper's split: validation edges are learned from, and embeddings see the test's
-            edges. Scores are then too good. There are no features.
+            edges. Scores are then too good. There are no features, walks have a node more than
+            `length` as in the authors' code, and slr's alpha is as printed.
         batch_size: pairs in a step.
         learning_rate: Learning rate of SGD.
         momentum: Momentum of SGD.
@@ -67,11 +68,18 @@ class LinksConfig(NetworkConfig):
             )
 
     def settled(self, earlier: Mapping[str, Any] | None = None) -> LinksConfig:
-        """Without features where the paper's split is asked for, or the run to go on with has none.
+        """As the paper or its code has it with `compat`; as the run to go on with has it.
 
         Args:
             earlier: the config of that run, as JSON values; the first versions' lack the setting.
         """
-        if self.compat or (earlier is not None and not earlier.get("features", False)):
-            return replace(self, features=False)
-        return self
+        if not self.compat:
+            old = earlier is not None and not earlier.get("features", False)
+            return replace(self, features=False) if old else self
+        made: dict[str, Any] = {"alpha": "printed"}
+        if earlier is not None:
+            # Runs of the first versions walked as without compat, and say nothing of alpha.
+            made = {"length": earlier["length"], "alpha": earlier.get("alpha", "slr")}
+        elif self.alpha != "printed":
+            made["length"] = self.length + 1
+        return replace(self, features=False, **made)
