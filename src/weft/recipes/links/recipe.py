@@ -39,8 +39,8 @@ class LinksRecipe(SparseRecipe):
     kind = "links"
     trains, counts = "Predictor of links", "pairs"
     common = (
-        *("data", "hidden", "sparsify", "sparsity", "form", "batch_size", "learning_rate"),
-        "epochs",
+        *("data", "hidden", "sparsify", "sparsity", "structure", "form", "batch_size"),
+        *("learning_rate", "epochs"),
     )
     scored = "test"
     headings = ("part", "edges", "AUC", "average precision")
