@@ -278,10 +278,26 @@ class SparseLinear(nn.Module):
         return mask.flatten().nonzero()[:, 0]
 
     def _load_from_state_dict(self, state: Any, prefix: str, *others: Any) -> None:
+        dense = state.get(f"{prefix}weight")
+        if dense is not None and f"{prefix}values" not in state:
+            self._take_dense(state, dense, prefix)
         pattern = state.get(f"{prefix}pattern")
         if pattern is not None and pattern.shape == self.pattern.shape:
             self._require_pattern(pattern, f"{prefix}pattern")
         super()._load_from_state_dict(state, prefix, *others)
+
+    def _take_dense(self, state: Any, weight: Tensor, prefix: str) -> None:
+        """Let the state of the dense layer be one of this layer."""
+        if weight.shape != (self.out_features, self.in_features):
+            return
+        here = self.active_mask().to(weight.device)
+        if bool(weight[~here].any()):
+            raise ValueError(
+                f"{prefix}weight is not 0 where this layer has no weight: load it into the dense "
+                "model, and convert that"
+            )
+        del state[f"{prefix}weight"]
+        state[f"{prefix}values"], state[f"{prefix}pattern"] = weight[here], self.pattern
 
     def _require_pattern(self, pattern: Tensor, name: str) -> None:
         # The compiled loops trust the pattern, and a file may hold anything.
