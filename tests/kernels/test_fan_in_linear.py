@@ -1,5 +1,7 @@
 """The layer of a constant fan-in against the dense one, in value and gradients."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -97,8 +99,21 @@ def test_a_layer_gives_what_a_sparse_one_does(samples):
     for layer in (ours, theirs):
         layer.topology(mask.roll(1, 1))
     torch.testing.assert_close(ours(x), theirs(x))
+    # Without gradients the weights are made ready once, and a step of an optimizer is seen.
+    with torch.no_grad():
+        for layer in (ours, theirs):
+            layer.values += 1
+        torch.testing.assert_close(ours(x), theirs(x))
+        for layer in (ours, theirs):
+            layer.values.data = layer.values + 1
+        torch.testing.assert_close(ours(x), theirs(x))
+        torch.testing.assert_close(ours.float()(x.float()), theirs.float()(x.float()))
+        torch.testing.assert_close(copy.deepcopy(ours)(x.float()), theirs(x.float()))
+    ours, theirs = ours.double(), theirs.double()
     # No longer as many inputs of each output.
     other = mask.flatten()[torch.arange(84).roll(5)].view(7, 12)
     for layer in (ours, theirs):
         layer.topology(other)
     torch.testing.assert_close(ours(x), theirs(x))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), theirs(x))
