@@ -30,7 +30,7 @@ def dense(values, columns, outputs, inputs):
     st.integers(1, 9), st.integers(1, 9), st.integers(0, 9), st.integers(0, MOST_SAMPLES + 1),
     st.booleans(), st.booleans(), st.booleans(), st.integers(0, 99),
 )  # fmt: skip
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_values_and_gradients(outputs, inputs, count, samples, relu, has_bias, turned, seed):
     values, columns = layer_of(outputs, inputs, min(count, inputs), seed)
     torch.manual_seed(seed)
