@@ -129,16 +129,22 @@ def _time_units(widths: tuple[int, ...], turns: int) -> tuple[float, dict[int, A
             path = Path(folder) / f"{name}.onnx"
             save_onnx(network, example, path)
             sessions[name] = _session(path)
-        times = {}
-        for batch in UNIT_BATCHES:
-            x = torch.randn(batch, widths[0])
-            runs: dict[str, Callable[[], object]] = {
-                name: _run(session, x) for name, session in sessions.items()
-            }
-            runs |= {"dense, torch": _call(dense, x), "compacted, torch": _call(small, x)}
-            times[batch] = time_by_turns(runs, turns, turn=_TURN, warm_up=3)
+        inputs = {batch: torch.randn(batch, widths[0]) for batch in UNIT_BATCHES}
+        times = {
+            batch: _timed({name: _run(each, x) for name, each in sessions.items()}, turns)
+            for batch, x in inputs.items()
+        }
+        # Apart: threads of one library that wait would hold up the other's.
+        del sessions
+    for batch, x in inputs.items():
+        runs = {"dense, torch": _call(dense, x), "compacted, torch": _call(small, x)}
+        times[batch] |= _timed(runs, turns)
     counts = [sum(p.numel() for p in each.parameters()) for each in (small, dense)]
     return counts[0] / counts[1], times
+
+
+def _timed(runs: dict[str, Callable[[], object]], turns: int) -> dict[str, list[float]]:
+    return time_by_turns(runs, turns, turn=_TURN, warm_up=3)
 
 
 def _session(path: Path) -> Any:
@@ -196,5 +202,5 @@ def _time_fan_in(widths: tuple[int, ...], turns: int) -> dict[int, dict[str, lis
     for batch in ONLINE_BATCHES:
         x = torch.randn(batch, widths[0])
         runs = {name: _call(network.eval(), x) for name, network in networks.items()}
-        times[batch] = time_by_turns(runs, turns, turn=_TURN, warm_up=3)
+        times[batch] = _timed(runs, turns)
     return times
