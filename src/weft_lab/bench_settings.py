@@ -35,7 +35,9 @@ StrangersCase = Literal[
     "gate",
     "loader",
 ]
-SparseCase = Literal["step", "accelerate", "memory", "accuracy", "walks", "edges"]
+SparseCase = Literal[
+    "step", "accelerate", "units", "fan-in", "memory", "accuracy", "walks", "edges"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,9 +242,11 @@ class SparseBench(_Bench):
 
     Attributes:
         cases: step: a training step of two networks against the same dense ones and the peers;
-            accelerate: the step of an accelerated network over the dense one's; memory: of weights
-            and optimizer; accuracy: a GCN on Cora, dense, RigL, SET and static random; walks:
-            temporal walks on sx-mathoverflow; edges: a generated edge list read.
+            accelerate: the step of an accelerated network over the dense one's; units: a network
+            with three quarters of its units removed, in onnxruntime; fan-in: one of constant
+            fan-in for 1 to 16 samples; memory: of weights and optimizer; accuracy: a GCN on Cora,
+            dense, RigL, SET and static random; walks: temporal walks on sx-mathoverflow; edges: a
+            generated edge list read.
         wide: Widths of the first network.
         wide_batch: Samples in its step.
         narrow: Widths of the second network, the literature's.

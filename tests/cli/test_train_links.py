@@ -79,6 +79,23 @@ def test_links_of_an_edge_list(weft: Callable[..., Any], messages: Path, tmp_pat
     )
 
 
+def test_units_are_counted_with_what_stays_dense(weft: Callable[..., Any], messages: Path) -> None:
+    words = ("train", "links", "--data", messages, "--sparsify", "rigl", *SHORT)
+    said = weft(*words, "--structure", "units", "--sparsity", 0.75)
+    assert said.code == 0, said.err
+    # 32 of 128 units of 16 inputs, and the 128 weights of the output.
+    assert "640 of 2,176 weights are active (70.6% sparse, by rigl, structure units)" in said.out
+    assert "weft.sparsify.compact leaves out the units that are gone" in said.out
+    for structure, reason in (
+        ("2:4", "sparsity is 0.906, and structure 2:4 has a sparsity of 0.5: ask for that one"),
+        ("heads", "structure 'heads' is none of weights, units, units:K (K outputs at a time"),
+        ("block:64x64", "structure block:64x64 fits no weight of FNN (layers.0.weight: its 16 "),
+    ):
+        said = weft(*words, "--structure", structure, "--out", "other")
+        assert said.code == 2
+        assert reason in said.err
+
+
 def test_the_papers_split_says_so(weft: Callable[..., Any], messages: Path) -> None:
     said = weft("train", "links", "--data", messages, "--compat", *SHORT)
     assert said.code == 0, said.err

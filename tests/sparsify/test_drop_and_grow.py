@@ -41,9 +41,10 @@ def test_an_update_is_that_of_its_definition(data):
     others = sorted((i for i in range(size) if i not in kept), key=lambda i: (-scores[i], i))
     expected = sorted(kept + others[:count])
 
-    mask = dropped_and_grown(
-        torch.tensor(weights), torch.tensor(active), torch.tensor(scores), count
-    )
+    # One pool of groups of one weight.
+    one_pool = (torch.tensor([each]) for each in (weights, active, scores))
+    magnitudes, chosen, given_scores = one_pool
+    mask = dropped_and_grown(magnitudes.abs(), chosen, given_scores, count)[0]
     assert mask.nonzero().flatten().tolist() == expected
 
 

@@ -28,9 +28,10 @@ from weft.recipes.sparse_training import train_network
 from weft.sparsify import Masks, random_masks
 from weft.sparsify.sparse_layers import SparseLinear
 from weft.training import Run, read_metrics
-from weft.training.sparse_form import load_dense, to_sparse_form
+from weft.training.sparse_form import load_dense, sparse_layers, to_sparse_form
 
 WAYS = ("rigl", "set", "snfs", "random", "magnitude", "snip", "grasp", "synflow")
+CASES = [*((name, "weights") for name in WAYS), ("rigl", "fan-in"), ("snip", "units")]
 SMALL: dict[str, Any] = {
     "features": False,
     "dim": 6,
@@ -63,12 +64,14 @@ def dense_weights(model: FNN) -> list[Tensor]:
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("name", WAYS)
-def test_the_same_curve_as_with_masks(name: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "structure"), CASES)
+def test_the_same_curve_as_with_masks(name: Any, structure: str, tmp_path: Path) -> None:
     exact = replace(links(), embedding=links().embedding.astype(np.float64))
     found = {}
     for form in ("dense", "sparse"):
-        prepared = with_settings(exact, sparsify=name, sparsity=0.8, form=form, momentum=0.5)
+        prepared = with_settings(
+            exact, sparsify=name, structure=structure, sparsity=0.8, form=form, momentum=0.5
+        )
         with Run.create(tmp_path / form, prepared.config, tensorboard=False) as run:
             trained = train_network(prepared, run=run, quiet=True)
         curve = [line["train_loss"] for line in read_metrics(run.folder) if "train_loss" in line]
@@ -78,17 +81,27 @@ def test_the_same_curve_as_with_masks(name: Any, tmp_path: Path) -> None:
     assert found["sparse"][1] == pytest.approx(found["dense"][1], rel=1e-9)
     assert sparse.counts == dense.counts
     assert sparse.result.best_metrics["sparsity"] == dense.result.best_metrics["sparsity"]
-    assert all(isinstance(layer, SparseLinear) for layer in sparse.model.layers)
+    # Units of the last layer are the outputs.
+    replaced = [isinstance(layer, SparseLinear) for layer in sparse.model.layers]
+    assert replaced == [True, True, structure != "units"]
     for one, other in zip(dense_weights(dense.model), dense_weights(sparse.model), strict=True):
         torch.testing.assert_close(other, one, rtol=1e-8, atol=1e-12)
         assert torch.equal(one == 0, other == 0)
 
 
-@pytest.mark.parametrize("name", WAYS)
-def test_a_stopped_run_goes_on_to_the_same_weights(tmp_path: Path, name: Any) -> None:
+@pytest.mark.parametrize(("name", "structure"), CASES)
+def test_a_stopped_run_goes_on_to_the_same_weights(
+    tmp_path: Path, name: Any, structure: str
+) -> None:
     # Averages of weights that move too.
     prepared = with_settings(
-        links(), sparsify=name, sparsity=0.8, form="sparse", momentum=0.5, ema=0.9
+        links(),
+        sparsify=name,
+        structure=structure,
+        sparsity=0.8,
+        form="sparse",
+        momentum=0.5,
+        ema=0.9,
     )
     with Run.create(tmp_path / "whole", prepared.config, tensorboard=False) as run:
         whole = train_network(prepared, run=run, quiet=True)
@@ -107,7 +120,7 @@ def test_a_stopped_run_goes_on_to_the_same_weights(tmp_path: Path, name: Any) ->
     assert first.result.stopped == "interrupted by SIGTERM"
     with Run.create(tmp_path / "cut", prepared.config, resume=True, tensorboard=False) as run:
         second = train_network(prepared, run=run, quiet=True)
-    for one, other in zip(whole.model.layers, second.model.layers, strict=True):
+    for one, other in zip(sparse_layers(whole.model), sparse_layers(second.model), strict=True):
         assert torch.equal(one.values, other.values)  # type: ignore[arg-type]
         assert torch.equal(one.pattern, other.pattern)  # type: ignore[arg-type]
     assert second.scores == whole.scores

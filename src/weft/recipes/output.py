@@ -136,11 +136,14 @@ def time_sentence(result: FitResult, what: str) -> str:
     return f"{result.epochs} epochs in {result.seconds:.1f} s; {best}."
 
 
-def weights_sentence(counts: dict[str, int], how: str) -> str:
+def weights_sentence(counts: dict[str, int], config: SparsityConfig) -> str:
     """How many weights there are, and how many of them are left."""
     size, active = counts["weights"], counts["active"]
-    if how == "none":
+    if config.sparsify == "none":
         return f"{size:,} weights, dense."
+    how: str = config.sparsify
+    if config.structure != "weights":
+        how += f", structure {config.structure}"
     return f"{active:,} of {size:,} weights are active ({1 - active / size:.1%} sparse, by {how})."
 
 
@@ -172,6 +175,8 @@ def costs_sentences(costs: StepCosts | None, config: SparsityConfig, *, linear: 
             " The network is too small, or not sparse enough, for --form sparse to pay: leave it "
             "out, or take wider layers (--hidden)."
         )
+    elif config.structure.startswith(("units", "columns")):
+        said += " Masks save no time; weft.sparsify.compact leaves out the units that are gone."
     elif config.form == "dense" and config.may_be_sparse and linear:
         said += " Masks save no time; --form sparse does where layers are wide and sparse enough."
     return f"{said}\n"

@@ -128,7 +128,7 @@ class SparseRecipe(StandardRecipe):
         output.print_scores(title, self.headings, self.rows(trained), console)
         on_scores, trained_on, held = self.remarks(trained, config)
         console.print(
-            f"{on_scores}\n{output.weights_sentence(trained.counts, config.sparsify)}\n"
+            f"{on_scores}\n{output.weights_sentence(trained.counts, config)}\n"
             f"{output.costs_sentences(trained.costs, config, linear=prepared.linear)}"
             f"{trained_on}, {output.time_sentence(result, held)}\n{output.where(folder)}",
             soft_wrap=True,

@@ -9,6 +9,8 @@ from weft.lazy import lazy_names
 if TYPE_CHECKING:
     from weft.sparsify.compaction import CompactedLayer as CompactedLayer
     from weft.sparsify.compaction import compact as compact
+    from weft.sparsify.convert import convert as convert
+    from weft.sparsify.convert import to_semi_structured as to_semi_structured
     from weft.sparsify.densities import erk as erk
     from weft.sparsify.densities import layer_nnz as layer_nnz
     from weft.sparsify.densities import nnz_of as nnz_of
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from weft.sparsify.export import load_csr as load_csr
     from weft.sparsify.export import save_csr as save_csr
     from weft.sparsify.export import save_onnx as save_onnx
+    from weft.sparsify.fan_in import FanInLinear as FanInLinear
     from weft.sparsify.flop_counter import FlopCount as FlopCount
     from weft.sparsify.flop_counter import TableIIRow as TableIIRow
     from weft.sparsify.flop_counter import WeightFlops as WeightFlops
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from weft.sparsify.one_shot import synflow_masks as synflow_masks
     from weft.sparsify.sparse_layers import SparseLinear as SparseLinear
     from weft.sparsify.sparse_layers import to_dense as to_dense
+    from weft.sparsify.structure import Structure as Structure
     from weft.sparsify.train_and_prune import ADMM as ADMM
     from weft.sparsify.train_and_prune import SLR as SLR
     from weft.sparsify.ugs import UGS as UGS

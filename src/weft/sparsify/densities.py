@@ -14,13 +14,14 @@ from typing_extensions import Unpack
 
 from weft.sparsify.masks import Masks
 from weft.sparsify.matrices import matching
+from weft.sparsify.structure import Structure
 
 Shapes = Mapping[str, Sequence[int]]
 Densities = Literal["uniform", "erk"]
 
 
 class Choice(TypedDict, total=False):
-    """Which weights a method masks: `include`, `exclude` and `example` are those of `Masks`.
+    """Which weights a method masks: all but `quiet` are arguments of `Masks`.
 
     Attributes:
         quiet: do not print which weights were chosen and which are left dense.
@@ -29,6 +30,7 @@ class Choice(TypedDict, total=False):
     include: Sequence[str] | None
     exclude: Sequence[str]
     example: Any
+    structure: str | Structure
     quiet: bool
 
 
@@ -51,6 +53,7 @@ def choose_weights(
     include: Sequence[str] | None = None,
     exclude: Sequence[str] = (),
     example: Any = None,
+    structure: str | Structure = "weights",
     quiet: bool = False,
     required: bool = True,
 ) -> Masks:
@@ -58,7 +61,14 @@ def choose_weights(
 
     Unless `quiet`, rank 0 prints on stderr which weights are masked and which are left dense.
     """
-    masks = Masks(model, include=include, exclude=exclude, example=example, required=required)
+    masks = Masks(
+        model,
+        include=include,
+        exclude=exclude,
+        example=example,
+        required=required,
+        structure=structure,
+    )
     first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
     if first and not quiet and masks.names:
         # Names may hold brackets, which are no markup.
@@ -82,7 +92,8 @@ def choose_target(
     Args:
         model: any module.
         sparsity: share of the weights that is not kept, of all layers together.
-        densities: how the weights that are kept are spread over the layers.
+        densities: how the weights that are kept are spread over the layers; evenly where the
+            structure has a density of its own (N:M).
         overrides: see `LayerChoice`.
         keep_one: see `LayerChoice`.
         required: refuse a model with nothing to mask.
@@ -90,18 +101,46 @@ def choose_target(
 
     Returns:
         Masks of the chosen weights, all active and not attached; of each layer, by name, the share
-        of its weights that it keeps; and their number.
+        of its groups of weights that it keeps; and their number, in each pool of them.
 
     Raises:
         ValueError: a setting is out of its range, a layer would be empty, or a name or pattern
             matches nothing.
     """
     masks = choose_weights(model, required=required, **choice)
+    shares = layer_shares(masks, densities, *_kept_shares(sparsity, overrides))
+    return masks, shares, kept_groups(masks, shares, keep_one=keep_one)
+
+
+def layer_shares(
+    masks: Masks,
+    densities: Densities,
+    density: float,
+    overrides: Mapping[str, float] | None = None,
+) -> dict[str, float]:
+    """The share of its groups of weights that each layer keeps; see `choose_target`.
+
+    Raises:
+        ValueError: the structure of the masks does not have such a density.
+    """
     known = {"uniform": uniform, "erk": erk}
     if densities not in known:
         raise ValueError(f"densities {densities!r} is not one of {', '.join(known)}")
-    shares = known[densities](masks.shapes, *_kept_shares(sparsity, overrides))
-    return masks, shares, layer_nnz(masks.shapes, shares, keep_one=keep_one)
+    rule = uniform if masks.structure.density is not None else known[densities]
+    shares = rule(masks.shapes, density, overrides)
+    check_density(masks.structure, shares)
+    return shares
+
+
+def check_density(structure: Structure, densities: Mapping[str, float]) -> None:
+    """Raise ValueError for a density that the structure does not have; the name of all is empty."""
+    fixed = structure.density
+    for name, value in densities.items():
+        if fixed is not None and value != 1 and not math.isclose(value, fixed, rel_tol=0.01):
+            raise ValueError(
+                f"the sparsity{f' of {name}' if name else ''} is {1 - value:g}, and structure "
+                f"{structure} has a sparsity of {1 - fixed:g}: ask for that one"
+            )
 
 
 def nnz_of(density: float, size: int) -> int:
@@ -194,15 +233,29 @@ def layer_nnz(
     Raises:
         ValueError: a layer would keep none and `keep_one` is false.
     """
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    return _kept(sizes, densities, "weights", keep_one)
+
+
+def kept_groups(
+    masks: Masks, densities: Mapping[str, float], *, keep_one: bool = False
+) -> dict[str, int]:
+    """Groups of weights that each pool of a layer keeps; see `layer_nnz`."""
+    sizes = {name: masks.groups(name).count for name in masks}
+    return _kept(sizes, densities, masks.structure.noun, keep_one)
+
+
+def _kept(
+    sizes: Mapping[str, int], densities: Mapping[str, float], noun: str, keep_one: bool
+) -> dict[str, int]:
     counts = {}
-    for name, shape in shapes.items():
-        size = math.prod(shape)
+    for name, size in sizes.items():
         count = nnz_of(densities[name], size)
         if count == 0 and not keep_one:
             raise EmptyLayer(
-                f"sparsity {1 - densities[name]:.6g} leaves none of the {size:,} weights of {name}:"
+                f"sparsity {1 - densities[name]:.6g} leaves none of the {size:,} {noun} of {name}:"
                 " the network would be cut there",
-                "lower it (overrides), or keep one weight with keep_one=True",
+                "lower it (overrides), or keep one with keep_one=True",
             )
         counts[name] = max(count, 1)
     return counts

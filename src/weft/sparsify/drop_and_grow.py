@@ -13,8 +13,9 @@ from typing_extensions import Unpack
 
 from weft.sparsify.densities import Densities, LayerChoice, choose_target
 from weft.sparsify.mask_schedules import DropSchedule, Shape
-from weft.sparsify.masks import Masks, mask_of, random_order, table, table_row, top
+from weft.sparsify.masks import Masks, best, random_order, table, table_row, top
 from weft.sparsify.sparse_layers import SparseLayers
+from weft.sparsify.structure import structure_of
 
 Growth = Literal["rigl", "set", "snfs"]
 
@@ -27,6 +28,11 @@ class DropAndGrow:
     Those just dropped are candidates too: a weight that is dropped and grown at once stays as it
     is, as in RigL's own code. New weights start at 0, and so does the optimizer's state of them.
     The number of active weights of a layer never changes.
+
+    With a `structure` all this is of groups of weights, by the mean square of their weights and the
+    mean of their scores. Groups are dropped wherever they are smallest in the layer, and grown
+    where they were dropped: of a constant fan-in, each output gets as many inputs as it has lost
+    (SRigL, Lasby et al. 2024, without its removal of whole neurons).
 
     RigL and SNFS grow by the gradient that the optimizer steps with: that of all micro-batches
     where gradients are accumulated, of all ranks under DistributedDataParallel. Masks are the same
@@ -85,15 +91,20 @@ class DropAndGrow:
             total_steps=total_steps, every=every, death=death, shape=schedule, stop=stop
         )
         self.growth, self.momentum, self.seed, self.step = growth, momentum, seed, 0
-        self._layers = SparseLayers(model, optimizer, choice.get("exclude", ()))
+        structure = structure_of(choice.get("structure", "weights"))
+        self._layers = SparseLayers(model, optimizer, choice.get("exclude", ()), structure)
         required = not self._layers
         self.masks, _, counts = choose_target(
             model, sparsity, densities, required=required, **choice
         )
         self.schedule.warn_if_idle()
         for number, (name, count) in enumerate(counts.items()):
-            chosen = random_order(self.masks.size(name), seed, 0, number)[:count]
-            self.masks.set(name, mask_of(chosen, self.masks[name]))
+            groups = self.masks.groups(name)
+            order = random_order(groups.pools * groups.count, seed, 0, number)
+            # The first numbers are kept.
+            places = -order.argsort().view(groups.pools, groups.count)
+            chosen = best(places.to(self.masks[name].device), count)
+            self.masks.set(name, groups.mask(chosen))
         self._explored = {name: part[name].clone() for part, name in self._weights()}
         self._gradients: dict[str, Tensor] = {}
         # A state that is loaded now may have active weights that these random masks zero.
@@ -116,6 +127,7 @@ class DropAndGrow:
         return {
             "step": self.step,
             "growth": self.growth,
+            "structure": str(self.masks.structure),
             "masks": self.masks.state_dict(),
             "explored": {name: mask.clone() for name, mask in self._explored.items()},
             "averages": {name: mean.clone() for name, mean in self._gradients.items()},
@@ -129,6 +141,10 @@ class DropAndGrow:
         """
         if state["growth"] != self.growth:
             raise ValueError(f"the state is of growth {state['growth']!r}, this is {self.growth!r}")
+        # Older states know no structure.
+        theirs, ours = state.get("structure", "weights"), str(self.masks.structure)
+        if theirs != ours:
+            raise ValueError(f"the state is of structure {theirs}, this is {ours}")
         if set(state["explored"]) != set(self._explored):
             odd = sorted(set(state["explored"]) ^ set(self._explored))
             raise ValueError(f"{', '.join(odd)} is in the state or in this model, not in both")
@@ -202,16 +218,17 @@ class DropAndGrow:
 
     def _update(self, rate: float) -> None:
         for number, (part, name) in enumerate(self._weights()):
-            active = part[name]
+            groups, active = part.groups(name), part.kept(name)
             if self.growth == "set":
                 order = random_order(active.numel(), self.seed, self.step, number)
                 scores = order.to(active.device).view(active.shape)
             elif name in self._gradients:
-                scores = self._gradients[name].abs()
+                scores = groups.scores(self._gradients[name].abs())
             else:
                 continue  # No gradient has reached this layer.
             count = drop_count(rate, int(active.sum()))
-            mask = dropped_and_grown(part.weight(name), active, scores, count)
+            magnitudes = groups.magnitudes(part.weight(name).detach())
+            mask = groups.mask(dropped_and_grown(magnitudes, active, scores, count))
             part.set(name, mask)
             self._explored[name] = self._explored[name].to(mask.device) | mask
         self.masks.apply_()
@@ -222,21 +239,24 @@ def drop_count(rate: float, active: int) -> int:
     return min(math.ceil(rate * active * (1 - 1e-12)), active)
 
 
-def dropped_and_grown(weight: Tensor, active: Tensor, scores: Tensor, count: int) -> Tensor:
-    """The mask after `count` of the smallest weights are dropped and as many are grown.
+def dropped_and_grown(magnitudes: Tensor, active: Tensor, scores: Tensor, count: int) -> Tensor:
+    """The groups after `count` of the smallest are dropped and as many are grown.
 
     Args:
-        weight: of any shape.
-        active: bool in that shape.
-        scores: in that shape; the largest of those that are inactive after the drop are grown.
+        magnitudes: of all groups, [P, G].
+        active: bool [P, G].
+        scores: [P, G]; the largest of those that are inactive after the drop are grown.
         count: how many, at most those active.
 
     Returns:
-        bool in that shape, with as many active. Among equals the first index wins.
+        bool [P, G], with as many active in each pool. Among equals the first index wins.
     """
     mask = active.flatten().clone()
     candidates = mask.nonzero().flatten()
-    mask[candidates[top(-weight.detach().flatten()[candidates].abs(), count)]] = False
-    candidates = (~mask).nonzero().flatten()
-    mask[candidates[top(scores.flatten()[candidates], count)]] = True
-    return mask.view(active.shape)
+    mask[candidates[top(-magnitudes.flatten()[candidates], count)]] = False
+    mask = mask.view(active.shape)
+    dropped = active.sum(1) - mask.sum(1)
+    # What is active must be behind every candidate, be its score what it may.
+    scores = scores.to(torch.float64)
+    scores = torch.where(scores > -math.inf, scores, torch.finfo(torch.float64).min)
+    return mask | best(scores.masked_fill(mask, -math.inf), dropped)

@@ -16,7 +16,7 @@ from typing_extensions import Unpack
 from weft.sparsify.densities import LayerChoice, choose_target
 from weft.sparsify.mask_schedules import CubicSchedule
 from weft.sparsify.masks import Masks
-from weft.sparsify.one_shot import keep_top
+from weft.sparsify.one_shot import keep_groups
 from weft.sparsify.snapshots import restore, snapshot
 from weft.sparsify.sparse_layers import parameter_ids
 
@@ -105,8 +105,8 @@ class GradualPruning:
 
 def keep_largest(masks: Masks, densities: Mapping[str, float]) -> None:
     """Prune the smallest of each layer's active weights; at least one is kept."""
-    scores = {name: masks.weight(name).detach().abs() for name in masks}
-    keep_top(masks, scores, densities, keep_one=True, active_only=True)
+    scores = {name: masks.groups(name).magnitudes(masks.weight(name).detach()) for name in masks}
+    keep_groups(masks, scores, densities, keep_one=True, active_only=True)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

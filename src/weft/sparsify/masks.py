@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from weft.sparsify.matrices import select_weights
+from weft.sparsify.matrices import Selection, makes_outputs, output_axis, select_weights
 from weft.sparsify.sparse_layers import optimizer_slots, parameter_ids
+from weft.sparsify.structure import Groups, Structure, structure_of
 
 
 class Masks:
@@ -36,9 +37,13 @@ class Masks:
         example: a batch as the model takes it, a tuple holds several arguments; the model runs
             once, in evaluation mode. None: only the kinds of layers decide.
         required: refuse a model with nothing to mask.
+        structure: which weights are kept or removed together, see `weft.sparsify.structure.FORMS`.
+            A weight whose sizes do not allow it is left dense; so are weights that make the
+            outputs of the model, by their place at its end, where units are removed.
 
     Attributes:
         selection: the weights that were chosen, and why others were left.
+        structure: of all masks.
 
     Raises:
         ValueError: a name or pattern matches nothing in this model; a parameter that was named is
@@ -54,12 +59,22 @@ class Masks:
         exclude: Sequence[str] = (),
         example: Any = None,
         required: bool = True,
+        structure: str | Structure = "weights",
     ) -> None:
-        self.model = model
-        self.selection = select_weights(
+        self.model, self.structure = model, structure_of(structure)
+        selection = select_weights(
             model, include=include, exclude=exclude, example=example, required=required
         )
+        self.selection = _fitting(model, selection, self.structure, include or (), required)
         self._weights = self.selection.chosen
+        self._groups = {
+            name: Groups(
+                structure=self.structure,
+                shape=tuple(weight.shape),
+                axis=0 if self.structure.is_single else output_axis(model, name) or 0,
+            )
+            for name, weight in self._weights.items()
+        }
         self._active = {
             name: torch.ones_like(weight, dtype=torch.bool)
             for name, weight in self._weights.items()
@@ -89,6 +104,14 @@ class Masks:
         """The masked parameter itself."""
         return self._weights[self._known(name)]
 
+    def groups(self, name: str) -> Groups:
+        """The weights of a parameter that are kept or removed together."""
+        return self._groups[self._known(name)]
+
+    def kept(self, name: str) -> Tensor:
+        """The groups of a parameter that are active, bool [P, G]."""
+        return self.groups(name).kept(self[name], name)
+
     def gradient(self, name: str) -> Tensor | None:
         """The gradient of the masked parameter, if there is one."""
         return self.weight(name).grad
@@ -117,6 +140,7 @@ class Masks:
                 f"the mask of {name} is {mask.dtype} {list(mask.shape)}; "
                 f"it must be torch.bool {list(old.shape)}"
             )
+        self._groups[name].kept(mask, name)
         mask = mask.detach().to(old.device, copy=True)
         if self.optimizer is not None:
             changed = mask ^ old
@@ -325,21 +349,83 @@ def top(scores: Tensor, count: int) -> Tensor:
 
     NaN is smaller than anything.
     """
-    assert 0 <= count <= len(scores), (count, len(scores))
-    if count in (0, len(scores)):
-        return torch.arange(count, device=scores.device)
+    return best(scores[None], count)[0].nonzero().flatten()
+
+
+def best(scores: Tensor, counts: Tensor | int) -> Tensor:
+    """Bool [P, G], True for the largest scores [P, G] of each row; the first wins among equals.
+
+    NaN is smaller than anything.
+
+    Args:
+        scores: of any dtype.
+        counts: how many of a row, at most G; int64 [P], or one number for all.
+    """
+    if isinstance(counts, int):
+        most = counts
+        assert 0 <= most <= scores.shape[1], (counts, scores.shape)
+    else:
+        most = int(counts.max()) if counts.numel() else 0
+    if most == 0 or (isinstance(counts, int) and most == scores.shape[1]):
+        return torch.full_like(scores, most > 0, dtype=torch.bool)
     scores = torch.where(scores.isnan(), -math.inf, scores.detach().to(_comparable(scores.dtype)))
-    least = torch.topk(scores, count, sorted=False).values.min()
-    above = scores > least
-    equal = (scores == least).nonzero().flatten()
-    above[equal[: count - int(above.sum())]] = True
-    return above.nonzero().flatten()
+    largest = torch.topk(scores, most, dim=1, sorted=isinstance(counts, Tensor)).values
+    if isinstance(counts, int):
+        wanted = scores.new_full((1, 1), counts, dtype=torch.int64)
+        least = largest.min(1, keepdim=True).values
+    else:
+        wanted = counts.to(scores.device)[:, None]
+        least = largest.gather(1, (wanted - 1).clamp(min=0))
+    above, equal = scores > least, scores == least
+    # Only as many of the equal ones as are missing, from the first on.
+    chosen = above | (equal & (equal.cumsum(1) <= wanted - above.sum(1, keepdim=True)))
+    return chosen & (wanted > 0)
 
 
 def random_order(size: int, *key: int) -> Tensor:
     """The numbers below `size` in an order that depends on the key alone, int64 [size]."""
     seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1))
     return torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+
+
+def _fitting(
+    model: nn.Module,
+    selection: Selection,
+    structure: Structure,
+    named: Sequence[str],
+    required: bool,
+) -> Selection:
+    """The weights that may have the structure, and why the others are left dense.
+
+    Raises:
+        ValueError: one that was named may not, or none may and one is `required`.
+    """
+    chosen, left = selection.chosen, {}
+    if structure.is_single:
+        return selection
+    if structure.columns == 0:
+        last = makes_outputs(model, list(chosen))
+        left = dict.fromkeys(last, "its units are the outputs of the model")
+    for name, weight in chosen.items():
+        misfit = structure.misfit(weight.shape, output_axis(model, name))
+        if misfit is not None:
+            left[name] = misfit
+        elif name in named:
+            left.pop(name, None)
+    for name in left:
+        if name in named:
+            raise ValueError(
+                f"structure {structure} does not fit {name} {list(chosen[name].shape)}: "
+                f"{left[name]}; leave it out of include, or choose another structure"
+            )
+    fitting = {name: weight for name, weight in chosen.items() if name not in left}
+    if required and not fitting:
+        reasons = "; ".join(f"{name}: {why}" for name, why in left.items())
+        raise ValueError(
+            f"structure {structure} fits no weight of {type(model).__name__} ({reasons}): choose "
+            "another structure"
+        )
+    return replace(selection, chosen=fitting, left={**selection.left, **left})
 
 
 def mask_of(indices: Tensor, like: Tensor) -> Tensor:

@@ -45,6 +45,8 @@ _KNOWN = {
     "weft.models.ggnn.GatedGraph": ("weight",),
     "weft.models.gcn.SAGELayer": ("neighbours", "own"),
 }
+# The layers among these whose weights have their outputs last, as in x @ W; elsewhere, first.
+_OUTPUTS_FIRST = ("torch_geometric.nn.dense.linear.Linear",)
 _UNKNOWN = (
     "not known to multiply features; give an example, which is a batch as the model takes it, or "
     "name them in include"
@@ -194,6 +196,41 @@ def _is_factor(layer: nn.Module, own: str) -> bool | None:
             # Nothing is known of parameters that a subclass from elsewhere has added.
             return False if type(layer).__module__.partition(".")[0] == library else None
     return None
+
+
+def output_axis(model: nn.Module, name: str) -> int | None:
+    """The axis of a parameter that its outputs are along; None where that is not known."""
+    layer, own = _owner(model, name)
+    if not _is_factor(layer, own):
+        return None
+    for kind in type(layer).__mro__:
+        if kind in _TORCH:
+            return 1 if isinstance(layer, nn.modules.conv._ConvTransposeNd) else 0
+        known = f"{kind.__module__}.{kind.__qualname__}"
+        if known in _KNOWN:
+            return 0 if known in _OUTPUTS_FIRST else model.get_parameter(name).dim() - 1
+    return None
+
+
+def makes_outputs(model: nn.Module, names: Sequence[str]) -> list[str]:
+    """Of weights in the order of the model, those that make its outputs, as far as names tell.
+
+    They are the last one, and others of the same layer with as many outputs, as in a SAGEConv.
+    """
+    if not names:
+        return []
+    last = names[-1]
+    path = last.rpartition(".")[0].rpartition(".")[0]
+    inside = model.get_submodule(path) if path else model
+    if not path or isinstance(inside, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+        return [last]
+
+    def outputs(name: str) -> int | None:
+        axis = output_axis(model, name)
+        return None if axis is None else model.get_parameter(name).shape[axis]
+
+    same = [name for name in names if name.rpartition(".")[0].rpartition(".")[0] == path]
+    return [name for name in same if outputs(name) == outputs(last)]
 
 
 def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -3,6 +3,10 @@
 Each function sets the given masks in place, to the exact counts, and zeroes the weights that are
 not kept. A `density` that is a number is the share of all weights to keep, ranked across layers; a
 mapping (as `erk` and `uniform` return) holds the share of each layer, ranked within it.
+
+Masks of a structure keep so many of its groups, of the largest mean scores; a number is then the
+share of the groups of all layers, or, where the structure ranks within parts of a layer (a constant
+fan-in, N:M), of each layer.
 """
 
 from __future__ import annotations
@@ -15,8 +19,14 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from weft.sparsify.densities import EmptyLayer, check_shares, layer_nnz, nnz_of
-from weft.sparsify.masks import Masks, check_same_model, mask_of, random_order, top
+from weft.sparsify.densities import (
+    EmptyLayer,
+    check_density,
+    check_shares,
+    kept_groups,
+    nnz_of,
+)
+from weft.sparsify.masks import Masks, best, check_same_model, random_order
 from weft.sparsify.snapshots import in_evaluation
 
 Density: TypeAlias = float | Mapping[str, float]
@@ -38,9 +48,13 @@ def random_masks(
         ValueError: a density is not from 0 to 1, or a layer would be empty.
     """
     check_same_model(model, masks)
-    order = random_order(masks.size(), seed)
-    parts = torch.split(order, [masks.size(name) for name in masks])
-    keep_top(masks, dict(zip(masks, parts, strict=True)), density, keep_one=keep_one)
+    sizes = {name: masks.groups(name).pools * masks.groups(name).count for name in masks}
+    parts = torch.split(random_order(sum(sizes.values()), seed), list(sizes.values()))
+    scores = {
+        name: part.view(masks.groups(name).pools, -1).to(masks.weight(name).device)
+        for name, part in zip(masks, parts, strict=True)
+    }
+    keep_groups(masks, scores, _checked(masks, density), keep_one=keep_one)
 
 
 def magnitude_masks(
@@ -48,8 +62,8 @@ def magnitude_masks(
 ) -> None:
     """Keep the largest |w|; arguments and errors are those of `random_masks`."""
     check_same_model(model, masks)
-    scores = {name: masks.weight(name).detach().abs() for name in masks}
-    keep_top(masks, scores, density, keep_one=keep_one)
+    scores = {name: masks.groups(name).magnitudes(masks.weight(name).detach()) for name in masks}
+    keep_groups(masks, scores, _checked(masks, density), keep_one=keep_one)
 
 
 def snip_masks(
@@ -130,7 +144,8 @@ def synflow_masks(
             for number in range(1, rounds + 1):
                 flows = _synaptic_flow(masks, forward)
                 now = {name: value ** (number / rounds) for name, value in densities.items()}
-                keep_top(masks, flows, now, keep_one=keep_one, active_only=True)
+                scores = {name: masks.groups(name).scores(flow) for name, flow in flows.items()}
+                keep_groups(masks, scores, now, keep_one=keep_one, active_only=True)
     except BaseException:
         masks.load_state_dict(before)
         raise
@@ -157,32 +172,51 @@ def keep_top(
     Raises:
         ValueError: a density is not from 0 to 1, or a layer would be empty.
     """
-    densities = _checked(masks, density)
+    means = {name: masks.groups(name).scores(scores[name]) for name in masks}
+    keep_groups(masks, means, _checked(masks, density), keep_one=keep_one, active_only=active_only)
+
+
+def keep_groups(
+    masks: Masks,
+    scores: Mapping[str, Tensor],
+    densities: Mapping[str, float],
+    *,
+    keep_one: bool = False,
+    active_only: bool = False,
+) -> None:
+    """Keep the groups of weights of the largest scores, [P, G] by name; see `keep_top`.
+
+    `densities` are checked, and by layer, or one of all layers under the empty name.
+    """
+    if _ALL in densities and masks.structure.among is not None:
+        densities = dict.fromkeys(masks, densities[_ALL])
     if active_only:
-        scores = {name: scores[name].masked_fill(~masks[name], -math.inf) for name in masks}
+        scores = {name: scores[name].masked_fill(~masks.kept(name), -math.inf) for name in masks}
     if _ALL not in densities:
-        for name, count in layer_nnz(masks.shapes, densities, keep_one=keep_one).items():
-            count = min(count, masks.nnz(name)) if active_only else count
-            masks.set(name, mask_of(top(scores[name].flatten(), count), masks[name]))
+        for name, count in kept_groups(masks, densities, keep_one=keep_one).items():
+            if active_only:
+                count = min(count, int(masks.kept(name)[0].sum()))
+            masks.set(name, masks.groups(name).mask(best(scores[name], count)))
         masks.apply_()
         return
-    sizes = [masks.size(name) for name in masks]
-    every = torch.cat([scores[name].flatten().double() for name in masks])
-    count = nnz_of(densities[_ALL], masks.size())
+    sizes = [scores[name].shape[1] for name in masks]
+    every = torch.cat([scores[name].double() for name in masks], dim=1)
+    count = nnz_of(densities[_ALL], sum(sizes))
     if keep_one:
-        for part in torch.split(every, sizes):
-            part[top(part, 1)] = math.inf
+        for part in torch.split(every, sizes, dim=1):
+            part[best(part, 1)] = math.inf
         count = max(count, len(sizes))
-    kept = torch.split(mask_of(top(every, count), every), sizes)
+    kept = torch.split(best(every, count), sizes, dim=1)
     for name, part in zip(masks, kept, strict=True):
         if not part.any():
             raise EmptyLayer(
                 f"density {densities[_ALL]:.6g} of all layers leaves none of the "
-                f"{masks.size(name):,} weights of {name}: the network would be cut there",
-                "raise it, give densities by layer, or keep one weight with keep_one=True",
+                f"{part.shape[1]:,} {masks.structure.noun} of {name}: the network would be cut "
+                "there",
+                "raise it, give densities by layer, or keep one with keep_one=True",
             )
     for name, part in zip(masks, kept, strict=True):
-        masks.set(name, part.view(masks.shapes[name]))
+        masks.set(name, masks.groups(name).mask(part))
     masks.apply_()
 
 
@@ -197,6 +231,7 @@ def _checked(masks: Masks, density: Density) -> dict[str, float]:
         raise ValueError(
             f"densities are of {', '.join(densities)}; they must be of {', '.join(masks)}"
         )
+    check_density(masks.structure, densities)
     return densities
 
 

@@ -27,6 +27,7 @@ from weft.kernels.sparse_linear import (
     sparse_input_linear,
     sparse_linear,
 )
+from weft.sparsify.structure import Groups, Structure
 
 _any_global_hook: Any = torch_modules._has_any_global_hook
 
@@ -277,10 +278,26 @@ class SparseLinear(nn.Module):
         return mask.flatten().nonzero()[:, 0]
 
     def _load_from_state_dict(self, state: Any, prefix: str, *others: Any) -> None:
+        dense = state.get(f"{prefix}weight")
+        if dense is not None and f"{prefix}values" not in state:
+            self._take_dense(state, dense, prefix)
         pattern = state.get(f"{prefix}pattern")
         if pattern is not None and pattern.shape == self.pattern.shape:
             self._require_pattern(pattern, f"{prefix}pattern")
         super()._load_from_state_dict(state, prefix, *others)
+
+    def _take_dense(self, state: Any, weight: Tensor, prefix: str) -> None:
+        """Let the state of the dense layer be one of this layer."""
+        if weight.shape != (self.out_features, self.in_features):
+            return
+        here = self.active_mask().to(weight.device)
+        if bool(weight[~here].any()):
+            raise ValueError(
+                f"{prefix}weight is not 0 where this layer has no weight: load it into the dense "
+                "model, and convert that"
+            )
+        del state[f"{prefix}weight"]
+        state[f"{prefix}values"], state[f"{prefix}pattern"] = weight[here], self.pattern
 
     def _require_pattern(self, pattern: Tensor, name: str) -> None:
         # The compiled loops trust the pattern, and a file may hold anything.
@@ -376,13 +393,20 @@ class SparseLayers:
         model: any module.
         optimizer: of the model; its state of weights moves with them.
         exclude: names or patterns of layers' weights to leave as they are.
+        structure: of all weights, which they must have already.
 
     Raises:
-        ValueError: the optimizer does not have a layer's values.
+        ValueError: the optimizer does not have a layer's values, or these have another structure.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, exclude: Sequence[str]) -> None:
-        self.optimizer = optimizer
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        exclude: Sequence[str],
+        structure: Structure = Structure(),  # noqa: B008 - frozen
+    ) -> None:
+        self.optimizer, self._structure = optimizer, structure
         self._layers = {}
         known = parameter_ids(optimizer)
         for path, module in model.named_modules():
@@ -397,6 +421,10 @@ class SparseLayers:
                     "this parameter, or exclude the layer"
                 )
             self._layers[name] = module
+            misfit = structure.misfit((module.out_features, module.in_features), 0)
+            if misfit is not None:
+                raise ValueError(f"structure {structure} does not fit {name}: {misfit}")
+            self.kept(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._layers)
@@ -407,6 +435,16 @@ class SparseLayers:
     def __getitem__(self, name: str) -> Tensor:
         """Bool [O, I], True where there is a weight."""
         return self._layers[name].active_mask()
+
+    def groups(self, name: str) -> Groups:
+        """The weights of a layer that move together."""
+        layer = self._layers[name]
+        shape = (layer.out_features, layer.in_features)
+        return Groups(structure=self._structure, shape=shape)
+
+    def kept(self, name: str) -> Tensor:
+        """The groups of a layer that are there, bool [P, G]."""
+        return self.groups(name).kept(self[name], name)
 
     def weight(self, name: str) -> Tensor:
         """The dense weight [O, I]."""

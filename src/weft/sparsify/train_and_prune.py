@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from typing_extensions import Unpack
 
 from weft.sparsify.densities import Densities, LayerChoice, choose_target
-from weft.sparsify.masks import mask_of, top
+from weft.sparsify.masks import best
 from weft.sparsify.snapshots import in_evaluation, restore, snapshot
 
 Phase = Literal["dense", "reweight", "retrain", "done"]
@@ -127,6 +127,7 @@ class TrainAndPrune:
             "method": type(self).__name__,
             "phases": self.phases,
             "kept": dict(self._kept),
+            "structure": str(self.masks.structure),
             "epoch": self.epoch,
             "masks": self.masks.state_dict(),
             "targets": _copies(self.targets),
@@ -140,7 +141,10 @@ class TrainAndPrune:
             ValueError: it is of another method, of other phases or of other counts of weights.
         """
         ours = self.state_dict()
-        for key, what in (("method", "method"), ("phases", "phases"), ("kept", "weights to keep")):
+        # Older states know no structure.
+        state = {"structure": "weights", **state}
+        named = {"method": "method", "phases": "phases", "kept": "weights to keep"}
+        for key, what in {**named, "structure": "structure"}.items():
             theirs = tuple(state[key]) if key == "phases" else state[key]
             if theirs != ours[key]:
                 raise ValueError(
@@ -181,7 +185,7 @@ class TrainAndPrune:
         # Attached before they are set: the optimizer forgets what it knew of pruned weights.
         self.masks.attach(self.optimizer)
         for name, weight in self._now().items():
-            self.masks.set(name, mask_of(self._largest(name, weight), weight))
+            self.masks.set(name, self._largest(name, weight))
         self.masks.apply_()
 
     def _penalties(
@@ -213,11 +217,13 @@ class TrainAndPrune:
                 values[name] = value.to(self.masks.weight(name).device)
 
     def _largest(self, name: str, values: Tensor) -> Tensor:
-        return top(values.abs().flatten(), self._kept[name])
+        """The mask of the largest groups of values, as many as the layer keeps."""
+        groups = self.masks.groups(name)
+        return groups.mask(best(groups.magnitudes(values), self._kept[name]))
 
     def _project(self, name: str, values: Tensor) -> Tensor:
         """The tensor nearest to `values` with as many nonzeros as the layer keeps; a new one."""
-        return values.masked_fill(~mask_of(self._largest(name, values), values), 0)
+        return values.masked_fill(~self._largest(name, values), 0)
 
     def _projected(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Z = topk(W + Λ/ρ) of each layer, the minimum of the penalty in Z."""

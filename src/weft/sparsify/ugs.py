@@ -144,8 +144,9 @@ class UGS(nn.Module):
         kept = top(scores, left - round(self.edge_fraction * left))
         self.edge_mask.copy_(mask_of(kept, scores) | ~self._prunable)
         scales = zip(self.masks, self.weight_scales, strict=True)
-        active = self.masks.nnz()
-        share = (active - round(self.weight_fraction * active)) / self.masks.size()
+        groups = torch.cat([self.masks.kept(name).flatten() for name in self.masks])
+        active = int(groups.sum())
+        share = (active - round(self.weight_fraction * active)) / groups.numel()
         weight_scores = {name: scale.abs() for name, scale in scales}
         keep_top(self.masks, weight_scores, share, keep_one=True, active_only=True)
         restore(self.model, self._start)

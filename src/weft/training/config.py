@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from weft.errors import check_choices, check_least
+from weft.sparsify.structure import structure_of
 
 CompileMode = Literal["eager", "static", "dynamic"]
 Form = Literal["dense", "sparse"]
@@ -196,6 +197,11 @@ class SparsityConfig:
             same without re-weighting; lottery: found by `rounds` trainings before the last; none:
             dense.
         sparsity: share of the weights that is 0, biases left alone.
+        structure: which weights are kept or removed together. weights: each by itself; units,
+            units:K: neurons, or K at a time, such as an attention head of K features; columns,
+            columns:K: inputs of a layer; N:M, such as 2:4: N of each M inputs of an output, at a
+            sparsity of 1 - N/M; block:RxC: blocks of R outputs and C inputs; fan-in: as many
+            inputs for every output.
         form: of the layers in training, for a method with as many weights from the first step to
             the last (rigl, set, snfs, random, magnitude, snip, grasp, synflow). dense: masks on
             all weights, which saves no time; sparse: only the weights that are there are kept,
@@ -212,6 +218,7 @@ class SparsityConfig:
 
     sparsify: SparsifierName = "none"
     sparsity: float = 0.906
+    structure: str = "weights"
     form: Form = "dense"
     update_every: int = 0
     death: float = 0.5
@@ -223,6 +230,18 @@ class SparsityConfig:
         check_choices(self, sparsify=SparsifierName, form=Form, alpha=Alpha)
         if not 0 <= self.sparsity < 1:
             raise ValueError(f"sparsity is {self.sparsity}; it is from 0 (dense) to below 1")
+        structure = structure_of(self.structure)
+        if self.sparsify == "none" and not structure.is_single:
+            raise ValueError(
+                f"structure is {structure}, but nothing becomes sparse without a method: choose "
+                "sparsify, or leave the structure out"
+            )
+        fixed = structure.density
+        if fixed is not None and not math.isclose(1 - self.sparsity, fixed, rel_tol=0.01):
+            raise ValueError(
+                f"sparsity is {self.sparsity:g}, and structure {structure} has a sparsity of "
+                f"{1 - fixed:.4g}: ask for that one"
+            )
         if self.form == "sparse" and not self.may_be_sparse:
             why = (
                 "there is nothing to leave out without a method"

@@ -12,6 +12,7 @@ from weft.errors import DataError
 from weft.models import FNN
 from weft.sparsify import Masks
 from weft.sparsify.sparse_layers import SparseLinear
+from weft.sparsify.structure import Groups, Structure
 from weft.training.checkpoint import put_weights, read_weights
 
 
@@ -26,16 +27,18 @@ def to_sparse_form(model: nn.Module, masks: Masks) -> None:
     _replace(model, {name.removesuffix(".weight"): masks[name] for name in masks})
 
 
-def to_sparse_form_of(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+def to_sparse_form_of(
+    model: nn.Module, weights: Mapping[str, Tensor], structure: Structure
+) -> None:
     """Let the model have the sparse layers of a checkpoint, whose weights are loaded later."""
     masks = {}
     for path, layer in _linears(model).items():
         values = weights.get(f"{path}.values")
         if values is not None:
-            mask = torch.zeros(layer.weight.numel(), dtype=torch.bool)
-            # Anywhere: the places come with the weights.
-            mask[: values.numel()] = True
-            masks[path] = mask.view(layer.weight.shape)
+            # Anywhere that the structure allows: the places come with the weights.
+            groups = Groups(structure=structure, shape=tuple(layer.weight.shape))
+            kept = torch.arange(groups.count) < values.numel() // (groups.pools * groups.size)
+            masks[path] = groups.mask(kept.expand(groups.pools, -1))
     _replace(model, masks)
 
 

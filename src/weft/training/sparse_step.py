@@ -18,17 +18,17 @@ from weft.sparsify import (
     DropAndGrow,
     GradualPruning,
     Masks,
-    erk,
     grasp_masks,
     magnitude_masks,
     random_masks,
     snip_masks,
     synflow_masks,
 )
-from weft.sparsify.densities import EmptyLayer, choose_weights
+from weft.sparsify.densities import EmptyLayer, choose_weights, layer_shares
 from weft.sparsify.flop_counter import count_flops
 from weft.sparsify.magnitude_pruning import lottery_ticket
 from weft.sparsify.sparse_layers import SparseLinear, to_dense
+from weft.sparsify.structure import structure_of
 from weft.sparsify.train_and_prune import ADMM, SLR, TrainAndPrune
 from weft.training.checkpoint import shared_checkpoint
 from weft.training.config import FitConfig, FitResult, Precision, SparsityConfig
@@ -157,7 +157,7 @@ class SparseStep(LossStep):
         check_form(config, world)
         saved = shared_checkpoint(None if run is None else run.checkpoint, world, "model")
         if config.form == "sparse" and saved is not None:
-            to_sparse_form_of(model, saved[1]["model"])
+            to_sparse_form_of(model, saved[1]["model"], structure_of(config.structure))
         elif config.form == "sparse":
             # The masks that a dense training starts with.
             masks = _masks_of(self._sparsify(resumed=False)[-1])
@@ -221,8 +221,13 @@ class SparseStep(LossStep):
         # The model has the weights of the best epoch; masks may have changed since.
         sparsity = result.best_metrics.get("sparsity", self._sparsity())
         layers = sparse_layers(self._model)
-        weights = Masks(self._model, required=not layers).size() + sum(map(_size, layers))
-        return {"weights": weights, "active": round((1 - sparsity) * weights)}
+        size = sum(map(_size, layers))
+        every, masked = (
+            Masks(self._model, required=False, structure=structure).size() + size
+            for structure in ("weights", self._config.structure)
+        )
+        # Weights that the structure does not fit are left dense, and counted.
+        return {"weights": every, "active": every - round(sparsity * masked)}
 
     def costs(self, result: FitResult, example: Any) -> StepCosts | None:
         """FLOPs and time of a training step.
@@ -323,6 +328,7 @@ class SparseStep(LossStep):
                     optimizer,
                     total_steps=self._steps,
                     sparsity=self._config.sparsity,
+                    structure=self._config.structure,
                     every=self._every,
                     quiet=self._quiet,
                 )
@@ -349,6 +355,7 @@ class SparseStep(LossStep):
             total_steps=steps,
             sparsity=config.sparsity,
             growth=config.sparsify,
+            structure=config.structure,
             every=every,
             death=config.death,
             seed=self._seed,
@@ -370,6 +377,7 @@ class SparseStep(LossStep):
             self._model,
             optimizer,
             sparsity=config.sparsity,
+            structure=config.structure,
             phases=(self._epochs - reweighting - quarter, reweighting, quarter),
             rho=config.rho,
             quiet=self._quiet,
@@ -383,13 +391,14 @@ class SparseStep(LossStep):
                 model,
                 self._train_once,
                 sparsity=config.sparsity,
+                structure=config.structure,
                 rounds=config.rounds,
                 quiet=self._quiet,
             ).masks
-        masks = choose_weights(model, quiet=self._quiet)
+        masks = choose_weights(model, structure=config.structure, quiet=self._quiet)
         if resumed:
             return masks
-        layers = erk(masks.shapes, density)
+        layers = layer_shares(masks, "erk", density)
 
         def loss() -> Tensor:
             return self._loss(model, self._sample)

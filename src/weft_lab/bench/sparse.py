@@ -32,6 +32,7 @@ from weft_lab.bench.sparse_cases import (
     temporal_graph,
     walks_case,
 )
+from weft_lab.bench.sparse_structures import ONE_LAYER, fan_in_case, units_case
 from weft_lab.bench_settings import SparseBench
 from weft_lab.grid_training import on_ranks
 from weft_lab.timing import median_ratio, time_by_turns
@@ -94,6 +95,10 @@ def bench_sparse(config: SparseBench, progress: Progress) -> BenchResult:
                 cases += [step_case(config, network, each, progress) for each in config.sparsities]
         elif name == "accelerate":
             cases += [accelerate_case(config, network, progress) for network in networks]
+        elif name == "units":
+            cases.append(units_case(config, progress))
+        elif name == "fan-in":
+            cases += [fan_in_case(config, each, progress) for each in (config.wide, ONE_LAYER)]
         elif name == "memory":
             cases.append(memory_case(config, progress))
         elif name == "edges":

@@ -23,6 +23,7 @@ from weft_lab.bench.sparse import (
     step_case,
 )
 from weft_lab.bench.sparse_cases import accuracy_case, memory_case, temporal_graph
+from weft_lab.bench.sparse_structures import fan_in_case
 from weft_lab.bench_settings import SparseBench
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
@@ -120,6 +121,26 @@ def test_accelerate_over_sparsities():
             told = any(text.startswith(f"At {sparsity} ") for text in case.missed)
             assert told == (times < 1 / 1.05)
     printed(result)
+
+
+def test_units_and_a_constant_fan_in():
+    config = SparseBench(wide=(12, 16, 20, 3), rounds=1, steps=2)
+    (units,) = run(cases=("units",), wide=(12, 16, 20, 3), rounds=1, steps=2).cases
+    assert units.case == "units, 12-16-20-3, 75 % of the units removed"
+    assert [len(c.samples) for c in units.candidates.values()] == [2] * 5
+    # 4 and 5 units are left.
+    left = (12 + 1) * 4 + (4 + 1) * 5 + (5 + 1) * 3
+    share = left / ((12 + 1) * 16 + (16 + 1) * 20 + (20 + 1) * 3)
+    assert units.says == [f"The compacted network has {share:.1%} of the weights."]
+    fan_in = fan_in_case(config, (30, 20, 10), QUIET)
+    assert list(fan_in.candidates)[-1] == "weft, batch 16"
+    figures = fan_in.candidates["weft, batch 1"].figures
+    assert list(figures)[1:] == [
+        f"{name} /\nfan-in" for name in ("dense", "SparseLinear", "torch CSR")
+    ]
+    for case in (units, fan_in):
+        assert all("times as" in sentence for sentence in case.missed)
+    printed(BenchResult(name="sparse", cases=[units, fan_in]))
 
 
 @pytest.mark.parametrize(

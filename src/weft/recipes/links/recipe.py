@@ -49,8 +49,8 @@ class LinksRecipe(SparseRecipe):
     kind = "links"
     trains, counts = "Predictor of links", "pairs"
     common = (
-        *("data", "features", "hidden", "sparsify", "sparsity", "form", "batch_size"),
-        *("learning_rate", "epochs"),
+        *("data", "features", "hidden", "sparsify", "sparsity", "structure", "form"),
+        *("batch_size", "learning_rate", "epochs"),
     )
     trains_ensembles = True
     before: ClassVar[Mapping[str, Any]] = {**SparseRecipe.before, "features": False}

@@ -54,7 +54,7 @@ class NodesRecipe(SparseRecipe):
     trains, counts = "Classifier of nodes", "nodes"
     source = NodesDataOptions
     common: ClassVar[tuple[str, ...]] = (
-        *("data", "model", "split", "hidden", "sparsify", "sparsity", "form"),
+        *("data", "model", "split", "hidden", "sparsify", "sparsity", "structure", "form"),
         *("learning_rate", "epochs"),
     )
     before: ClassVar[Mapping[str, Any]] = {**SparseRecipe.before, "input_dropout": None}
