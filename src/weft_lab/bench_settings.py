@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from weft_lab.checks import at_least, fractions, scratch_folder, some_of
 
 CommunicationCase = Literal["exact", "bytes", "model", "balance", "volume", "speed", "scale"]
-GCNCase = Literal["generated", "pubmed", "orders"]
+GCNCase = Literal["generated", "pubmed", "orders", "gat"]
 MoleculesCase = Literal["schnet-32", "schnet-128", "mpeu-32", "mpeu-128", "painn-64", "painn-128"]
 ForcesModel = Literal["painn-64", "painn-128", "schnet-64", "schnet-128"]
 ForcesTask = Literal["training", "forces"]
@@ -87,7 +87,8 @@ class GCNBench(_Bench):
 
     Attributes:
         cases: generated, pubmed: a GCN on a generated graph and on PubMed; orders: weft's epoch on
-            the generated graph, its nodes in other orders.
+            the generated graph, its nodes in other orders; gat: a GAT with 4 heads on the generated
+            graph, which takes torch_geometric some 10 GB.
         nodes: Nodes of the generated graph.
         degree: Neighbours of a node of that graph; 170,000 nodes of 13.53 have 2.3 million directed
             edges.

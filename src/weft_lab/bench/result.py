@@ -42,6 +42,7 @@ class CandidateResult:
             during the update, those of `waiting` for a batch.
         figures: named values, shown instead of the median where a case has them.
         peak_bytes: the most memory that its process held; 0 where it is not known.
+        data_bytes: what it held before its first step, peak and data both with its libraries.
         work: what a step computes and moves, and what it reaches of the machine's speeds: `flops`,
             `bytes`, `gemm_share`, `bandwidth_share`, `limit_seconds`, `limit_share`.
     """
@@ -54,6 +55,7 @@ class CandidateResult:
     details: list[dict[str, float]] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=dict)
     peak_bytes: int = 0
+    data_bytes: int = 0
     work: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -83,7 +85,7 @@ class CandidateResult:
     def to_json(self) -> dict[str, Any]:
         """All of it, with median and mean; what is empty or 0 is left out but for the samples."""
         fields = {**asdict(self), "median": self.median, "mean": self.mean}
-        for name in ("details", "figures", "peak_bytes", "work"):
+        for name in ("details", "figures", "peak_bytes", "data_bytes", "work"):
             if not fields[name]:
                 del fields[name]
         return {**fields, **self.throughput}
@@ -180,7 +182,14 @@ class BenchResult(Provenance):
                 # What a file leaves out is empty.
                 case |= {"says": [], "missed": [], **case}
                 case["candidates"] = {
-                    name: {"details": [], "figures": {}, "peak_bytes": 0, "work": {}, **each}
+                    name: {
+                        "details": [],
+                        "figures": {},
+                        "peak_bytes": 0,
+                        "data_bytes": 0,
+                        "work": {},
+                        **each,
+                    }
                     for name, each in case["contenders"].items()
                 }
             result: BenchResult = from_plain(cls, values)

@@ -77,6 +77,16 @@ def test_orders_and_another_version(tmp_path: Path) -> None:
         GCNBench(before=tmp_path)
 
 
+def test_attention(tmp_path: Path) -> None:
+    config = GCNBench(nodes=400, degree=5.0, rounds=1, steps=1, cases=("gat",), data_dir=tmp_path)
+    (case,) = bench_gcn(config, Progress(disable=True)).cases
+    assert len(case.candidates["weft"].samples) == 1
+    if find_spec("torch_geometric"):
+        assert list(case.ratios("weft")) == ["torch_geometric"]
+    (says,) = case.says
+    assert says.startswith("peak memory beyond libraries and data, GB: weft 0.")
+
+
 def test_nothing_to_time(tmp_path: Path) -> None:
     config = GCNBench(nodes=400, rounds=0, data_dir=tmp_path)
     with pytest.raises(ValueError, match="0 rounds of 2 steps time nothing"):
