@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from weft_lab.checks import at_least, fractions, scratch_folder, some_of
 
 CommunicationCase = Literal["exact", "bytes", "model", "balance", "volume", "speed", "scale"]
+GCNCase = Literal["generated", "pubmed", "orders", "gat"]
 MoleculesCase = Literal["schnet-32", "schnet-128", "mpeu-32", "mpeu-128", "painn-64", "painn-128"]
 ForcesModel = Literal["painn-64", "painn-128", "schnet-64", "schnet-128"]
 ForcesTask = Literal["training", "forces"]
@@ -87,20 +88,33 @@ class GCNBench(_Bench):
     """One training epoch: forward, backward, Adam.
 
     Attributes:
+        cases: generated, pubmed: a GCN on a generated graph and on PubMed; orders: weft's epoch on
+            the generated graph, its nodes in other orders; gat: a GAT with 4 heads on the generated
+            graph, which takes torch_geometric some 10 GB.
         nodes: Nodes of the generated graph.
         degree: Neighbours of a node of that graph; 170,000 nodes of 13.53 have 2.3 million directed
             edges.
         rounds: Turns of each candidate.
         steps: Epochs in a turn.
+        before: Folder with the sources of another version of weft, whose epoch is timed too.
         planetoid: Folder with the ind.pubmed.* files; without it PubMed comes from the cache or is
             downloaded.
     """
 
+    cases: tuple[GCNCase, ...] = ("generated", "pubmed")
     nodes: int = 170_000
     degree: float = 13.53
     rounds: int = 5
     steps: int = 2
+    before: Path | None = None
     planetoid: Path | None = None
+
+    def __post_init__(self) -> None:
+        some_of(self, "cases", get_args(GCNCase))
+        if self.before and not (self.before / "weft").is_dir():
+            raise ValueError(
+                f"before is {self.before}, which has no folder weft; give the src of a checkout"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from weft.kernels.hidden_layer import hidden_product
 
 @pytest.fixture(autouse=True)
 def blocks_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hidden_layer, "_WORTH_BLOCKS", 1)
+    monkeypatch.setattr(hidden_layer, "WORTH_BLOCKS", 1)
 
 
 def inputs(rows: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:

@@ -246,7 +246,7 @@ def test_a_hidden_layer_in_blocks_is_the_one_by_one(tmp_path, monkeypatch, dtype
     case = Case(table=str(tmp_path / "graph"), grid="1d", hidden=(9,), dropout=0.4, dtype=dtype)
     expected = train(case)
     calls, forward = [], hidden_layer._forward
-    monkeypatch.setattr(hidden_layer, "_WORTH_BLOCKS", 700 * 9)
+    monkeypatch.setattr(hidden_layer, "WORTH_BLOCKS", 700 * 9)
     monkeypatch.setattr(hidden_layer, "_forward", lambda *a: calls.append(forward(*a)))
     found = train(case)
     assert len(calls) == len(found["losses"])

@@ -16,6 +16,7 @@ from weft.kernels.message_passing import (
     sum_to_receivers,
     sum_to_senders,
 )
+from weft.kernels.node_loss import node_cross_entropy
 from weft.kernels.recurrent import gru
 from weft.kernels.softplus import edge_softplus, shifted_softplus
 
@@ -29,6 +30,7 @@ __all__ = [
     "gaussian_product",
     "gru",
     "hidden_product",
+    "node_cross_entropy",
     "radial_filters",
     "relu_dropout",
     "segment_max",

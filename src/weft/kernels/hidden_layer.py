@@ -35,8 +35,8 @@ _here = sys.modules[__name__]
 _BLOCK = 256
 # Each chunk has gradients of the weights of its own.
 _CHUNKS = 64
-# From so many hidden activations on, they do not fit the caches, and blocks pay.
-_WORTH_BLOCKS = 2**20
+WORTH_BLOCKS = 2**20
+"""From so many hidden activations on, they do not fit the caches, and blocks pay."""
 
 
 @kernel
@@ -154,7 +154,7 @@ def hidden_product(
     require(right and bias.shape == (hidden,), "x [N, F], layers [F, H], [H], [H, O]", x, second)
     right = part is None or part.ids.shape == x.shape[:1]
     require(right, "ids must be one per row", None if part is None else part.ids, x)
-    blocks = x.shape[0] * hidden >= _WORTH_BLOCKS and width > 0 and second.shape[1] > 0
+    blocks = x.shape[0] * hidden >= WORTH_BLOCKS and width > 0 and second.shape[1] > 0
     blocks = blocks and is_fusable(x, weight, bias, second) and not x.requires_grad
     if not (blocks and training and p > 0):
         return relu_dropout(torch.addmm(bias, x, weight), p, training, part=part) @ second

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from weft.batching import BatchingConfig, GraphLoader, GraphSampler, graph_sizes
 from weft.graphs import Graph, GraphBatch, GraphTable, assemble, gcn_weights, write_table
 from weft.graphs.graph import Array
+from weft.kernels import node_cross_entropy
 from weft.layout import TypedEdges
 from weft.models import (
     GCN,
@@ -128,7 +129,8 @@ def _batch(graph: Graph) -> GraphBatch:
 def _node_steps() -> None:
     batch = _batch(gcn_weights(_graph(x=np.ones((40, 8), np.float32))))
     for model in (GCN(8, 3), GraphSAGE(8, 3)):
-        _learn(model(batch))
+        classes = torch.zeros(batch.num_nodes, dtype=torch.int64)
+        _learn(node_cross_entropy(model(batch), classes))
         with torch.inference_mode():
             model.eval()(batch)
 

@@ -42,6 +42,9 @@ class CandidateResult:
             during the update, those of `waiting` for a batch.
         figures: named values, shown instead of the median where a case has them.
         peak_bytes: the most memory that its process held; 0 where it is not known.
+        data_bytes: what it held before its first step, peak and data both with its libraries.
+        work: what a step computes and moves, and what it reaches of the machine's speeds: `flops`,
+            `bytes`, `gemm_share`, `bandwidth_share`, `limit_seconds`, `limit_share`.
     """
 
     samples: list[float] = field(default_factory=list)
@@ -52,6 +55,8 @@ class CandidateResult:
     details: list[dict[str, float]] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=dict)
     peak_bytes: int = 0
+    data_bytes: int = 0
+    work: dict[str, float] = field(default_factory=dict)
 
     @property
     def median(self) -> float | None:
@@ -80,7 +85,7 @@ class CandidateResult:
     def to_json(self) -> dict[str, Any]:
         """All of it, with median and mean; what is empty or 0 is left out but for the samples."""
         fields = {**asdict(self), "median": self.median, "mean": self.mean}
-        for name in ("details", "figures", "peak_bytes"):
+        for name in ("details", "figures", "peak_bytes", "data_bytes", "work"):
             if not fields[name]:
                 del fields[name]
         return {**fields, **self.throughput}
@@ -177,7 +182,14 @@ class BenchResult(Provenance):
                 # What a file leaves out is empty.
                 case |= {"says": [], "missed": [], **case}
                 case["candidates"] = {
-                    name: {"details": [], "figures": {}, "peak_bytes": 0, **each}
+                    name: {
+                        "details": [],
+                        "figures": {},
+                        "peak_bytes": 0,
+                        "data_bytes": 0,
+                        "work": {},
+                        **each,
+                    }
                     for name, each in case["contenders"].items()
                 }
             result: BenchResult = from_plain(cls, values)
@@ -211,6 +223,8 @@ def print_result(result: BenchResult, console: Console) -> None:
     for case in result.cases:
         console.print(f"{result.name}: {case.case} ({case.what})", style="italic", soft_wrap=True)
         console.print(_table(case))
+        if any(each.work for each in case.candidates.values()):
+            console.print(_work_table(case))
         for name, candidate in case.candidates.items():
             if candidate.absent:
                 console.print(f" {name}: {candidate.absent}", soft_wrap=True)
@@ -246,6 +260,27 @@ def _table(case: CaseResult) -> Table:
             table.add_row(label, *(cells[name].get(heading, "") for heading in headings))
         else:
             table.add_row(label, "failed" if candidate.failed else "absent")
+    return table
+
+
+def _work_table(case: CaseResult) -> Table:
+    """What a step computes and moves, and its share of what the machine can."""
+    headings = ("GFLOP", "of products", "GB", "of copies", "limit ms", "of time")
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("a step", no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for name, candidate in case.candidates.items():
+        if work := candidate.work:
+            table.add_row(
+                name,
+                _short(work["flops"] / 1e9),
+                f"{work['gemm_share']:.0%}",
+                _short(work["bytes"] / 1e9),
+                f"{work['bandwidth_share']:.0%}",
+                _short(1e3 * work["limit_seconds"]),
+                f"{work['limit_share']:.0%}",
+            )
     return table
 
 

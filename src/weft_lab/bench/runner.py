@@ -112,6 +112,7 @@ def _with_answer(before: CandidateResult, answer: Mapping[str, Any]) -> Candidat
         details=before.details + answer.get("details", []),
         versions=answer.get("versions", before.versions),
         peak_bytes=answer.get("peak_bytes", before.peak_bytes),
+        data_bytes=answer.get("data_bytes", before.data_bytes),
     )
 
 

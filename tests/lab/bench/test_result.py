@@ -6,6 +6,7 @@ import io
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from rich.console import Console
 
 import weft
 from weft.errors import DataError
+from weft_lab.bench.epoch_cost import EpochCost, Pass
 from weft_lab.bench.result import BenchResult, CandidateResult, CaseResult, print_result
 
 
@@ -138,3 +140,19 @@ def test_a_peer_is_compared_with_those_of_ours_that_do_the_same_work() -> None:
     assert case.ratios("weft") == {"other": 6.0}
     assert case.ratios("weft, padded") == {"peer": 2.0, "other": 3.0}
     assert case.own_failures == ["weft, padded"]
+
+
+def test_what_a_step_computes_stands_below_its_time() -> None:
+    made = result()
+    cost = EpochCost(
+        passes=(Pass(what="product", flops=10**9, dense=True), Pass(what="copy", bytes=2 * 10**6))
+    )
+    work = cost.figures(0.002, 1e12, 2e9)
+    candidate = replace(made.cases[0].candidates["weft"], work=work)
+    made.cases[0].candidates["weft"] = candidate
+    assert "limit ms" in shown(made)
+    # 1 ms of products and 1 ms of copies, one after another.
+    last = [line for line in shown(made).splitlines() if line.startswith(" weft  ")][-1]
+    assert re.split(r" {2,}", last.strip()) == ["weft", "1", "50%", "0.002", "50%", "2", "100%"]
+    assert made.to_json()["cases"][0]["contenders"]["weft"]["work"] == work
+    assert "work" not in made.to_json()["cases"][0]["contenders"]["peer"]

@@ -23,6 +23,7 @@ from weft.graphs import (
     symmetrised,
     table_from_graphs,
 )
+from weft.kernels import node_cross_entropy
 from weft.models import FNN, GCN, FNNConfig, GCNConfig
 from weft.recipes.links.data import node_names, text_column, walk_embedding
 from weft.recipes.nodes.config import NodesConfig
@@ -108,6 +109,9 @@ class PreparedNodes(PreparedNetwork):
     def loss(self, model: nn.Module, batch: tuple[Tensor]) -> Tensor:
         """Cross entropy of a batch of nodes."""
         (nodes,) = batch
+        if isinstance(self.inputs, GraphBatch):
+            classes = torch.full_like(self.y, -1).index_copy(0, nodes, self.y[nodes])
+            return node_cross_entropy(model(self.inputs), classes)
         return functional.cross_entropy(node_logits(model, self.inputs, nodes), self.y[nodes])
 
     @torch.no_grad()

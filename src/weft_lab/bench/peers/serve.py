@@ -30,9 +30,10 @@ def answers(file: str, function: str, lines: Iterable[str]) -> Iterator[dict[str
     except ImportError as error:
         yield {"absent": f"{error}"}
         return
+    held = _memory("VmRSS")
     for _ in range(case["warmup"]):
         step()
-    yield {"versions": {"python": sys.version.split()[0], **versions}}
+    yield {"versions": {"python": sys.version.split()[0], **versions}, "data_bytes": held}
     for line in lines:
         samples, details = [], []
         for _ in range(json.loads(line)["steps"]):
@@ -44,19 +45,19 @@ def answers(file: str, function: str, lines: Iterable[str]) -> Iterator[dict[str
                 samples.append(seconds / value["graphs"])
             else:
                 samples.append(seconds if value is None else value)
-        answer = {"samples": samples, "peak_bytes": _peak_bytes()}
+        answer = {"samples": samples, "peak_bytes": _memory("VmHWM")}
         yield {**answer, **({"details": details} if details else {})}
 
 
-def _peak_bytes() -> int:
-    """The most memory that this process has held; 0 where the system does not tell."""
+def _memory(name: str) -> int:
+    """A field of this process's status, bytes; 0 where the system does not tell."""
     # getrusage would count the process that started this one as well.
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii")
     except OSError:
         return 0
-    lines = (line for line in status.splitlines() if line.startswith("VmHWM:"))
-    return int(next(lines, "VmHWM: 0").split()[1]) * 1024
+    lines = (line for line in status.splitlines() if line.startswith(f"{name}:"))
+    return int(next(lines, f"{name}: 0").split()[1]) * 1024
 
 
 def _module(file: str) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
-from torch_geometric.nn import GCNConv, RGCNConv
+from torch_geometric.nn import GATConv, GCNConv, RGCNConv
 from torch_geometric.nn.models import SchNet
 from torch_geometric.utils import to_torch_csr_tensor
 
@@ -170,6 +170,35 @@ def gcn(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
     def step() -> None:
         optimizer.zero_grad()
         functional.cross_entropy(model(x, adjacency)[train], y[train]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step, _VERSIONS
+
+
+class _GAT(nn.Module):
+    def __init__(self, features: int, hidden: int, classes: int, heads: int) -> None:
+        super().__init__()
+        self.first = GATConv(features, hidden // heads, heads=heads)
+        self.second = GATConv(hidden, classes, heads=heads, concat=False)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = functional.dropout(self.first(x, edge_index).relu(), 0.5, self.training)
+        out: Tensor = self.second(x, edge_index)
+        return out
+
+
+def gat(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
+    """One epoch of a GAT."""
+    torch.manual_seed(0)
+    arrays = {name: torch.from_numpy(a) for name, a in np.load(case["arrays"]).items()}
+    x, y, train = arrays["x"], arrays["y"], arrays["train"]
+    edge_index = torch.stack([arrays["senders"], arrays["receivers"]]).long()
+    model = _GAT(x.shape[1], case["hidden"], case["classes"], case["heads"])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x, edge_index)[train], y[train]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     return step, _VERSIONS

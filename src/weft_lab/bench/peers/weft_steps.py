@@ -23,6 +23,7 @@ from weft.batching import (
     graph_sizes,
 )
 from weft.graphs import Budget, GraphBatch, assemble, open_table
+from weft.kernels import node_cross_entropy
 from weft.layout import LayoutConfig, adjacency_of
 from weft.models import (
     GCN,
@@ -37,6 +38,8 @@ from weft.models import (
     energy_and_forces,
     with_first_product,
 )
+from weft.models.config import GraphNetworkConfig
+from weft.parallel import DistributedGraph, GraphNetwork, Grid, alone
 from weft.training import prepare_process
 
 _VERSIONS = {"weft": weft.__version__, "torch": torch.__version__}
@@ -74,7 +77,7 @@ def gcn(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
     features = batch.nodes["x"].shape[1]
     if case["first_product"]:
         batch = with_first_product(batch)
-    y, train = batch.nodes["y"], batch.nodes["train"]
+    classes = batch.nodes["y"].where(batch.nodes["train"], -1)
     model = GCN(
         features,
         case["classes"],
@@ -84,7 +87,25 @@ def gcn(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
 
     def step() -> None:
         optimizer.zero_grad()
-        functional.cross_entropy(model(batch)[train], y[train]).backward()  # type: ignore[no-untyped-call]
+        node_cross_entropy(model(batch), classes).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step, _VERSIONS
+
+
+def graph_network(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
+    """One epoch of a GAT, alone on the prepared graph case["shared"]."""
+    prepare_process()
+    torch.manual_seed(0)
+    graph = DistributedGraph.open(open_table(case["shared"]), alone(Grid(rows=1), 0))
+    hidden = (case["hidden"],)
+    config = GraphNetworkConfig(kind="gat", hidden=hidden, heads=case["heads"], dropout=0.5)
+    model = GraphNetwork(graph.features, case["classes"], config)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        graph.cross_entropy(model(graph, graph.x)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     return step, _VERSIONS
