@@ -70,21 +70,14 @@ def dense(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
 
 
 def sparse(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
-    """weft: layers of `SparseLinear`; case["rigl"] changes their pattern by RigL too."""
+    """weft: a chain of `SparseLinear`; case["rigl"] changes their pattern by RigL too."""
     import weft
     from weft.sparsify import DropAndGrow
-    from weft.sparsify.sparse_layers import SparseLinear
     from weft.training import prepare_process
 
     prepare_process()
     arrays = _arrays(case)
-    last = case["layers"] - 1
-    model = nn.Sequential(
-        *(
-            SparseLinear.from_dense(layer, arrays[f"mask_{number}"], relu=number < last)
-            for number, layer in enumerate(_dense_layers(case, arrays))
-        )
-    )
+    model = _sparse_model(case, arrays)
     optimizer = _sgd(model)
     if case["rigl"]:
         DropAndGrow(
@@ -99,6 +92,16 @@ def sparse(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
         )
     versions = {"weft": weft.__version__, "torch": torch.__version__}
     return _step(model, optimizer, arrays), versions
+
+
+def _sparse_model(case: dict[str, Any], arrays: dict[str, Tensor]) -> nn.Sequential:
+    """The network as `weft.accelerate` makes it where all layers are faster."""
+    from weft.sparsify.replacement import put_sparse
+
+    model = _with_relu(_dense_layers(case, arrays))
+    # A layer and a relu take turns.
+    put_sparse(model, {f"{2 * n}": arrays[f"mask_{n}"] for n in range(case["layers"])})
+    return model
 
 
 def sparseprop(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
