@@ -142,48 +142,73 @@ def multiply_add(typing_context: Any, vector: Any, scalar: Any, other: Any) -> A
     return vector(vector, vector.dtype, vector), generate
 
 
+def _folded_product(builder: Any, one: Any, other: Any, lanes: int) -> Any:
+    """one · other, its cache lines summed to one."""
+    sums = None
+    for start in range(0, one.type.count, lanes):
+        parts = (_part(builder, value, start, lanes) for value in (one, other))
+        product = builder.fmul(*parts, flags=_FUSED)
+        sums = product if sums is None else builder.fadd(sums, product, flags=_FUSED)
+    return sums
+
+
+def _halved(builder: Any, sums: Any, count: int) -> Any:
+    """The sums of a vector's numbers that are a multiple of `count` apart, by halves."""
+    while sums.type.count > count:
+        half = sums.type.count // 2
+        parts = (_part(builder, sums, start, half) for start in (0, half))
+        sums = builder.fadd(*parts, flags=_FUSED)
+    return sums
+
+
 @intrinsic
-def fold_products(typing_context: Any, a: Any, b: Any) -> Any:
-    """a · b, its cache lines summed to one."""
+def dot(typing_context: Any, a: Any, b: Any) -> Any:
+    """Σ a · b."""
     lanes = _lanes(a.dtype)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        sums = None
-        for start in range(0, a.width, lanes):
-            one, other = (_part(builder, value, start, lanes) for value in values)
-            product = builder.fmul(one, other, flags=_FUSED)
-            sums = product if sums is None else builder.fadd(sums, product, flags=_FUSED)
-        return sums
+        one, other = values
+        sums = _halved(builder, _folded_product(builder, one, other, lanes), 1)
+        return builder.extract_element(sums, _INDEX(0))
 
-    return _Vector(a.dtype, lanes)(a, b), generate
+    return a.dtype(a, b), generate
 
 
 @intrinsic
-def line_sums(typing_context: Any, square: Any) -> Any:
-    """The sums of the rows of square [n, n], each a cache line, as one vector."""
-    lanes = _lanes(square.dtype)
-    vector = _Vector(square.dtype, lanes)
+def four_dots(typing_context: Any, own: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """Σ own · a, Σ own · b, Σ own · c and Σ own · d as a vector: fewer steps than one by one."""
+    lanes = _lanes(own.dtype)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind = context.get_value_type(vector)
-        zero = ir.Constant(ir.IntType(64), 0)
-        given = [values[0], zero, zero]
-        places = _places(context, builder, signature.args[0], given, kind, lanes)
-        lines = [builder.load(place, align=square.dtype.bitwidth // 8) for place in places]
+        lines = [_folded_product(builder, values[0], each, lanes) for each in values[1:]]
         apart = 1
-        # Two rows become one: each number is added to the one `apart` from it, in its own row.
+        # Two vectors become one: numbers that are `apart` in either are added.
         while len(lines) > 1:
             halves = []
             for one, other in zip(lines[::2], lines[1::2], strict=True):
                 second = [bool(lane & apart) for lane in range(lanes)]
-                own = [lane + lanes * side for lane, side in enumerate(second)]
+                kept = [lane + lanes * side for lane, side in enumerate(second)]
                 swapped = [(lane ^ apart) + lanes * side for lane, side in enumerate(second)]
-                parts = (builder.shuffle_vector(one, other, _mask(m)) for m in (own, swapped))
+                parts = (builder.shuffle_vector(one, other, _mask(m)) for m in (kept, swapped))
                 halves.append(builder.fadd(*parts, flags=_FUSED))
             lines, apart = halves, 2 * apart
-        return lines[0]
+        return _halved(builder, lines[0], 4)
 
-    return vector(square), generate
+    return _Vector(own.dtype, 4)(own, a, b, c, d), generate
+
+
+@intrinsic
+def add_to(typing_context: Any, array: Any, row: Any, column: Any, vector: Any) -> Any:
+    """array[row, column:] += vector."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind, size = context.get_value_type(vector), array.dtype.bitwidth // 8
+        (place,) = _places(context, builder, signature.args[0], values, kind)
+        sums = builder.fadd(builder.load(place, align=size), values[3], flags=_FUSED)
+        builder.store(sums, place, align=size)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.intp, vector), generate
 
 
 @intrinsic
@@ -275,12 +300,7 @@ def total(typing_context: Any, vector: Any) -> Any:
     """The sum of a vector's numbers, by halves."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        (sums,) = values
-        while sums.type.count > 1:
-            half = sums.type.count // 2
-            parts = (_part(builder, sums, start, half) for start in (0, half))
-            sums = builder.fadd(*parts, flags=_FUSED)
-        return builder.extract_element(sums, _INDEX(0))
+        return builder.extract_element(_halved(builder, values[0], 1), _INDEX(0))
 
     return vector.dtype(vector), generate
 

@@ -32,7 +32,7 @@ from weft.runtime import POOL, compiled, threads_for
 
 # A chunk of samples sums the gradient of the weights for itself: enough of them to share, not to
 # fill memory. Their number depends on the shapes alone, so that of threads changes no bit.
-_CHUNKS = 8
+_CHUNKS = 4
 
 
 class Pattern(NamedTuple):

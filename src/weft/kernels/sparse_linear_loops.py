@@ -17,10 +17,11 @@ from numba import carray
 from weft.kernels.sample_vectors import (
     LINE,
     SQUARE,
+    add_to,
     address_as,
+    dot,
     drop_negative,
-    fold_products,
-    line_sums,
+    four_dots,
     load,
     multiply_add,
     products_at,
@@ -287,39 +288,17 @@ def forward(
 
 
 @kernel
-def _add_line(part: Any, k: int, lines: Any, fresh: bool, zero: Any) -> None:
-    """Add the sums of `lines` to part[0, k:], or write them there if it is `fresh`."""
-    sums = line_sums(lines)
-    if not fresh:
-        sums = multiply_add(sums, part.dtype.type(1), load(part, 0, k, zero))
-    store(part, 0, k, sums)
-
-
-@kernel
-def _add_rest(part: Any, k: int, lines: Any, count: int, fresh: bool) -> None:
-    """`_add_line` for the first few of the lines."""
-    for line in range(count):
-        own = lines.dtype.type(0)
-        for lane in range(lines.shape[1]):
-            own += lines[line, lane]
-        if fresh:
-            part[0, k + line] = own
-        else:
-            part[0, k + line] += own
-
-
-@kernel
-def _bias_gradient(above: Any, part: Any, start: int, lines: Any, fresh: bool, zero: Any) -> None:
+def _bias_gradient(above: Any, part: Any, start: int, zero: Any) -> None:
     """part[0, start:] += the sums of the rows of above [O, S]."""
-    last, line_zero = lines.shape[0] - 1, zeros(above, 1)
     ones = spread(above.dtype.type(1), zero)
     rows = above.shape[0]
-    for row in range(rows):
-        store(lines, row & last, 0, fold_products(load(above, row, 0, zero), ones))
-        if row & last == last:
-            _add_line(part, start + row - last, lines, fresh, line_zero)
-    rest = rows & last
-    _add_rest(part, start + rows - rest, lines, rest, fresh)
+    high = rows - rows % 4
+    for row in range(0, high, 4):
+        a, b = load(above, row, 0, zero), load(above, row + 1, 0, zero)
+        c, d = load(above, row + 2, 0, zero), load(above, row + 3, 0, zero)
+        add_to(part, 0, start + row, four_dots(ones, a, b, c, d))
+    for row in range(high, rows):
+        part[0, start + row] += dot(ones, load(above, row, 0, zero))
 
 
 @kernel
@@ -333,8 +312,6 @@ def _layer_back(
     active: bool,
     part: Any,
     start: int,
-    lines: Any,
-    fresh: bool,
     zero: Any,
 ) -> None:
     """Gradients of a block: below [I, S] in inputs inside [I, S], of above [O, S] in the outputs.
@@ -343,30 +320,38 @@ def _layer_back(
     weights, in CSC order as `values`, are added to part[0, start:].
     """
     rows, offsets, _ = _by_columns(layer)
-    # A power of two: the sums of as many weights are added up at a time, across columns.
-    last, line_zero = np.intp(lines.shape[0] - 1), zeros(above, 1)
     for column in range(layer[INPUTS]):
         own = load(inside, column, 0, zero)
-        begin, end = np.intp(offsets[column]), np.intp(offsets[column + 1])
+        # Unsigned: a negative index would be counted from the end, at a cost.
+        begin, end = np.uintp(offsets[column]), np.uintp(offsets[column + 1])
+        high = end - (end - begin) % np.uintp(4)
+        sums = zero
         if wanted:
-            sums = zero
-            for k in range(begin, end):
-                given = load(above, np.intp(np.uintp(rows[np.uintp(k)])), 0, zero)
-                sums = multiply_add(sums, values[np.uintp(k)], given)
-                store(lines, k & last, 0, fold_products(own, given))
-                if k & last == last:
-                    _add_line(part, start + k - last, lines, fresh, line_zero)
+            for k in range(begin, high, np.uintp(4)):
+                a = load(above, np.intp(rows[k]), 0, zero)
+                b = load(above, np.intp(rows[k + np.uintp(1)]), 0, zero)
+                c = load(above, np.intp(rows[k + np.uintp(2)]), 0, zero)
+                d = load(above, np.intp(rows[k + np.uintp(3)]), 0, zero)
+                sums = multiply_add(sums, values[k], a)
+                sums = multiply_add(sums, values[k + np.uintp(1)], b)
+                sums = multiply_add(sums, values[k + np.uintp(2)], c)
+                sums = multiply_add(sums, values[k + np.uintp(3)], d)
+                add_to(part, 0, start + np.intp(k), four_dots(own, a, b, c, d))
+        else:
+            for k in range(begin, high, np.uintp(4)):
+                a = load(above, np.intp(rows[k]), 0, zero)
+                b = load(above, np.intp(rows[k + np.uintp(1)]), 0, zero)
+                c = load(above, np.intp(rows[k + np.uintp(2)]), 0, zero)
+                d = load(above, np.intp(rows[k + np.uintp(3)]), 0, zero)
+                add_to(part, 0, start + np.intp(k), four_dots(own, a, b, c, d))
+        for k in range(high, end):
+            given = load(above, np.intp(rows[k]), 0, zero)
+            sums = multiply_add(sums, values[k], given)
+            part[0, start + np.intp(k)] += dot(own, given)
+        if wanted:
             if active:
                 sums = drop_negative(sums, own)
             store(below, column, 0, sums)
-        else:
-            for k in range(begin, end):
-                given = load(above, np.intp(np.uintp(rows[np.uintp(k)])), 0, zero)
-                store(lines, k & last, 0, fold_products(own, given))
-                if k & last == last:
-                    _add_line(part, start + k - last, lines, fresh, line_zero)
-    rest = layer[COUNT] & last
-    _add_rest(part, start + layer[COUNT] - rest, lines, rest, fresh)
 
 
 @kernel
@@ -378,8 +363,6 @@ def _chain_back(
     hidden: Any,
     wanted: bool,
     part: Any,
-    lines: Any,
-    fresh: bool,
     zero: Any,
 ) -> int:
     """Gradients of a block, from grads[0] in the last layer's outputs to that in x.
@@ -393,7 +376,7 @@ def _chain_back(
         layer = layers[step]
         above, below = grads[turn_of], grads[1 - turn_of]
         bias -= layer[OUTPUTS]
-        _bias_gradient(above[: layer[OUTPUTS]], part, bias, lines, fresh, zero)
+        _bias_gradient(above[: layer[OUTPUTS]], part, bias, zero)
         inside, active = given, False
         if step:
             inside = hidden[top - layer[INPUTS] : top]
@@ -402,20 +385,7 @@ def _chain_back(
         weights -= layer[COUNT]
         values = turned[weights : weights + layer[COUNT]]
         below_wanted = wanted or step > 0
-        _layer_back(
-            layer,
-            values,
-            inside,
-            above,
-            below,
-            below_wanted,
-            active,
-            part,
-            weights,
-            lines,
-            fresh,
-            zero,
-        )
+        _layer_back(layer, values, inside, above, below, below_wanted, active, part, weights, zero)
         turn_of = 1 - turn_of
     return turn_of
 
@@ -446,14 +416,13 @@ def _backward_chunks(
         widest = max(widest, layers[step, OUTPUTS])
     given = _lined_up(layers[0, INPUTS], size, x)
     space = _lined_up(2 * widest, size, x).reshape((2, widest, size))
-    lanes = LINE // x.itemsize
-    lines = _lined_up(lanes, lanes, x)
     samples = x.shape[1] if x_by_feature else x.shape[0]
     for number in range(first, stop):
         part = parts[number : number + 1]
+        for k in range(parts.shape[1]):
+            part[0, k] = 0
         final = min((number + 1) * chunk * size, samples)
         for start in range(number * chunk * size, final, size):
-            fresh = start == number * chunk * size
             _fill(x, x_by_feature, start, given)
             top = space[0, : layers[last, OUTPUTS]]
             _fill(grad, grad_by_feature, start, top)
@@ -468,13 +437,11 @@ def _backward_chunks(
             if last:
                 own = hidden[start // size]
             if size * x.itemsize == WIDE * LINE:
-                found = _chain_back(
-                    layers, turned, space, given, own, wanted, part, lines, fresh, zeros(x, WIDE)
-                )
+                zero = zeros(x, WIDE)
+                found = _chain_back(layers, turned, space, given, own, wanted, part, zero)
             else:
-                found = _chain_back(
-                    layers, turned, space, given, own, wanted, part, lines, fresh, zeros(x, NARROW)
-                )
+                line = zeros(x, NARROW)
+                found = _chain_back(layers, turned, space, given, own, wanted, part, line)
             if wanted:
                 _spill(space[found, : layers[0, INPUTS]], grad_x_by_feature, start, grad_x)
 

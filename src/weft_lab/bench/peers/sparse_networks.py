@@ -58,6 +58,17 @@ def _step(
     return step
 
 
+def _inference(model: Callable[[Tensor], Tensor], arrays: dict[str, Tensor]) -> Callable[[], None]:
+    """A pass forward."""
+    x = arrays["x"]
+
+    def step() -> None:
+        with torch.inference_mode():
+            model(x)
+
+    return step
+
+
 def dense(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
     """torch: zeros among the weights, which cost as much as other numbers."""
     from weft.training import prepare_process
@@ -66,7 +77,28 @@ def dense(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
     prepare_process()
     arrays = _arrays(case)
     model = _with_relu(_dense_layers(case, arrays))
-    return _step(model, _sgd(model), arrays), {"torch": torch.__version__}
+    step = _inference(model, arrays) if case["online"] else _step(model, _sgd(model), arrays)
+    return step, {"torch": torch.__version__}
+
+
+def csr(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
+    """torch: weights as sparse CSR tensors, inference alone."""
+    from weft.training import prepare_process
+
+    prepare_process()
+    arrays = _arrays(case)
+    weights = [arrays[f"weight_{number}"].to_sparse_csr() for number in range(case["layers"])]
+    biases = [torch.zeros(weight.shape[0], 1) for weight in weights]
+
+    def model(x: Tensor) -> Tensor:
+        # By feature, as a sparse matrix is multiplied from the left.
+        h = x.t()
+        for number, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+            h = torch.addmm(bias, weight, h)
+            h = h.relu_() if number < len(weights) - 1 else h
+        return h.t()
+
+    return _inference(model, arrays), {"torch": torch.__version__}
 
 
 def sparse(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
@@ -78,6 +110,9 @@ def sparse(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
     prepare_process()
     arrays = _arrays(case)
     model = _sparse_model(case, arrays)
+    versions = {"weft": weft.__version__, "torch": torch.__version__}
+    if case["online"]:
+        return _inference(model, arrays), versions
     optimizer = _sgd(model)
     if case["rigl"]:
         DropAndGrow(
@@ -90,7 +125,6 @@ def sparse(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
             death=0.3,
             quiet=True,
         )
-    versions = {"weft": weft.__version__, "torch": torch.__version__}
     return _step(model, optimizer, arrays), versions
 
 
@@ -113,6 +147,8 @@ def sparseprop(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]
     layers = [SparseLinear(w, nn.Parameter(torch.zeros(w.shape[0]))) for w in weights]
     model = _with_relu(layers)
     versions = {"sparseprop": version("sparseprop"), "torch": torch.__version__}
+    if case["online"]:
+        return _inference(model, arrays), versions
     return _step(model, _sgd(model), arrays), versions
 
 
