@@ -281,7 +281,7 @@ def compilations(listener: Callable[[str, float], None]) -> Iterator[None]:
 # and later), which takes a microsecond longer. Where there is neither, loops run in one thread.
 
 # Below this many multiply-adds, waking a thread costs more than it saves.
-_WORTH_SHARING = 100_000
+WORTH_SHARING = 100_000
 # More parts than threads, so that one slow core does not hold up the others.
 _PARTS_PER_THREAD = 4
 
@@ -307,7 +307,7 @@ POOL = _IN_TORCH if _THROUGH_TORCH else _IN_OPENMP
 
 def threads_for(operations: int) -> int:
     """Threads for a loop of this many multiply-adds."""
-    if operations < _WORTH_SHARING or not POOL:
+    if operations < WORTH_SHARING or not POOL:
         return 1
     return torch.get_num_threads()
 

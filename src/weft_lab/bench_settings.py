@@ -37,7 +37,7 @@ StrangersCase = Literal[
     "loader",
 ]
 SparseCase = Literal[
-    "step", "accelerate", "units", "fan-in", "memory", "accuracy", "walks", "edges"
+    "step", "online", "accelerate", "units", "fan-in", "memory", "accuracy", "walks", "edges"
 ]
 
 
@@ -256,15 +256,16 @@ class SparseBench(_Bench):
 
     Attributes:
         cases: step: a training step of two networks against the same dense ones and the peers;
-            accelerate: the step of an accelerated network over the dense one's; units: a network
-            with three quarters of its units removed, in onnxruntime; fan-in: one of constant
-            fan-in for 1 to 16 samples; memory: of weights and optimizer; accuracy: a GCN on Cora,
-            dense, RigL, SET and static random; walks: temporal walks on sx-mathoverflow; edges: a
-            generated edge list read.
+            online: a pass forward of a few samples; accelerate: the step of an accelerated network
+            over the dense one's; units: a network with three quarters of its units removed, in
+            onnxruntime; fan-in: one of constant fan-in for 1 to 16 samples; memory: of weights and
+            optimizer; accuracy: a GCN on Cora, dense, RigL, SET and static random; walks: temporal
+            walks on sx-mathoverflow; edges: a generated edge list read.
         wide: Widths of the first network.
         wide_batch: Samples in its step.
         narrow: Widths of the second network, the literature's.
         narrow_batch: Samples in its step.
+        online_batches: Samples in a pass of `online`.
         sparsities: Sparsities of `step`.
         accelerate_sparsities: Sparsities of `accelerate`, ascending, and, those above 0, of
             `memory`.
@@ -285,6 +286,7 @@ class SparseBench(_Bench):
     wide_batch: int = 1024
     narrow: tuple[int, ...] = (64, 256, 128, 10)
     narrow_batch: int = 512
+    online_batches: tuple[int, ...] = (1, 4, 16)
     sparsities: tuple[float, ...] = (0.906, 0.95)
     accelerate_sparsities: tuple[float, ...] = (0.0, 0.5, 0.75, 0.875, 0.906, 0.938, 0.969, 0.99)
     update_every: int = 100
@@ -308,7 +310,8 @@ class SparseBench(_Bench):
             )
         # rigl-torch accumulates gradients over fewer steps than that, and over at least one.
         at_least(self, 2, "update_every")
-        at_least(self, 1, "wide_batch", "narrow_batch", "rounds", "steps", "seeds", "lines")
+        at_least(self, 1, "wide_batch", "narrow_batch", "online_batches")
+        at_least(self, 1, "rounds", "steps", "seeds", "lines")
         scratch_folder(self.scratch)
 
 

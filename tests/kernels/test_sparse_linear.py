@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,9 +12,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.kernels.sparse_linear import (
+    Link,
     dense_weight,
     parts_of,
     pattern_of,
+    sparse_chain,
     sparse_input_linear,
     sparse_linear,
 )
@@ -139,6 +143,121 @@ def test_threads_change_no_bit() -> None:
         torch.set_num_threads(before)
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def make_chain(
+    widths: list[int],
+    density: float,
+    dtype: torch.dtype = torch.float64,
+    *,
+    last_relu: bool = False,
+) -> list[Link]:
+    links = []
+    for number, (inputs, outputs) in enumerate(pairwise(widths)):
+        _, values, bias, pattern = make_layer(outputs, inputs, density, number, dtype)
+        last = number == len(widths) - 2
+        # The second layer has no bias.
+        given = None if number == 1 else bias
+        links.append(Link(values, given, pattern, outputs, last_relu or not last))
+    return links
+
+
+def dense_chain(x: Tensor, links: list[Link]) -> Tensor:
+    for link in links:
+        weight = dense_weight(link.values, link.pattern, link.outputs, x.shape[1])
+        x = functional.linear(x, weight, link.bias)
+        x = x.relu() if link.relu else x
+    return x
+
+
+def learned_of(links: list[Link]) -> list[Tensor]:
+    return [t for link in links for t in (link.values, link.bias) if t is not None]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    samples=st.sampled_from([0, 1, 2, 15, 16, 17, 49, 64, 130, 700]),
+    widths=st.lists(st.integers(1, 40), min_size=2, max_size=5),
+    density=st.sampled_from([0.0, 0.05, 0.3, 1.0]),
+    by_feature=st.booleans(),
+    last_relu=st.booleans(),
+    single=st.booleans(),
+)
+def test_a_chain_equals_masked_dense_layers(
+    samples: int,
+    widths: list[int],
+    density: float,
+    by_feature: bool,
+    last_relu: bool,
+    single: bool,
+) -> None:
+    dtype = torch.float32 if single else torch.float64
+    links = make_chain(widths, density, dtype, last_relu=last_relu)
+    x = torch.randn(samples, widths[0], dtype=dtype)
+    if by_feature:
+        x = x.t().contiguous().t()
+    x.requires_grad_()
+    y, expected = sparse_chain(x, links), dense_chain(x, links)
+    assert y.is_contiguous()
+    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        torch.testing.assert_close(sparse_chain(x, links), y, rtol=1e-4, atol=1e-4)
+    # Where the two differ by rounding, a relu may pass on one and not the other.
+    if not single:
+        given, grad = [x, *learned_of(links)], torch.randn_like(y)
+        found = torch.autograd.grad(y, given, grad)
+        wanted = torch.autograd.grad(expected, given, grad)
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("samples", [3, 70])
+def test_gradients_of_a_chain_are_exact(samples: int, relu: bool) -> None:
+    links = make_chain([5, 7, 6, 3], 0.5, last_relu=relu)
+    x = torch.randn(samples, 5, dtype=torch.float64, requires_grad=True)
+
+    def chain(x: Tensor, *learned: Tensor) -> Tensor:
+        first, bias, second, third, other = learned
+        given = [(first, bias), (second, None), (third, other)]
+        own = [link._replace(values=v, bias=b) for link, (v, b) in zip(links, given, strict=True)]
+        return sparse_chain(x, own)
+
+    assert torch.autograd.gradcheck(chain, (x, *learned_of(links)))
+    if samples == 3:
+        assert torch.autograd.gradgradcheck(chain, (x, *learned_of(links)))
+
+
+@pytest.mark.parametrize("samples", [1, 12, 700])
+def test_threads_change_no_bit_of_a_chain(samples: int) -> None:
+    links = make_chain([200, 300, 250, 10], 0.5, torch.float32)
+    x = torch.randn(samples, 200, requires_grad=True)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            y = sparse_chain(x, links)
+            with torch.no_grad():
+                other = sparse_chain(x, links)
+            given = (x, *learned_of(links))
+            results.append((y, other, *torch.autograd.grad(y.square().sum(), given)))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_a_chain_that_does_not_fit_is_refused() -> None:
+    links = make_chain([5, 7, 6], 0.5)
+    x = torch.randn(4, 5, dtype=torch.float64)
+    for wrong in (
+        [links[1]],
+        [links[0], links[0]],
+        [links[0], links[1]._replace(values=links[1].values[1:])],
+        [links[0], links[1]._replace(pattern=links[1].pattern + 1)],
+    ):
+        with pytest.raises(ValueError, match="the shapes are"):
+            sparse_chain(x, wrong)
 
 
 def test_what_is_not_a_number_is_not_hidden() -> None:

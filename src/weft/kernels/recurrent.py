@@ -30,6 +30,35 @@ _BLOCK_ROWS = 192
 _CHUNKS = 16
 
 
+# Row by row in functions of their own: over a whole matrix the compiler asks once whether what a
+# loop reads and writes may overlap; columns of one matrix may, and it then uses no vectors.
+
+
+@kernel
+def _row_gates(sums: Any, h: Any, bias: Any, gates: Any) -> None:
+    """r, z and the state's part of n, of one row; bias as in `_gates`."""
+    width = h.shape[0]
+    for j in range(2 * width):
+        gates[j] = sigmoid_of(sums[j] + bias[j])
+    own, own_bias, out = sums[3 * width :], bias[3 * width :], gates[3 * width :]
+    for j in range(width):
+        out[j] = own[j] + own_bias[j]
+
+
+@kernel
+def _row_new(new: Any, bias: Any, r: Any, own: Any, n: Any) -> None:
+    """The gate n of one row."""
+    for j in range(n.shape[0]):
+        n[j] = tanh_of(new[j] + bias[j] + r[j] * own[j])
+
+
+@kernel
+def _row_state(h: Any, z: Any, n: Any, out: Any) -> None:
+    """The new state of one row."""
+    for j in range(n.shape[0]):
+        out[j] = n[j] + z[j] * (h[j] - n[j])
+
+
 @kernel
 def _gates(sums: Any, h: Any, bias: Any, gates: Any, out: Any) -> None:
     """The gates r, z, n and the state's part of n, from the sums of products; and the new state.
@@ -37,19 +66,13 @@ def _gates(sums: Any, h: Any, bias: Any, gates: Any, out: Any) -> None:
     bias [4 H] is both biases of r and z, the input's of n, the state's of n.
     """
     width = h.shape[1]
-    # Loops of one or two results each: the compiler then uses vectors.
     for i in range(h.shape[0]):
-        for j in range(2 * width):
-            gates[i, j] = sigmoid_of(sums[i, j] + bias[j])
-        for j in range(width):
-            gates[i, 3 * width + j] = sums[i, 3 * width + j] + bias[3 * width + j]
-        for j in range(width):
-            own = sums[i, 3 * width + j] + bias[3 * width + j]
-            new = sums[i, 2 * width + j] + bias[2 * width + j]
-            gates[i, 2 * width + j] = tanh_of(new + gates[i, j] * own)
-        for j in range(width):
-            n = gates[i, 2 * width + j]
-            out[i, j] = n + gates[i, width + j] * (h[i, j] - n)
+        own = gates[i]
+        r, z = own[:width], own[width : 2 * width]
+        n, state = own[2 * width : 3 * width], own[3 * width :]
+        _row_gates(sums[i], h[i], bias, own)
+        _row_new(sums[i, 2 * width :], bias[2 * width :], r, state, n)
+        _row_state(h[i], z, n, out[i])
 
 
 @shared_rows

@@ -1,26 +1,38 @@
 """A linear layer whose weight is mostly zeros: only the weights that are there are multiplied.
 
-B samples, I inputs, O outputs, K weights. Outputs and gradients are stored feature by feature
-(strides (1, B)), as the next such layer reads them; elementwise functions keep that order. Where
-the input is itself mostly zeros, only pairs of an input and a weight that are both there are
-multiplied.
+B samples, I inputs, O outputs, K weights. The outputs and gradients of one layer are stored feature
+by feature (strides (1, B)), as the next such layer reads them; elementwise functions keep that
+order. A chain of layers is one operator, whose hidden layers never leave the cache for another
+order. Where the input is itself mostly zeros, only pairs of an input and a weight that are both
+there are multiplied.
 """
 
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from weft.checked_indices import check_range, check_segments, once
 from weft.kernels import sparse_linear_loops as loops
-from weft.kernels.custom_op import array_of, has_loop, have_one_loop, operator, require
+from weft.kernels.custom_op import (
+    array_of,
+    differentiable_gradients,
+    has_loop,
+    have_one_loop,
+    is_plain,
+    operator,
+    require,
+)
+from weft.kernels.sample_vectors import LINE
 from weft.runtime import POOL, compiled, threads_for
 
 # A chunk of samples sums the gradient of the weights for itself: enough of them to share, not to
 # fill memory. Their number depends on the shapes alone, so that of threads changes no bit.
-_CHUNKS = 8
+_CHUNKS = 4
 
 
 class Pattern(NamedTuple):
@@ -174,6 +186,60 @@ def _has_fast_loop(x: Tensor, values: Tensor, bias: Tensor | None) -> bool:
     return same and has_loop(values) and not torch.compiler.is_exporting()
 
 
+class Link(NamedTuple):
+    """A layer of a chain: relu(x Wᵀ + bias), or without the relu.
+
+    Attributes:
+        values: [K], the weights by rows.
+        bias: [O], or None.
+        pattern: where they are, as `pattern_of` made it.
+        outputs: O.
+        relu: give 0 for what is below 0.
+    """
+
+    values: Tensor
+    bias: Tensor | None
+    pattern: Tensor
+    outputs: int
+    relu: bool
+
+
+def sparse_chain(x: Tensor, links: Sequence[Link]) -> Tensor:
+    """The output [B, O] of one layer after another, row by row, for x [B, I]."""
+    learned = [each for link in links for each in link[:2]]
+    for link, inputs in zip(links, _widths(x, links), strict=False):
+        _check_link(link, inputs)
+    plain = all(t is None or is_plain(t) for t in (x, *learned))
+    fast = plain and all(_has_fast_loop(x, link.values, link.bias) for link in links)
+    if torch.compiler.is_compiling() or not fast:
+        return _one_by_one(x, links)
+    if torch.is_grad_enabled():
+        out: Tensor = _Chain.apply(x, links, *learned)  # type: ignore[no-untyped-call]
+        return out
+    return _run(x, links, by_feature=False)[0]
+
+
+def _one_by_one(x: Tensor, links: Sequence[Link]) -> Tensor:
+    for link in links:
+        x = sparse_linear(x, *link)
+    return x.contiguous()
+
+
+def _widths(x: Tensor, links: Sequence[Link]) -> list[int]:
+    """Inputs of each layer, and outputs of the last."""
+    require(x.ndim == 2, "x [B, I] needed", x)
+    return [x.shape[1], *(link.outputs for link in links)]
+
+
+def _check_link(link: Link, inputs: int) -> None:
+    """Refuse what does not fit together, whatever x is."""
+    values, bias, pattern, outputs, _ = link
+    right = values.ndim == 1 and pattern.shape == (3 * values.shape[0] + outputs + inputs + 2,)
+    if not (right and (bias is None or bias.shape == (outputs,))):
+        needed = f"values [K], bias [{outputs}] and a pattern of them of {inputs} inputs needed"
+        require(False, needed, values, bias, pattern)
+
+
 def _laid_out(x: Tensor) -> tuple[Any, bool]:
     """The array of x [B, F], transposed if it is stored feature by feature, and whether it is."""
     turned = x.t()
@@ -181,12 +247,140 @@ def _laid_out(x: Tensor) -> tuple[Any, bool]:
     return array_of(turned if by_feature else x), by_feature
 
 
-def _blocks_of(samples: int, values: Tensor) -> tuple[int, int, int]:
+def _block_size(samples: int, dtype: torch.dtype, learning: bool) -> int:
+    """Samples in a block."""
+    line = LINE // dtype.itemsize
+    if samples == 1 and not learning:
+        return 1
+    # Few samples would leave most of a wide block empty.
+    return line * (loops.WIDE if samples > 3 * line else loops.NARROW)
+
+
+def _blocks_of(samples: int, size: int) -> tuple[int, int, int]:
     """Blocks of samples, blocks in a chunk, chunks."""
-    size = loops.BYTES // values.element_size()
     blocks = -(-samples // size)
     chunk = max(1, -(-blocks // _CHUNKS))
     return blocks, chunk, -(-blocks // chunk)
+
+
+def _table(links: Sequence[Link], inputs: int, grads: Sequence[Tensor] = ()) -> tuple[Any, Any]:
+    """The table that the loops read, and what must live as long; see loops.OUTPUTS.
+
+    `grads` are the gradients in the values and the bias of each layer in turn.
+    """
+    rows, alive = [], []
+    for number, (values, bias, pattern, outputs, relu) in enumerate(links):
+        _check_pattern(pattern, outputs, inputs)
+        values = values.contiguous()
+        bias = None if bias is None else bias.contiguous()
+        places = [t.data_ptr() for t in grads[2 * number : 2 * number + 2]] or [0, 0]
+        given = (values.data_ptr(), 0 if bias is None else bias.data_ptr(), pattern.data_ptr())
+        rows.append((outputs, inputs, values.shape[0], relu, *given, *places))
+        alive += [values, bias]
+        inputs = outputs
+    return np.array(rows, dtype=np.int64), alive
+
+
+def _run(
+    x: Tensor, links: Sequence[Link], *, by_feature: bool, learning: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Output [B, O], and what a backward pass needs of the hidden layers if it is `learning`."""
+    samples, outputs = x.shape[0], links[-1].outputs
+    size = _block_size(samples, x.dtype, learning)
+    blocks, _, _ = _blocks_of(samples, size)
+    table, alive = _table(links, x.shape[1])
+    hidden = x.new_empty(blocks if learning else 0, sum(link.outputs for link in links[:-1]), size)
+    if by_feature:
+        # Not the transpose of another tensor: autograd lets nobody change such a view in place.
+        out = x.new_empty_strided((samples, outputs), (1, max(1, samples)))
+        place = out.t().numpy()
+    else:
+        out = x.new_empty(samples, outputs)
+        place = out.numpy()
+    threads = threads_for(int(table[:, loops.COUNT].sum()) * blocks * size)
+    # Enough blocks for all threads, or all of them for one.
+    by_rows = blocks < 2 * threads and not learning
+    loops.forward(POOL, threads, table, *_laid_out(x), hidden.numpy(), place, by_feature, by_rows)
+    del alive
+    return out, hidden
+
+
+def _run_back(
+    x: Tensor,
+    grad: Tensor,
+    made: Tensor | None,
+    links: Sequence[Link],
+    hidden: Tensor,
+    wanted: bool,
+    by_feature: bool,
+) -> tuple[Tensor, list[Tensor]]:
+    """Gradients in x (empty unless `wanted`), and in the values and bias of each layer in turn.
+
+    `made` is the output if the last layer has a relu.
+    """
+    samples = x.shape[0]
+    _, chunk, chunks = _blocks_of(samples, hidden.shape[2])
+    grads = [
+        each
+        for link in links
+        for each in (torch.empty_like(link.values), x.new_empty(link.outputs))
+    ]
+    table, alive = _table(links, x.shape[1], grads)
+    grad_x = x.new_empty((x.shape[1] if wanted else 0, samples) if by_feature else x.shape)
+    output = (None, False) if made is None else _laid_out(made)
+    count = int(table[:, loops.COUNT].sum())
+    loops.backward(
+        POOL,
+        threads_for(2 * count * samples),
+        threads_for(chunks * count),
+        table,
+        (*_laid_out(x), *_laid_out(grad), *output),
+        hidden.numpy(),
+        chunk,
+        chunks,
+        wanted,
+        grad_x.numpy(),
+        by_feature,
+    )
+    del alive
+    return grad_x.t() if by_feature else grad_x, grads
+
+
+class _Chain(torch.autograd.Function):
+    # One function with ctx: torch would inspect the signature of a separate forward at each call.
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        x, links, *learned = arguments
+        out, hidden = _run(x, links, by_feature=False, learning=True)
+        made = out if links[-1].relu else None
+        patterns = [link.pattern for link in links]
+        ctx.save_for_backward(x, *learned, *patterns, hidden, made)
+        ctx.kinds = [link[3:] for link in links]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        x, *saved, hidden, made = ctx.saved_tensors
+        count = len(ctx.kinds)
+        learned, patterns = saved[: 2 * count], saved[2 * count :]
+
+        def links_of(*learned: Any) -> list[Link]:
+            pairs = zip(learned[::2], learned[1::2], patterns, ctx.kinds, strict=True)
+            return [Link(values, bias, where, *kind) for values, bias, where, kind in pairs]
+
+        if torch.is_grad_enabled():
+
+            def chain(x: Tensor, _: None, *learned: Any) -> Tensor:
+                return _one_by_one(x, links_of(*learned))
+
+            return tuple(differentiable_gradients(ctx, chain, (x, None, *learned), grads))
+        wanted = ctx.needs_input_grad[0]
+        grad_x, found = _run_back(x, grads[0], made, links_of(*learned), hidden, wanted, False)
+        of_learned = [
+            grad if needed else None
+            for grad, needed in zip(found, ctx.needs_input_grad[2:], strict=True)
+        ]
+        return grad_x if wanted else None, None, *of_learned
 
 
 @operator(
@@ -197,16 +391,8 @@ def _sparse_linear(
     x: Tensor, values: Tensor, bias: Tensor | None, pattern: Tensor, outputs: int, relu: bool
 ) -> Tensor:
     _check_shapes(x, values, bias, pattern, outputs)
-    _check_pattern(pattern, outputs, x.shape[1])
     require(have_one_loop(x, values, bias), "x, values and bias must have one dtype", x, values)
-    samples = x.shape[0]
-    # Not the transpose of another tensor: autograd lets nobody change such a view in place.
-    out = x.new_empty_strided((samples, outputs), (1, max(1, samples)))
-    given = (array_of(values), pattern.numpy(), array_of(bias))
-    arguments = (*_laid_out(x), *given, relu, out.t().numpy())
-    blocks, _, _ = _blocks_of(samples, values)
-    loops.forward_blocks.share(arguments, blocks, values.shape[0] * samples)
-    return out
+    return _run(x, [Link(values, bias, pattern, outputs, relu)], by_feature=True)[0]
 
 
 @_sparse_linear.derivative(
@@ -247,40 +433,30 @@ def _sparse_linear_backward(
     right = right and have_one_loop(x, values, grad, made)
     require(right, "gradients must have the shape and dtype of the output", grad, x, made)
     _check_shapes(x, values, None, pattern, grad.shape[1])
-    _check_pattern(pattern, grad.shape[1], x.shape[1])
-    samples, count, outputs = x.shape[0], values.shape[0], grad.shape[1]
-    _, chunk, chunks = _blocks_of(samples, values)
-    grads = _empty_gradients(grad, x, values, pattern, made, wanted)
-    loops.backward(
-        POOL,
-        threads_for(2 * count * samples),
-        threads_for(chunks * (count + outputs)),
-        (*_laid_out(x), *_laid_out(grad), None if made is None else array_of(made.t())),
-        array_of(values),
-        pattern.numpy()[count + outputs + 1 :],
-        wanted,
-        chunk,
-        chunks,
-        *(t.t().numpy() for t in grads),
-    )
-    return grads
+    links = [Link(values, None, pattern, grad.shape[1], made is not None)]
+    hidden = x.new_empty(1, 0, _block_size(x.shape[0], x.dtype, True))
+    grad_x, (grad_values, grad_bias) = _run_back(x, grad, made, links, hidden, wanted, True)
+    return grad_x, grad_values, grad_bias
 
 
-def _sum_of_chunks(parts: Tensor, order: Tensor, chunks: int) -> tuple[Tensor, Tensor]:
+def _sum_of_chunks(
+    parts: Tensor, pattern: Tensor, outputs: int, inputs: int, chunks: int
+) -> tuple[Tensor, Tensor]:
     """The gradients in the weights [K] by rows and in the bias [O].
 
     Args:
         parts: [C, K + O], of each chunk: in the weights by columns, then in the bias.
-        order: int32 [K], as in `Pattern`.
+        pattern: of the weights.
+        outputs: O.
+        inputs: I.
         chunks: how many there are; if none, the gradients are 0.
     """
-    count = order.shape[0]
-    values, bias = parts.new_empty(count), parts.new_empty(parts.shape[1] - count)
+    values, bias = parts.new_zeros(parts.shape[1] - outputs), parts.new_zeros(outputs)
     if chunks:
-        arguments = (parts.numpy(), order.numpy(), values.numpy(), bias.numpy())
-        loops.sum_chunks.share(arguments, parts.shape[1], parts.numel())
-        return values, bias
-    return values.zero_(), bias.zero_()
+        link = Link(values, None, pattern, outputs, False)
+        table, _ = _table([link], inputs, [values, bias])
+        loops.sum_chunks.share((table, parts.numpy()), parts.shape[1], parts.numel())
+    return values, bias
 
 
 def sparse_input_linear(
@@ -396,7 +572,7 @@ def _few_inputs_backward(
     _check_sparse_input(x_values, x_columns, x_offsets, pattern, count, outputs)
     right = x_offsets.shape == (samples + 1,) and grad.dtype == x_values.dtype
     require(right, "the gradient must have the shape and dtype of the output", grad, x_offsets)
-    by_columns, order = _by_columns(pattern, count, outputs)
+    by_columns, _ = _by_columns(pattern, count, outputs)
     chunk = max(1, -(-samples // _CHUNKS))
     chunks = -(-samples // chunk)
     parts = grad.new_empty(max(1, chunks), count + outputs)
@@ -404,4 +580,5 @@ def _few_inputs_backward(
     arguments = (*map(array_of, given), chunk, parts.numpy())
     operations = _products(x_values, by_columns, count)
     loops.few_inputs_backward.share(arguments, chunks, operations)
-    return _sum_of_chunks(parts, order, chunks)
+    inputs = by_columns.shape[0] - 2 * count - 1
+    return _sum_of_chunks(parts, pattern, outputs, inputs, chunks)

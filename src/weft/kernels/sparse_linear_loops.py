@@ -1,12 +1,9 @@
-"""The compiled loops of `sparse_linear`: a matrix of few weights times a block of samples.
+"""The compiled loops of `sparse_linear`: chains of matrices of few weights times blocks of samples.
 
 A block of samples is copied into the cache feature by feature, so that the weight of one input
-meets a whole vector of samples. B samples, I inputs, O outputs, K weights in CSR order; `order`
-maps a position in CSC order to one in CSR order.
-
-A block of samples is one value, a vector of a fixed width: the compiler keeps it in registers for a
-whole inner loop, where a loop over an array would load and store the sums again at each step. It
-cuts it into whatever vectors the processor has.
+meets a whole vector of samples, and goes through all layers of a chain there. B samples, S of them
+in a block; I inputs, O outputs, K weights of a layer in CSR order; `order` maps a position in CSC
+order to one in CSR order.
 """
 
 from __future__ import annotations
@@ -15,185 +12,69 @@ import sys
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic, models, register_model
+from numba import carray
 
-from weft.runtime import kernel, share_rows, shared_rows
+from weft.kernels.sample_vectors import (
+    LINE,
+    SQUARE,
+    add_to,
+    address_as,
+    dot,
+    drop_negative,
+    four_dots,
+    load,
+    multiply_add,
+    products_at,
+    spread,
+    store,
+    total,
+    turn,
+    zeros,
+)
+from weft.runtime import WORTH_SHARING, kernel, share_rows, shared_rows
 
 # numba caches code that names a function by its module, not code that holds the function itself.
 _here = sys.modules[__name__]
 
-# Eight registers of 32 bytes: enough sums in flight to hide a multiply-add's latency, and half of
-# the registers stay free.
-BYTES = 256
-# Rows and columns that `turn` turns at a time; one register holds so many floats.
-SQUARE = 8
-# Contraction to fused multiply-add is the only liberty taken: sums keep their order.
-_FUSED = ("contract",)
+# Cache lines of a feature in a block. Four: enough sums in flight to hide a multiply-add's latency,
+# few enough that two blocks of 1,024 features fit into a second-level cache. One: for few samples.
+WIDE, NARROW = 4, 1
 # Gradients summed at a time.
 _RUN = 1024
 
-
-class _Vector(types.Type):  # type: ignore[misc]
-    """BYTES bytes of numbers of one dtype."""
-
-    def __init__(self, dtype: Any) -> None:
-        self.dtype = dtype
-        self.width = BYTES * 8 // dtype.bitwidth
-        super().__init__(name=f"weft.Vector({dtype})")
+# Columns of the table int64 [layers, 9] that describes a chain. Addresses are of contiguous arrays;
+# that of no bias is 0. Gradients are written by the backward pass alone.
+OUTPUTS, INPUTS, COUNT, RELU, VALUES, BIAS, PATTERN, VALUES_GRAD, BIAS_GRAD = range(9)
 
 
-@register_model(_Vector)
-class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, manager: Any, vector: Any) -> None:
-        real = ir.FloatType() if vector.dtype == types.float32 else ir.DoubleType()
-        super().__init__(manager, vector, ir.VectorType(real, vector.width))
+@kernel
+def _numbers(address: int, count: int, like: Any) -> Any:
+    """The array at an address, of the dtype of another."""
+    return carray(address_as(address, like.dtype.type(0)), (count,))
 
 
-def _places(
-    context: Any, builder: Any, kind: Any, values: Any, vector: Any, rows: int = 1
-) -> list[Any]:
-    """Pointers to the vectors at array[row, column] and in the rows after it.
-
-    `values` are the array, row and column.
-    """
-    view = context.make_array(kind)(context, builder, values[0])
-    stride = cgutils.unpack_tuple(builder, view.strides)[0]
-    address = builder.ptrtoint(view.data, stride.type)
-    address = builder.add(address, builder.mul(values[1], stride))
-    size = stride.type(kind.dtype.bitwidth // 8)
-    address = builder.add(address, builder.mul(values[2], size))
-    found = []
-    for _ in range(rows):
-        found.append(builder.inttoptr(address, vector.as_pointer()))
-        address = builder.add(address, stride)
-    return found
+@kernel
+def _pattern(layer: Any) -> Any:
+    """All of a layer's `Pattern`."""
+    size = 3 * layer[COUNT] + layer[OUTPUTS] + layer[INPUTS] + 2
+    return carray(address_as(layer[PATTERN], np.int32(0)), (size,))
 
 
-@intrinsic
-def load(typing_context: Any, array: Any, row: Any, column: Any) -> Any:
-    """The vector at array[row, column:], whose columns have unit stride."""
-    vector = _Vector(array.dtype)
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind = context.get_value_type(vector)
-        (place,) = _places(context, builder, signature.args[0], values, kind)
-        return builder.load(place, align=array.dtype.bitwidth // 8)
-
-    return vector(array, types.intp, types.intp), generate
+@kernel
+def _by_columns(layer: Any) -> Any:
+    """Rows and offsets of a layer's columns, and the order of its weights by columns."""
+    pattern = _pattern(layer)[layer[COUNT] + layer[OUTPUTS] + 1 :]
+    starts = layer[COUNT] + layer[INPUTS] + 1
+    return pattern[: layer[COUNT]], pattern[layer[COUNT] : starts], pattern[starts:]
 
 
-@intrinsic
-def store(typing_context: Any, array: Any, row: Any, column: Any, vector: Any) -> Any:
-    """array[row, column:] = vector."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind = context.get_value_type(vector)
-        (place,) = _places(context, builder, signature.args[0], values, kind)
-        builder.store(values[3], place, align=array.dtype.bitwidth // 8)
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp, types.intp, vector), generate
-
-
-def _spread(builder: Any, scalar: Any, kind: Any) -> Any:
-    number = ir.IntType(32)
-    one = builder.insert_element(ir.Constant(kind, ir.Undefined), scalar, number(0))
-    zeros = ir.Constant(ir.VectorType(number, kind.count), [0] * kind.count)
-    return builder.shuffle_vector(one, ir.Constant(kind, ir.Undefined), zeros)
-
-
-@intrinsic
-def spread(typing_context: Any, scalar: Any) -> Any:
-    """The vector whose numbers are all `scalar`."""
-    vector = _Vector(scalar)
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return _spread(builder, values[0], context.get_value_type(vector))
-
-    return vector(scalar), generate
-
-
-@intrinsic
-def multiply_add(typing_context: Any, vector: Any, scalar: Any, other: Any) -> Any:
-    """vector + scalar · other."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        factor = _spread(builder, values[1], values[0].type)
-        product = builder.fmul(factor, values[2], flags=_FUSED)
-        return builder.fadd(values[0], product, flags=_FUSED)
-
-    return vector(vector, vector.dtype, vector), generate
-
-
-@intrinsic
-def dot(typing_context: Any, a: Any, b: Any) -> Any:
-    """Σ a · b, summed by halves."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        product = builder.fmul(values[0], values[1], flags=_FUSED)
-        while product.type.count > 1:
-            half = product.type.count // 2
-            kind = ir.VectorType(ir.IntType(32), half)
-            parts = [
-                builder.shuffle_vector(
-                    product,
-                    ir.Constant(product.type, ir.Undefined),
-                    ir.Constant(kind, list(range(start, start + half))),
-                )
-                for start in (0, half)
-            ]
-            product = builder.fadd(*parts, flags=_FUSED)
-        return builder.extract_element(product, ir.IntType(32)(0))
-
-    return a.dtype(a, b), generate
-
-
-@intrinsic
-def drop_negative(typing_context: Any, vector: Any, sign: Any) -> Any:
-    """`vector`, but 0 where `sign` is 0 or below; as in torch, what is not a number stays."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        zeros = ir.Constant(values[0].type, [0.0] * values[0].type.count)
-        return builder.select(builder.fcmp_ordered("<=", values[1], zeros), zeros, values[0])
-
-    return vector(vector, sign), generate
-
-
-@intrinsic
-def turn(
-    typing_context: Any, x: Any, row: Any, column: Any, out: Any, out_row: Any, out_column: Any
-) -> Any:
-    """out[out_row + j, out_column + i] = x[row + i, column + j], for a square."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind = ir.VectorType(
-            ir.FloatType() if x.dtype == types.float32 else ir.DoubleType(), SQUARE
-        )
-        size = x.dtype.bitwidth // 8
-
-        read = _places(context, builder, x, values[:3], kind, SQUARE)
-        lines = [builder.load(place, align=size) for place in read]
-        half = SQUARE // 2
-        # To interleave the first half of the lines with the second, three times, turns a square
-        # of eight.
-        for _ in range(half.bit_length()):
-            mixed = []
-            for one, other in zip(lines[:half], lines[half:], strict=True):
-                for start in (0, half):
-                    pairs = [i + part for i in range(start, start + half) for part in (0, SQUARE)]
-                    mask = ir.Constant(ir.VectorType(ir.IntType(32), SQUARE), pairs)
-                    mixed.append(builder.shuffle_vector(one, other, mask))
-            lines = mixed
-        written = _places(context, builder, out, values[3:], kind, SQUARE)
-        for line, place in zip(lines, written, strict=True):
-            builder.store(line, place, align=size)
-        return context.get_dummy_value()
-
-    place = types.intp
-    return types.void(x, place, place, out, place, place), generate
+@kernel
+def _lined_up(rows: int, width: int, like: Any) -> Any:
+    """An array [rows, width] of the dtype of another, from the start of a cache line on."""
+    slack = LINE // like.itemsize
+    space = np.empty(rows * width + slack, dtype=like.dtype)
+    first = (-space.ctypes.data % LINE) // like.itemsize
+    return space[first : first + rows * width].reshape((rows, width))
 
 
 @kernel
@@ -205,13 +86,9 @@ def _fill(x: Any, by_feature: bool, start: int, block: Any) -> None:
     features, size = block.shape
     if by_feature:
         count = min(size, x.shape[1] - start)
-        if count == size:
-            for f in range(features):
-                store(block, f, 0, load(x, f, start))
-        else:
-            for f in range(features):
-                for s in range(count):
-                    block[f, s] = x[f, start + s]
+        for f in range(features):
+            for s in range(count):
+                block[f, s] = x[f, start + s]
     else:
         count = min(size, x.shape[0] - start)
         whole, high = count - count % SQUARE, features - features % SQUARE
@@ -224,172 +101,398 @@ def _fill(x: Any, by_feature: bool, start: int, block: Any) -> None:
                 done = high
             for f in range(done, features):
                 block[f, s] = x[start + s, f]
-    if count < size:
-        for f in range(features):
-            for s in range(count, size):
+    _clear(block, count)
+
+
+@kernel
+def _clear(block: Any, count: int) -> None:
+    """Zeros for the samples from `count` on, or what was made of nothing might be no number."""
+    if count < block.shape[1]:
+        for f in range(block.shape[0]):
+            for s in range(count, block.shape[1]):
                 block[f, s] = 0
+
+
+@kernel
+def _spill(block: Any, by_feature: bool, start: int, out: Any) -> None:
+    """The samples of `out` from `start` = those of block [F, S], as many as there are."""
+    features, size = block.shape
+    if by_feature:
+        count = min(size, out.shape[1] - start)
+        for f in range(features):
+            for s in range(count):
+                out[f, start + s] = block[f, s]
+    else:
+        count = min(size, out.shape[0] - start)
+        whole, high = count - count % SQUARE, features - features % SQUARE
+        for s in range(0, whole, SQUARE):
+            for f in range(0, high, SQUARE):
+                turn(block, f, s, out, start + s, f)
+        for s in range(count):
+            done = 0
+            if s < whole:
+                done = high
+            for f in range(done, features):
+                out[start + s, f] = block[f, s]
+
+
+# -- Forward ---------------------------------------------------------------------------------------
+
+
+@kernel
+def _rows(layer: Any, block: Any, to: Any, first: int, stop: int, zero: Any) -> None:
+    """Rows first:stop of to [O, S] = W block + bias, for blocks as wide as the vector `zero`."""
+    values, pattern = _numbers(layer[VALUES], layer[COUNT], block), _pattern(layer)
+    columns, offsets = pattern[: layer[COUNT]], pattern[layer[COUNT] :]
+    bias = _numbers(layer[BIAS], layer[OUTPUTS], block)
+    has_bias, relu = layer[BIAS] != 0, layer[RELU] != 0
+    for row in range(first, stop):
+        sums = zero
+        if has_bias:
+            sums = spread(bias[row], zero)
+        # Unsigned: a negative index would be counted from the end, at a cost.
+        for k in range(np.uintp(offsets[row]), np.uintp(offsets[row + 1])):
+            sums = multiply_add(sums, values[k], load(block, np.intp(columns[k]), 0, zero))
+        if relu:
+            sums = drop_negative(sums, sums)
+        store(to, row, 0, sums)
+
+
+@kernel
+def _rows_of_one(layer: Any, block: Any, to: Any, first: int, stop: int) -> None:
+    """`_rows` for a single sample: the vectors are then of weights."""
+    values, pattern = _numbers(layer[VALUES], layer[COUNT], block), _pattern(layer)
+    columns, offsets = pattern[: layer[COUNT]], pattern[layer[COUNT] :]
+    bias = _numbers(layer[BIAS], layer[OUTPUTS], block)
+    x, zero = block[:, 0], zeros(block, 1)
+    lanes = LINE // block.itemsize
+    for row in range(first, stop):
+        begin, end = np.intp(offsets[row]), np.intp(offsets[row + 1])
+        high = end - (end - begin) % lanes
+        sums = zero
+        for k in range(begin, high, lanes):
+            sums = products_at(sums, values, x, columns, k)
+        own = total(sums)
+        for k in range(np.uintp(high), np.uintp(end)):
+            own += values[k] * x[np.uintp(columns[k])]
+        if layer[BIAS] != 0:
+            own += bias[row]
+        if layer[RELU] != 0 and own <= 0:
+            own = values.dtype.type(0)
+        to[row, 0] = own
+
+
+@kernel
+def _some_rows(layer: Any, block: Any, to: Any, first: int, stop: int) -> None:
+    """Rows first:stop of to [O, S] = the layer's output for block [I, S]."""
+    size = block.shape[1]
+    if size == 1:
+        _rows_of_one(layer, block, to, first, stop)
+    elif size * block.itemsize == WIDE * LINE:
+        _rows(layer, block, to, first, stop, zeros(block, WIDE))
+    else:
+        _rows(layer, block, to, first, stop, zeros(block, NARROW))
 
 
 @shared_rows
 @kernel
-def forward_blocks(
+def _forward_blocks(
+    layers: Any,
     x: Any,
     by_feature: bool,
-    values: Any,
-    pattern: Any,
-    bias: Any,
-    relu: bool,
+    hidden: Any,
     out: Any,
+    out_by_feature: bool,
     first: int,
     stop: int,
 ) -> None:
-    """Blocks first:stop of samples of out [O, B] = W x + bias; `pattern` as in `pattern_of`.
-
-    With `relu` what is below 0 becomes 0.
-    """
-    size = BYTES // values.itemsize
-    inputs = x.shape[1]
-    if by_feature:
-        inputs = x.shape[0]
-    columns = pattern[: values.shape[0]]
-    offsets = pattern[values.shape[0] :]
-    block = np.empty((inputs, size), dtype=values.dtype)
-    line = np.empty((1, size), dtype=values.dtype)
+    """Blocks first:stop of samples through all layers."""
+    size, last = hidden.shape[2], layers.shape[0] - 1
+    given = _lined_up(layers[0, INPUTS], size, x)
+    made = _lined_up(layers[last, OUTPUTS], size, x)
+    # What need not be kept stays in the cache.
+    passing = _lined_up(hidden.shape[1], size, x)
+    samples = x.shape[1] if by_feature else x.shape[0]
     for number in range(first, stop):
         start = number * size
-        count = min(size, out.shape[1] - start)
-        # To copy pays if an input is read more than a few times.
-        copied = not by_feature or count < size or values.shape[0] > 3 * inputs
-        if copied:
-            _fill(x, by_feature, start, block)
-        for row in range(out.shape[0]):
-            own = values.dtype.type(0)
-            if bias is not None:
-                own = bias[row]
-            sums = spread(own)
-            begin, end = np.uintp(offsets[row]), np.uintp(offsets[row + 1])
-            if copied:
-                for k in range(begin, end):
-                    sums = multiply_add(sums, values[k], load(block, np.intp(columns[k]), 0))
-            else:
-                for k in range(begin, end):
-                    sums = multiply_add(sums, values[k], load(x, np.intp(columns[k]), start))
-            if relu:
-                sums = drop_negative(sums, sums)
-            if count == size:
-                store(out, row, start, sums)
-            else:
-                store(line, 0, 0, sums)
-                for s in range(count):
-                    out[row, start + s] = line[0, s]
+        _fill(x, by_feature, start, given)
+        own = passing
+        if number < hidden.shape[0]:
+            own = hidden[number]
+        block, top = given, 0
+        for step in range(layers.shape[0]):
+            layer, to = layers[step], made
+            if step < last:
+                to = own[top : top + layer[OUTPUTS]]
+                top += layer[OUTPUTS]
+            _some_rows(layer, block, to, 0, layer[OUTPUTS])
+            _clear(to, samples - start)
+            block = to
+        _spill(made, out_by_feature, start, out)
+
+
+@shared_rows
+@kernel
+def _layer_rows(layer: Any, blocks: Any, to: Any, first: int, stop: int) -> None:
+    """Rows first:stop of a layer's output for some blocks [N, I, S] of samples."""
+    for number in range(blocks.shape[0]):
+        _some_rows(layer, blocks[number], to[number], first, stop)
 
 
 @kernel
-def _keep_active(made: Any, start: int, count: int, block: Any) -> None:
-    """block [O, S] becomes 0 where made [O, B] is 0 or below."""
-    size = block.shape[1]
-    if count == size:
-        for row in range(block.shape[0]):
-            store(block, row, 0, drop_negative(load(block, row, 0), load(made, row, start)))
-    else:
-        for row in range(block.shape[0]):
-            for s in range(count):
-                if made[row, start + s] <= 0:
-                    block[row, s] = 0
+def forward(
+    pool: int,
+    threads: int,
+    layers: Any,
+    x: Any,
+    by_feature: bool,
+    hidden: Any,
+    out: Any,
+    out_by_feature: bool,
+    by_rows: bool,
+) -> None:
+    """out = the chain's output for x; both [F, B] by feature, else [B, F].
+
+    Hidden layers' outputs are kept in hidden [N, H, S], block by block, where it has a block. With
+    `by_rows` threads share a layer's rows, for blocks too few to share.
+    """
+    samples = x.shape[1] if by_feature else x.shape[0]
+    size = hidden.shape[2]
+    count = (samples + size - 1) // size
+    if not by_rows:
+        arguments = (layers, x, by_feature, hidden, out, out_by_feature)
+        share_rows(pool, threads, _here._forward_blocks, arguments, None, count)
+        return
+    top = layers[0, INPUTS]
+    rows = top
+    for step in range(layers.shape[0]):
+        rows += layers[step, OUTPUTS]
+    space = _lined_up(count * rows, size, x).reshape((count, rows, size))
+    blocks = space[:, :top]
+    for number in range(count):
+        _fill(x, by_feature, number * size, blocks[number])
+    for step in range(layers.shape[0]):
+        layer = layers[step]
+        to = space[:, top : top + layer[OUTPUTS]]
+        top += layer[OUTPUTS]
+        # To wake a thread costs more than a small layer.
+        own = threads if count * size * layer[COUNT] >= WORTH_SHARING else 1
+        share_rows(pool, own, _here._layer_rows, (layer, blocks, to), None, layer[OUTPUTS])
+        _clear(to[count - 1], samples - (count - 1) * size)
+        blocks = to
+    for number in range(count):
+        _spill(blocks[number], out_by_feature, number * size, out)
+
+
+# -- Backward --------------------------------------------------------------------------------------
 
 
 @kernel
-def backward_chunks(
+def _bias_gradient(above: Any, part: Any, start: int, zero: Any) -> None:
+    """part[0, start:] += the sums of the rows of above [O, S]."""
+    ones = spread(above.dtype.type(1), zero)
+    rows = above.shape[0]
+    high = rows - rows % 4
+    for row in range(0, high, 4):
+        a, b = load(above, row, 0, zero), load(above, row + 1, 0, zero)
+        c, d = load(above, row + 2, 0, zero), load(above, row + 3, 0, zero)
+        add_to(part, 0, start + row, four_dots(ones, a, b, c, d))
+    for row in range(high, rows):
+        part[0, start + row] += dot(ones, load(above, row, 0, zero))
+
+
+@kernel
+def _layer_back(
+    layer: Any,
+    values: Any,
+    inside: Any,
+    above: Any,
+    below: Any,
+    wanted: bool,
+    active: bool,
+    part: Any,
+    start: int,
+    zero: Any,
+) -> None:
+    """Gradients of a block: below [I, S] in inputs inside [I, S], of above [O, S] in the outputs.
+
+    below is made if `wanted`, and is 0 where inside is not above 0 if `active`. Those in the
+    weights, in CSC order as `values`, are added to part[0, start:].
+    """
+    rows, offsets, _ = _by_columns(layer)
+    for column in range(layer[INPUTS]):
+        own = load(inside, column, 0, zero)
+        # Unsigned: a negative index would be counted from the end, at a cost.
+        begin, end = np.uintp(offsets[column]), np.uintp(offsets[column + 1])
+        high = end - (end - begin) % np.uintp(4)
+        sums = zero
+        if wanted:
+            for k in range(begin, high, np.uintp(4)):
+                a = load(above, np.intp(rows[k]), 0, zero)
+                b = load(above, np.intp(rows[k + np.uintp(1)]), 0, zero)
+                c = load(above, np.intp(rows[k + np.uintp(2)]), 0, zero)
+                d = load(above, np.intp(rows[k + np.uintp(3)]), 0, zero)
+                sums = multiply_add(sums, values[k], a)
+                sums = multiply_add(sums, values[k + np.uintp(1)], b)
+                sums = multiply_add(sums, values[k + np.uintp(2)], c)
+                sums = multiply_add(sums, values[k + np.uintp(3)], d)
+                add_to(part, 0, start + np.intp(k), four_dots(own, a, b, c, d))
+        else:
+            for k in range(begin, high, np.uintp(4)):
+                a = load(above, np.intp(rows[k]), 0, zero)
+                b = load(above, np.intp(rows[k + np.uintp(1)]), 0, zero)
+                c = load(above, np.intp(rows[k + np.uintp(2)]), 0, zero)
+                d = load(above, np.intp(rows[k + np.uintp(3)]), 0, zero)
+                add_to(part, 0, start + np.intp(k), four_dots(own, a, b, c, d))
+        for k in range(high, end):
+            given = load(above, np.intp(rows[k]), 0, zero)
+            sums = multiply_add(sums, values[k], given)
+            part[0, start + np.intp(k)] += dot(own, given)
+        if wanted:
+            if active:
+                sums = drop_negative(sums, own)
+            store(below, column, 0, sums)
+
+
+@kernel
+def _chain_back(
+    layers: Any,
+    turned: Any,
+    grads: Any,
+    given: Any,
+    hidden: Any,
+    wanted: bool,
+    part: Any,
+    zero: Any,
+) -> int:
+    """Gradients of a block, from grads[0] in the last layer's outputs to that in x.
+
+    Returns:
+        Which of `grads` has the gradient in x, if it is `wanted`.
+    """
+    bias, weights, top = part.shape[1], turned.shape[0], hidden.shape[0]
+    turn_of = 0
+    for step in range(layers.shape[0] - 1, -1, -1):
+        layer = layers[step]
+        above, below = grads[turn_of], grads[1 - turn_of]
+        bias -= layer[OUTPUTS]
+        _bias_gradient(above[: layer[OUTPUTS]], part, bias, zero)
+        inside, active = given, False
+        if step:
+            inside = hidden[top - layer[INPUTS] : top]
+            active = layers[step - 1, RELU] != 0
+            top -= layer[INPUTS]
+        weights -= layer[COUNT]
+        values = turned[weights : weights + layer[COUNT]]
+        below_wanted = wanted or step > 0
+        _layer_back(layer, values, inside, above, below, below_wanted, active, part, weights, zero)
+        turn_of = 1 - turn_of
+    return turn_of
+
+
+@kernel
+def _backward_chunks(
+    layers: Any,
+    turned: Any,
     x: Any,
     x_by_feature: bool,
     grad: Any,
     grad_by_feature: bool,
     made: Any,
-    values: Any,
-    by_columns: Any,
-    wanted: bool,
+    made_by_feature: bool,
+    hidden: Any,
     chunk: int,
+    wanted: bool,
     grad_x: Any,
+    grad_x_by_feature: bool,
     parts: Any,
     first: int,
     stop: int,
 ) -> None:
-    """Chunks first:stop, of `chunk` blocks each, of the three gradients.
-
-    made [O, B] is the output if what was below 0 was made 0 there, else None.
-    `values` are in CSC order; by_columns is the second half of the pattern; grad_x [I, B] is
-    written if `wanted`; parts [C, K + O] are the gradients in the weights, in CSC order, and in
-    the bias.
-    """
-    size = BYTES // values.itemsize
-    kept = values.shape[0]
-    inputs, outputs = by_columns.shape[0] - 2 * kept - 1, parts.shape[1] - kept
-    rows, column_offsets = by_columns[:kept], by_columns[kept:]
-    inside = np.empty((inputs, size), dtype=values.dtype)
-    above = np.empty((outputs, size), dtype=values.dtype)
-    line = np.empty((1, size), dtype=values.dtype)
-    ones = spread(values.dtype.type(1))
-    samples = grad_x.shape[1]
+    """Chunks first:stop, of `chunk` blocks each, of all gradients."""
+    size, last = hidden.shape[2], layers.shape[0] - 1
+    widest = layers[0, INPUTS]
+    for step in range(layers.shape[0]):
+        widest = max(widest, layers[step, OUTPUTS])
+    given = _lined_up(layers[0, INPUTS], size, x)
+    space = _lined_up(2 * widest, size, x).reshape((2, widest, size))
+    samples = x.shape[1] if x_by_feature else x.shape[0]
     for number in range(first, stop):
+        part = parts[number : number + 1]
         for k in range(parts.shape[1]):
-            parts[number, k] = 0
-        last = min((number + 1) * chunk * size, samples)
-        for start in range(number * chunk * size, last, size):
-            count = min(size, samples - start)
-            # The inputs are read one after the other: to copy them saves nothing.
-            copied = not x_by_feature or count < size
-            if copied:
-                _fill(x, x_by_feature, start, inside)
-            _fill(grad, grad_by_feature, start, above)
+            part[0, k] = 0
+        final = min((number + 1) * chunk * size, samples)
+        for start in range(number * chunk * size, final, size):
+            _fill(x, x_by_feature, start, given)
+            top = space[0, : layers[last, OUTPUTS]]
+            _fill(grad, grad_by_feature, start, top)
             if made is not None:
-                _keep_active(made, start, count, above)
-            for row in range(outputs):
-                parts[number, kept + row] += dot(load(above, row, 0), ones)
-            for column in range(inputs):
-                # Unsigned: a negative index would be counted from the end, at a cost.
-                begin = np.uintp(column_offsets[column])
-                end = np.uintp(column_offsets[column + 1])
-                own = load(inside, column, 0)
-                if not copied:
-                    own = load(x, column, start)
-                if wanted:
-                    sums = spread(values.dtype.type(0))
-                    for k in range(begin, end):
-                        given = load(above, np.intp(rows[k]), 0)
-                        sums = multiply_add(sums, values[k], given)
-                        parts[number, k] += dot(own, given)
-                    if count == size:
-                        store(grad_x, column, start, sums)
-                    else:
-                        store(line, 0, 0, sums)
-                        for s in range(count):
-                            grad_x[column, start + s] = line[0, s]
-                else:
-                    for k in range(begin, end):
-                        given = load(above, np.intp(rows[k]), 0)
-                        parts[number, k] += dot(own, given)
+                output = space[1, : layers[last, OUTPUTS]]
+                _fill(made, made_by_feature, start, output)
+                for row in range(top.shape[0]):
+                    for s in range(size):
+                        if output[row, s] <= 0:
+                            top[row, s] = 0
+            own = hidden[0]
+            if last:
+                own = hidden[start // size]
+            if size * x.itemsize == WIDE * LINE:
+                zero = zeros(x, WIDE)
+                found = _chain_back(layers, turned, space, given, own, wanted, part, zero)
+            else:
+                line = zeros(x, NARROW)
+                found = _chain_back(layers, turned, space, given, own, wanted, part, line)
+            if wanted:
+                _spill(space[found, : layers[0, INPUTS]], grad_x_by_feature, start, grad_x)
 
 
 @shared_rows
 @kernel
-def sum_chunks(parts: Any, order: Any, values: Any, bias: Any, first: int, stop: int) -> None:
-    """Σ parts[:, k] for k in first:stop, into values[order[k]] or after these into `bias`."""
-    kept = order.shape[0]
+def _turn_values(layers: Any, turned: Any, first: int, stop: int) -> None:
+    """Numbers first:stop of the weights of all layers in CSC order."""
+    start = 0
+    for step in range(layers.shape[0]):
+        layer = layers[step]
+        values = _numbers(layer[VALUES], layer[COUNT], turned)
+        _, _, order = _by_columns(layer)
+        begin, end = max(first - start, 0), min(stop - start, layer[COUNT])
+        for k in range(begin, end):
+            turned[start + k] = values[np.uintp(order[k])]
+        start += layer[COUNT]
+
+
+@shared_rows
+@kernel
+def sum_chunks(layers: Any, parts: Any, first: int, stop: int) -> None:
+    """Σ parts[:, k] for k in first:stop, into the gradients of the weights and biases."""
     sums = np.zeros(_RUN, dtype=parts.dtype)
-    for start in range(first, stop, _RUN):
-        count = min(_RUN, stop - start)
-        # By chunks and not by weights: the sums are then vectors.
-        for s in range(count):
-            sums[s] = parts[0, start + s]
-        for number in range(1, parts.shape[0]):
-            for s in range(count):
-                sums[s] += parts[number, start + s]
-        for s in range(count):
-            k = start + s
-            if k < kept:
-                values[order[k]] = sums[s]
-            else:
-                bias[k - kept] = sums[s]
+    for half in range(2):
+        begin = 0
+        if half:
+            begin = np.intp(layers[:, COUNT].sum())
+        for step in range(layers.shape[0]):
+            layer = layers[step]
+            count, address = layer[COUNT], layer[VALUES_GRAD]
+            if half:
+                count, address = layer[OUTPUTS], layer[BIAS_GRAD]
+            out = _numbers(address, count, parts)
+            _, _, order = _by_columns(layer)
+            low, high = max(first, begin), min(stop, begin + count)
+            for start in range(low, high, _RUN):
+                few = min(_RUN, high - start)
+                # By chunks and not by weights: the sums are then vectors.
+                for s in range(few):
+                    sums[s] = parts[0, start + s]
+                for number in range(1, parts.shape[0]):
+                    for s in range(few):
+                        sums[s] += parts[number, start + s]
+                for s in range(few):
+                    k = start - begin + s
+                    if half:
+                        out[k] = sums[s]
+                    else:
+                        out[np.uintp(order[k])] = sums[s]
+            begin += count
 
 
 @kernel
@@ -397,34 +500,35 @@ def backward(
     pool: int,
     threads: int,
     sum_threads: int,
+    layers: Any,
     given: Any,
-    values: Any,
-    by_columns: Any,
-    wanted: bool,
+    hidden: Any,
     chunk: int,
     chunks: int,
+    wanted: bool,
     grad_x: Any,
-    grad_values: Any,
-    grad_bias: Any,
+    grad_x_by_feature: bool,
 ) -> None:
-    """All three gradients in one call, which costs as much as a small layer's loop.
+    """All gradients of a chain in one call, which costs as much as a small layer's loop.
 
-    `given` are the first arguments of `backward_chunks`, up to `made`; values [K] and grad_values
-    are in CSR order.
+    `given` are x, the gradient in the output and, if the last layer has a relu, the output, each
+    with whether it is stored by feature. hidden [N, H, S] is as the forward pass kept it; grad_x is
+    written if `wanted`.
     """
-    kept = values.shape[0]
-    order = by_columns[by_columns.shape[0] - kept :]
-    turned = np.empty_like(values)
-    for k in range(kept):
-        turned[k] = values[order[k]]
+    weights, biases = np.intp(layers[:, COUNT].sum()), np.intp(layers[:, OUTPUTS].sum())
+    turned = np.empty(weights, dtype=hidden.dtype)
+    share_rows(pool, sum_threads, _here._turn_values, (layers, turned), None, weights)
     # At least one chunk, so that there is a sum.
-    parts = np.empty((max(1, chunks), kept + grad_bias.shape[0]), dtype=values.dtype)
+    parts = np.empty((max(1, chunks), weights + biases), dtype=hidden.dtype)
     if chunks == 0:
         parts[0] = 0
-    arguments = (*given, turned, by_columns, wanted, chunk, grad_x, parts)
-    share_rows(pool, threads, _here.backward_chunks, arguments, None, chunks)
-    sums = (parts, order, grad_values, grad_bias)
-    share_rows(pool, sum_threads, _here.sum_chunks, sums, None, parts.shape[1])
+    out = (wanted, grad_x, grad_x_by_feature)
+    arguments = (layers, turned, *given, hidden, chunk, *out, parts)
+    share_rows(pool, threads, _here._backward_chunks, arguments, None, chunks)
+    share_rows(pool, sum_threads, _here.sum_chunks, (layers, parts), None, weights + biases)
+
+
+# -- Sparse inputs ---------------------------------------------------------------------------------
 
 
 @shared_rows

@@ -10,7 +10,6 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,10 +19,12 @@ from torch.nn.modules import module as torch_modules
 from torch.optim import Optimizer
 
 from weft.kernels.sparse_linear import (
+    Link,
     Pattern,
     dense_weight,
     parts_of,
     pattern_of,
+    sparse_chain,
     sparse_input_linear,
     sparse_linear,
 )
@@ -191,18 +192,13 @@ class SparseLinear(nn.Module):
         """[..., O] for x [..., I]; or [B, O] for x [B, I] of torch's sparse CSR layout."""
         return self._output(x, self.relu)
 
-    def rectified(self, x: Tensor) -> Tensor:
-        """The relu of `forward`, computed with it."""
-        return self._output(x, True)
-
     def _output(self, x: Tensor, relu: bool) -> Tensor:
         parameters = (self.values, self.bias, self.pattern, self.out_features)
         if x.layout == torch.sparse_csr:
             out = sparse_input_linear(x, *parameters)
             out = out.relu() if relu else out
-        elif x.ndim == 0 or x.shape[-1] != self.in_features:
-            raise ValueError(f"x [..., {self.in_features}] needed, this one is {list(x.shape)}")
         else:
+            self._check_width(x)
             rows = x if x.ndim == 2 else x.reshape(-1, self.in_features)
             out = sparse_linear(rows, *parameters, relu)
         if self.want_dense_gradient and out.requires_grad:
@@ -214,6 +210,10 @@ class SparseLinear(nn.Module):
                 lambda grad: self._add_dense_gradient(grad, x.detach(), below)
             )
         return out if x.ndim == 2 else out.reshape(*x.shape[:-1], self.out_features)
+
+    def _check_width(self, x: Tensor) -> None:
+        if x.ndim == 0 or x.shape[-1] != self.in_features:
+            raise ValueError(f"x [..., {self.in_features}] needed, this one is {list(x.shape)}")
 
     def _add_dense_gradient(self, grad: Tensor, x: Tensor, below: Tensor | None) -> None:
         grad = grad.detach()
@@ -334,7 +334,7 @@ def _with_parameters(layer: nn.Module, dtype: torch.dtype, device: torch.device)
 
 
 class FusingSequential(nn.Sequential):
-    """An `nn.Sequential` where a `SparseLinear` computes the ReLU after it, which is faster.
+    """An `nn.Sequential` whose neighbouring `SparseLinear` layers and ReLUs are one operator.
 
     Nobody can tell: layers that are called one by one, taken out in a slice, or have hooks give
     what they give in any other Sequential.
@@ -342,15 +342,21 @@ class FusingSequential(nn.Sequential):
 
     def forward(self, input: Any) -> Any:  # noqa: A002
         """The output of the last layer."""
-        layers: list[Any] = [*self, None]
-        done = None
-        for layer, after in pairwise(layers):
-            if layer is done:
-                done = None
-            elif fuses(layer, after):
-                input, done = layer.rectified(input), after  # noqa: A001
+        layers: list[Any] = list(self._modules.values())
+        number = 0
+        while number < len(layers):
+            run, after = _run_from(layers, number)
+            if len(run) > 1 and _is_dense(input):
+                input = _chained(run, input)  # noqa: A001
+            elif run:
+                # One layer, or the first of several, whose input is sparse.
+                layer, relu = run[0]
+                after = number + (2 if relu and not layer.relu else 1)
+                input = layer._output(input, relu)  # noqa: A001
             else:
-                input = layer(input)  # noqa: A001
+                input = layers[number](input)  # noqa: A001
+                after = number + 1
+            number = after
         return input
 
     def _get_name(self) -> str:
@@ -358,10 +364,53 @@ class FusingSequential(nn.Sequential):
 
 
 def fuses(layer: nn.Module, after: nn.Module | None) -> bool:
-    """Whether a layer may compute the ReLU after it, unseen."""
-    if type(layer) is not SparseLinear or type(after) is not nn.ReLU:
+    """Whether a `SparseLinear` may compute the layer after it, unseen: a ReLU, or another one."""
+    if _any_global_hook() or not _is_free(layer):
         return False
-    return not (has_hooks(layer) or has_hooks(after) or _any_global_hook())
+    return _is_free(after) or (type(after) is nn.ReLU and not has_hooks(after))
+
+
+def _is_free(layer: nn.Module | None) -> bool:
+    """Whether it is a `SparseLinear` whose calls nobody watches."""
+    return type(layer) is SparseLinear and not has_hooks(layer)
+
+
+def _run_from(layers: Sequence[Any], start: int) -> tuple[list[tuple[SparseLinear, bool]], int]:
+    """Layers that are one operator, each with whether a relu follows, and the place after them."""
+    run: list[tuple[SparseLinear, bool]] = []
+    place = start
+    if _any_global_hook():
+        return run, place
+    while place < len(layers) and _is_free(layers[place]):
+        layer = layers[place]
+        # The gradient of all weights is computed for a layer by itself.
+        if layer.want_dense_gradient and run:
+            break
+        after = layers[place + 1] if place + 1 < len(layers) else None
+        relu = type(after) is nn.ReLU and not has_hooks(after)
+        place += 2 if relu and not layer.relu else 1
+        run.append((layer, relu or layer.relu))
+        if layer.want_dense_gradient:
+            break
+    return run, place
+
+
+def _is_dense(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.layout == torch.strided
+
+
+def _chained(run: Sequence[tuple[SparseLinear, bool]], x: Tensor) -> Tensor:
+    """The output [..., O] of the last layer for x [..., I]."""
+    first, last = run[0][0], run[-1][0]
+    first._check_width(x)
+    links = [
+        Link(layer.values, layer.bias, layer.pattern, layer.out_features, relu)
+        for layer, relu in run
+    ]
+    if x.ndim == 2:
+        return sparse_chain(x, links)
+    out = sparse_chain(x.reshape(-1, first.in_features), links)
+    return out.reshape(*x.shape[:-1], last.out_features)
 
 
 def has_hooks(module: nn.Module) -> bool:

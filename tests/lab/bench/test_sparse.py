@@ -18,6 +18,7 @@ from weft_lab.bench.sparse import (
     _missed,
     bench_sparse,
     crossover_words,
+    online_case,
     random_masks_of,
     random_weights_of,
     step_case,
@@ -76,6 +77,17 @@ def test_a_step_of_everyone():
     # Neither a bar for this sparsity nor one for the peers.
     assert case.missed == []
     assert "× weft" in printed(BenchResult(name="sparse", cases=[case]))
+
+
+def test_a_pass_online():
+    network = Network(widths=(12, 16, 3), batch=8, bars={})
+    case = online_case(SparseBench(rounds=1, steps=1), network, 1, QUIET)
+    assert case.case == "online, 12-16-3, batch 1"
+    assert list(case.candidates) == ["weft", "torch, dense", "torch, CSR", "sparseprop"]
+    for name in ("weft", "torch, dense", "torch, CSR"):
+        assert len(case.candidates[name].samples) == 10
+    # So small a network says nothing of the bar, but is told of.
+    assert all("weft" in words for words in case.missed)
 
 
 def timed(**milliseconds):

@@ -58,6 +58,17 @@ def _step(
     return step
 
 
+def _inference(model: Callable[[Tensor], Tensor], arrays: dict[str, Tensor]) -> Callable[[], None]:
+    """A pass forward."""
+    x = arrays["x"]
+
+    def step() -> None:
+        with torch.inference_mode():
+            model(x)
+
+    return step
+
+
 def dense(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
     """torch: zeros among the weights, which cost as much as other numbers."""
     from weft.training import prepare_process
@@ -66,25 +77,42 @@ def dense(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
     prepare_process()
     arrays = _arrays(case)
     model = _with_relu(_dense_layers(case, arrays))
-    return _step(model, _sgd(model), arrays), {"torch": torch.__version__}
+    step = _inference(model, arrays) if case["online"] else _step(model, _sgd(model), arrays)
+    return step, {"torch": torch.__version__}
 
 
-def sparse(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
-    """weft: layers of `SparseLinear`; case["rigl"] changes their pattern by RigL too."""
-    import weft
-    from weft.sparsify import DropAndGrow
-    from weft.sparsify.sparse_layers import SparseLinear
+def csr(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
+    """torch: weights as sparse CSR tensors, inference alone."""
     from weft.training import prepare_process
 
     prepare_process()
     arrays = _arrays(case)
-    last = case["layers"] - 1
-    model = nn.Sequential(
-        *(
-            SparseLinear.from_dense(layer, arrays[f"mask_{number}"], relu=number < last)
-            for number, layer in enumerate(_dense_layers(case, arrays))
-        )
-    )
+    weights = [arrays[f"weight_{number}"].to_sparse_csr() for number in range(case["layers"])]
+    biases = [torch.zeros(weight.shape[0], 1) for weight in weights]
+
+    def model(x: Tensor) -> Tensor:
+        # By feature, as a sparse matrix is multiplied from the left.
+        h = x.t()
+        for number, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+            h = torch.addmm(bias, weight, h)
+            h = h.relu_() if number < len(weights) - 1 else h
+        return h.t()
+
+    return _inference(model, arrays), {"torch": torch.__version__}
+
+
+def sparse(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
+    """weft: a chain of `SparseLinear`; case["rigl"] changes their pattern by RigL too."""
+    import weft
+    from weft.sparsify import DropAndGrow
+    from weft.training import prepare_process
+
+    prepare_process()
+    arrays = _arrays(case)
+    model = _sparse_model(case, arrays)
+    versions = {"weft": weft.__version__, "torch": torch.__version__}
+    if case["online"]:
+        return _inference(model, arrays), versions
     optimizer = _sgd(model)
     if case["rigl"]:
         DropAndGrow(
@@ -97,8 +125,17 @@ def sparse(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
             death=0.3,
             quiet=True,
         )
-    versions = {"weft": weft.__version__, "torch": torch.__version__}
     return _step(model, optimizer, arrays), versions
+
+
+def _sparse_model(case: dict[str, Any], arrays: dict[str, Tensor]) -> nn.Sequential:
+    """The network as `weft.accelerate` makes it where all layers are faster."""
+    from weft.sparsify.replacement import put_sparse
+
+    model = _with_relu(_dense_layers(case, arrays))
+    # A layer and a relu take turns.
+    put_sparse(model, {f"{2 * n}": arrays[f"mask_{n}"] for n in range(case["layers"])})
+    return model
 
 
 def sparseprop(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
@@ -110,6 +147,8 @@ def sparseprop(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]
     layers = [SparseLinear(w, nn.Parameter(torch.zeros(w.shape[0]))) for w in weights]
     model = _with_relu(layers)
     versions = {"sparseprop": version("sparseprop"), "torch": torch.__version__}
+    if case["online"]:
+        return _inference(model, arrays), versions
     return _step(model, _sgd(model), arrays), versions
 
 
