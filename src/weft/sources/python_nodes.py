@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from dataclasses import dataclass
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.sources.program_graph import EdgeType
@@ -77,12 +78,46 @@ class UnitNodes:
         self._add_tokens()
         self._add_tree()
         self._join()
-        self.occurrences: dict[Variable, list[Occurrence]] = {}
+        self.occurrences = self._by_variable()
+
+    def _by_variable(self) -> dict[Variable, list[Occurrence]]:
+        found: dict[Variable, list[Occurrence]] = {}
         met: set[tuple[Variable, int]] = set()
         for occurrence in sorted(self.place.values(), key=lambda o: o.token):
             if (occurrence.variable, occurrence.token) not in met:
                 met.add((occurrence.variable, occurrence.token))
-                self.occurrences.setdefault(occurrence.variable, []).append(occurrence)
+                found.setdefault(occurrence.variable, []).append(occurrence)
+        return found
+
+    def rewritten(self, changes: Mapping[int, Variable]) -> UnitNodes:
+        """A copy as if other variables stood at these nodes; the analysis of one leaves the other.
+
+        Args:
+            changes: the variable by the node of a token that can be a slot.
+        """
+        other = copy.copy(self)
+        other.labels, other.edges = list(self.labels), set(self.edges)
+        other.place = {
+            part: replace(o, variable=changes[o.node]) if o.node in changes else o
+            for part, o in self.place.items()
+        }
+        for node, variable in changes.items():
+            other.labels[node] = variable.name
+        other.occurrences = other._by_variable()
+        return other
+
+    def variables_around(self) -> list[Variable]:
+        """Variables of the functions around the unit's own, the innermost first."""
+        found: list[Variable] = []
+        scope = self.unit.scope.parent
+        while scope is not None:
+            if isinstance(scope.node, Function):
+                for name in sorted(scope.block.get_identifiers()):
+                    if scope.binds(name):
+                        key = (scope, name)
+                        found.append(self._variables.setdefault(key, Variable(name, scope)))
+            scope = scope.parent
+        return found
 
     def written_elsewhere(self) -> Iterator[Variable]:
         """The variables that other functions may write: those around the unit, or those in it."""

@@ -228,6 +228,11 @@ class Unit:
             at = stop
         yield from range(at, self.stop)
 
+    def lines(self, program: Program) -> int:
+        """Lines of its text, without the functions in it."""
+        own = program.num_lines if self.is_module else program.lines_of(self.first, self.stop)
+        return own - sum(program.lines_of(*hole) for hole in self.holes)
+
 
 class Program:
     """A parsed file.
@@ -236,6 +241,7 @@ class Program:
         tokens: all tokens but comments, line ends and indentation.
         starts: where each begins: (line from 1, column in characters from 0).
         at: the number of the token that begins at a place.
+        num_lines: lines of the text.
         units: all functions and the module, as they begin in the text.
         functions: the functions and classes by (scope's node, name), the first of a name.
     """
@@ -262,6 +268,7 @@ class Program:
             raise Unusable("syntax error") from None
         self._lines = None if source.isascii() else source.split("\n")
         self._characters: dict[int, list[int]] = {}
+        self.num_lines = source.count("\n") + (not source.endswith("\n"))
         self.starts = [t.start for t in self.tokens]
         self.at = {start: i for i, start in enumerate(self.starts)}
         self.functions: dict[tuple[ast.AST, str], ast.AST] = {}
@@ -297,6 +304,10 @@ class Program:
             while self.tokens[first].string != "@":
                 first -= 1
         return first, stop
+
+    def lines_of(self, first: int, stop: int) -> int:
+        """Lines from the token `first` to the one before `stop`."""
+        return self.tokens[stop - 1].end[0] - self.starts[first][0] + 1
 
     def start(self, node: Any) -> tuple[int, int]:
         """Where a node begins, in characters."""
