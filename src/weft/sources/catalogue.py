@@ -490,7 +490,7 @@ CATALOGUE: dict[str, Source] = {
         origin="the running interpreter, or --files FOLDER with .py files",
         licence="PSF (the standard library)",
         build=lambda request: sources.program_table(
-            request.files or None, path=request.path, misuses=2, progress=request.progress
+            request.files or None, path=request.path, misuses=1, progress=request.progress
         ),
         table=f"misuse-{re.sub('[^A-Za-z0-9.]', '-', platform.python_version())}-{EXTRACTION}",
     ),

@@ -141,6 +141,7 @@ def each_sample(
 def units_of(
     source: str, max_nodes: int, skipped: Counter[str]
 ) -> Iterator[tuple[Program, UnitNodes]]:
+    """The nodes of each unit of a text, but of those with more than `max_nodes`."""
     try:
         program = Program(source)
     except Unusable as reason:
@@ -154,6 +155,7 @@ def units_of(
 
 
 def slots_of(nodes: UnitNodes) -> list[Occurrence]:
+    """The reads that can be slots, in the order of the text."""
     found = [o for all_of_one in nodes.occurrences.values() for o in all_of_one if o.can_be_slot]
     return sorted(found, key=_token)
 
@@ -316,6 +318,7 @@ class _Base:
 
 
 def rows_of(edges: list[tuple[int, int, int]]) -> Array:
+    """int64 [e, 3] of (type, sender, receiver)."""
     return np.array(edges, dtype=np.int64).reshape(-1, 3)
 
 

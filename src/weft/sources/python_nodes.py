@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.sources.program_graph import EdgeType
-from weft.sources.python_units import WHOLE_F_STRINGS, Function, Program, Scope, Unit, children
+from weft.sources.python_units import Function, Program, Scope, Unit, children
 
 
 class TooLarge(Exception):
@@ -31,7 +31,7 @@ class Occurrence:
     Attributes:
         variable: which.
         scope: the scope that the place is in.
-        token: number of its token in the file; an f-string that is one token holds its names.
+        token: number of its token in the file.
         node: the token's node.
         reads: its value is taken here, not given.
         can_be_slot: that, and the token is the variable's name.
@@ -180,22 +180,19 @@ class UnitNodes:
             before = node
 
     def _add_tree(self) -> None:
-        # (part, its parent's node, scope, the f-string token around it)
-        waiting: list[tuple[ast.AST, int | None, Scope | None, int | None]] = [
-            (self.unit.node, None, None, None)
-        ]
+        # (part, its parent's node, scope)
+        waiting: list[tuple[ast.AST, int | None, Scope | None]] = [(self.unit.node, None, None)]
         while waiting:
-            part, parent, scope, text = waiting.pop()
+            part, parent, scope = waiting.pop()
             node = self.node_of[part] = self._node(f"<{type(part).__name__}>")
             if parent is not None:
                 self.edges.add((EdgeType.CHILD, parent, node))
-            if text is None and hasattr(part, "lineno"):
+            # Some parts of f-strings are nowhere.
+            if hasattr(part, "lineno"):
                 self._spans.append((self.program.start(part), self.program.end(part), node))
-            self._place(part, scope, text)
-            if text is None and WHOLE_F_STRINGS and isinstance(part, ast.JoinedStr):
-                text = self.program.at.get(self.program.start(part))
+                self._place(part, scope)
             waiting += [
-                (below, node, inside, text) for below, inside in reversed(self._below(part, scope))
+                (below, node, inside) for below, inside in reversed(self._below(part, scope))
             ]
 
     def _below(self, part: ast.AST, scope: Scope | None) -> list[tuple[ast.AST, Scope | None]]:
@@ -235,14 +232,11 @@ class UnitNodes:
         self._first_generators.add(part.generators[0])  # type: ignore[attr-defined]
         return [(n, inner) for n in below]
 
-    def _place(self, part: ast.AST, scope: Scope | None, text: int | None) -> None:
+    def _place(self, part: ast.AST, scope: Scope | None) -> None:
         name, at = _name(part, self.program)
         if name is None or scope is None:
             return
-        if text is None:
-            number = at if at is not None else self.program.at.get(self.program.start(part))
-        else:
-            number = text
+        number = at if at is not None else self.program.at.get(self.program.start(part))
         node = self.token_node.get(number) if number is not None else None
         if number is None or node is None:
             return
@@ -252,7 +246,7 @@ class UnitNodes:
         variable = self._variables.setdefault((owner, name), Variable(name, owner))
         reads = isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)
         # Python normalises identifiers: then another text stands there, of another length.
-        is_name = text is None and self.program.tokens[number].string == name
+        is_name = self.program.tokens[number].string == name
         self.place[part] = Occurrence(
             variable, scope, number, node, reads, can_be_slot=reads and is_name
         )

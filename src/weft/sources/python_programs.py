@@ -149,7 +149,7 @@ def program_table(
     if misuses is not None:
         settings = {"misuses": misuses, "blanks": blanks, "edge_types": list(MISUSE_EDGE_NAMES)}
     if limit is not None:
-        files.sort(key=lambda file: _digest(file[0], seed))
+        files.sort(key=lambda file: digest(file[0], seed))
     names: list[str] = []
     skipped: dict[str, int] = {}
     # `names` and `skipped` are filled while the graphs are made; metadata are written last.
@@ -285,7 +285,7 @@ def split_by_file(
         raise DataError("the table has no column 'file': it is not a table of programs")
     file = np.asarray(table.column("file"))
     graphs = np.bincount(file, minlength=len(files))
-    order = sorted(range(len(files)), key=lambda i: (_digest(files[i], seed), i))
+    order = sorted(range(len(files)), key=lambda i: (digest(files[i], seed), i))
     # A file goes where its middle falls.
     middle = np.cumsum(graphs[order]) - graphs[order] / 2
     bounds = np.cumsum(parts[:-1]) * max(len(table), 1)
@@ -294,5 +294,6 @@ def split_by_file(
     return {name: np.flatnonzero(part[file] == i) for i, name in enumerate(PARTS)}
 
 
-def _digest(name: str, seed: int) -> bytes:
+def digest(name: str, seed: int) -> bytes:
+    """What puts names into an order that looks random."""
     return hashlib.sha256(f"{seed}:{name}".encode("utf-8", "surrogateescape")).digest()

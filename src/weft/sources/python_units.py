@@ -16,13 +16,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-EXTRACTION = 2
+from weft.sources.python_fstrings import place_parts, split_tokens
+
+EXTRACTION = 3
 """Raise it with every change of the graphs of a file: tables in the cache are named after it."""
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # Before 3.12 an f-string is one token and what is inside it has no reliable position.
-WHOLE_F_STRINGS = sys.version_info < (3, 12)
+_WHOLE_F_STRINGS = sys.version_info < (3, 12)
 
 _UNSEEN = {
     token.NEWLINE,
@@ -163,7 +165,9 @@ class Scope:
                 self._open_all(expression)
             opener: Any = node
             name = _NAMELESS.get(type(node)) or opener.name
-            waiting = self._waiting.get((name, opener.lineno))
+            # In f-strings the compiler knows another line than the text.
+            line = getattr(node, "symbol_line", None) or opener.lineno
+            waiting = self._waiting.get((name, line))
             self._opened[node] = Scope(waiting.pop(0), self, node) if waiting else None
         return self._opened[node]
 
@@ -262,6 +266,9 @@ class Program:
                 block = symtable.symtable(source, "<source>", "exec")
                 found = tokenize.generate_tokens(io.StringIO(source).readline)
                 self.tokens = [t for t in found if t.type not in _UNSEEN]
+                if _WHOLE_F_STRINGS:
+                    self.tokens, strings = split_tokens(self.tokens)
+                    place_parts(tree, strings, source.split("\n"))
         except (RecursionError, MemoryError):
             raise Unusable("nested too deeply") from None
         except (SyntaxError, ValueError, tokenize.TokenError):

@@ -1,4 +1,4 @@
-"""What a detector finds: misuses at a rate of false alarms, blanks filled in, and what chance gives.
+"""What a detector finds: misuses at a rate of false alarms, and blanks filled in; and chance.
 
 A use is flagged where its probability of being wrong reaches a threshold. The threshold belongs to
 a rate of false alarms: flagged uses of code as it is, per 1,000 lines of it. Threshold and

@@ -122,12 +122,14 @@ def _types_in(table: GraphTable) -> int:
     return int(np.asarray(table.column("type")).max(initial=0)) + 1
 
 
-def make_network(
-    config: ProgramsConfig, *, num_types: int, vocabulary: int, detects: bool
-) -> GGNN | MisuseDetector:
-    """The network that `config` describes: it fills a slot, or `detects` misuses."""
-    kind = MisuseDetector if detects else GGNN
-    return kind(config.model_config(num_types=num_types, vocabulary=vocabulary))
+def make_ggnn(config: ProgramsConfig, *, num_types: int, vocabulary: int) -> GGNN:
+    """The network that `config` describes, to fill a slot."""
+    return GGNN(config.model_config(num_types=num_types, vocabulary=vocabulary))
+
+
+def make_detector(config: ProgramsConfig, *, num_types: int, vocabulary: int) -> MisuseDetector:
+    """The network that `config` describes, to find misuses."""
+    return MisuseDetector(config.model_config(num_types=num_types, vocabulary=vocabulary))
 
 
 def train_programs(
@@ -159,7 +161,7 @@ def train_prepared_programs(
     seed_everything(config.seed)
     detects = has_misuses(prepared.table)
     sizes = {"num_types": prepared.num_types, "vocabulary": prepared.vocabulary}
-    model = make_network(config, **sizes, detects=detects)
+    model = (make_detector if detects else make_ggnn)(config, **sizes)
     if run is not None:
         describe_run(run, {"kind": KIND, **sizes, "detects": detects})
         write_spy(run.folder, prepared.table, prepared.sampler.plan()[0].graphs)
