@@ -130,9 +130,8 @@ def test_versions_depend_on_name_and_seed_alone() -> None:
 
 
 def test_the_variables_of_functions_around_may_stand_in_a_closure() -> None:
-    source = (
-        "def outer(width, height):\n    def inner(x):\n        return x + height\n    return inner\n"
-    )
+    inside = "    def inner(x):\n        return x + height\n"
+    source = f"def outer(width, height):\n{inside}    return inner\n"
     inner = next(f for f in functions(source) if f.uses[0].name == "x")
     assert [use.name for use in inner.uses] == ["x", "height"]
     assert set(inner.uses[1].candidates) == {"x", "height", "width"}

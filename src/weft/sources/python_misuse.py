@@ -12,7 +12,7 @@ import zlib
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -50,6 +50,7 @@ class FunctionGraph:
         nodes: int64 [uses], their nodes in the graph.
         variables: the names of the graph's variables by their nodes.
         wrong: of a misuse, the number of the use.
+        unit: number of the unit in its file, among those that are not too large.
     """
 
     graph: Graph
@@ -57,6 +58,7 @@ class FunctionGraph:
     nodes: Array
     variables: dict[int, str]
     wrong: int | None = None
+    unit: int = 0
 
 
 def each_function(
@@ -66,7 +68,6 @@ def each_function(
     *,
     misuses: int = 0,
     blanks: int = 0,
-    clean: bool = True,
     seed: int = 0,
     max_nodes: int = MAX_NODES,
     file: int = 0,
@@ -79,7 +80,6 @@ def each_function(
         skipped: what is left out is counted here.
         misuses: versions with one wrong variable; fewer where a function has fewer to exchange.
         blanks: versions with some uses blanked out.
-        clean: give the version as it is, too.
         seed: of the choice.
         max_nodes: units with more nodes are left out, and counted as "too large".
         file: number for the graphs' column `file`.
@@ -97,7 +97,7 @@ def each_function(
             continue
         if versions:
             lines = 0
-        yield from versions if clean else versions[1:]
+        yield from (replace(version, unit=number) for version in versions)
 
 
 def _versions(

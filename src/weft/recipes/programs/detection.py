@@ -230,8 +230,9 @@ def _threshold(alarms: Array, allowed: float) -> float:
     count = int(allowed)
     if count >= len(alarms):
         return 0.0
-    above = float(alarms[count - 1]) if count else 1.0
-    return (above + float(alarms[count])) / 2
+    above, below = float(alarms[count - 1]) if count else 1.0, float(alarms[count])
+    # Of alarms that are equally probable all or none are let through.
+    return max((above + below) / 2, float(np.nextafter(below, 2)))
 
 
 def examine(model: nn.Module, loader: StepLoader) -> Examined:

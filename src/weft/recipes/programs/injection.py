@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -77,27 +77,21 @@ def inject(
             except Unusable:
                 continue
             read += 1
-            made = [
-                each.graph for each in each_function(source, name, Counter(), misuses=1, seed=seed)
-            ]
-            clean += _of_kind(made, "clean")
-            wrong = _of_kind(made, "misuse")
+            made = list(each_function(source, name, Counter(), misuses=1, seed=seed))
+            wrong = [each for each in made if each.wrong is not None]
+            clean += [each.graph for each in made if each.wrong is None]
             rng = np.random.default_rng([seed, read])
             most = min(_FUNCTIONS_A_FILE, count - len(functions))
             chosen = rng.permutation(len(wrong))[:most]
-            functions += [wrong[i] for i in chosen]
-            lines = {int(wrong[i].graph["line"]) for i in chosen}
-            for program, nodes in units_of(source, MAX_NODES, Counter()):
-                if program.starts[nodes.unit.first][0] in lines:
+            functions += [wrong[i].graph for i in chosen]
+            units = {wrong[i].unit for i in chosen}
+            for unit, (program, nodes) in enumerate(units_of(source, MAX_NODES, Counter())):
+                if unit in units:
                     blanks.append([each.graph for each in blank_each(program, nodes)])
             move(len(functions))
     if not functions:
         raise DataError(f"no function in {path} has a variable that another could stand for")
     return Injected(functions=functions, clean=clean, blanks=blanks, files=read)
-
-
-def _of_kind(graphs: Iterable[Graph], kind: str) -> list[Graph]:
-    return [graph for graph in graphs if graph.graph["kind"] == KINDS.index(kind)]
 
 
 def judge(model: MisuseDetector, least: int, graphs: Sequence[Graph]) -> Examined:
