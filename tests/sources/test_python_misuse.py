@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 
 import numpy as np
@@ -155,6 +156,49 @@ def test_names_in_f_strings_are_uses_at_their_places() -> None:
         assert lines[line - 1][column : column + len(name)] == name
     per_line = Counter(line for line, _, _ in found)
     assert dict(per_line) == {3: 6, 5: 5, 6: 6, 8: 5}
+
+
+SYNTAX = """
+def group(a, b):
+    try:
+        a()
+    except* ValueError as found:
+        print(found, b)
+    match a:
+        case [x, *rest] if x:
+            return x, rest
+        case {"k": v, **more}:
+            return v, more
+async def gather(xs, ys):
+    return [x async for x in xs if await x], [y for y in ys if (z := y)]
+"""
+NEWER = """
+type Pair[T] = tuple[T, T]
+def first[T: int, *Ts, **P](a: T, b: T) -> T:
+    def inner[S](x: S) -> S:
+        return x + a
+    return inner(b)
+class Box[T]:
+    def put(self, item: T, count: int) -> None:
+        self.item = item
+        print(f"{item} {f"{count:>{item}}"} {'a' + "b" + str({"k": count}["k"])} {count=}")
+"""
+
+
+def test_what_the_running_python_parses_is_read() -> None:
+    source = SYNTAX + (NEWER if sys.version_info >= (3, 12) else "")
+    skipped: Counter[str] = Counter()
+    found = list(each_function(source, "f.py", skipped, misuses=1, blanks=1))
+    assert not skipped
+    lines = source.split("\n")
+    met = set()
+    for function in found:
+        for use in function.uses if function.wrong is None else ():
+            written = lines[use.line - 1][use.column : use.column + len(use.name)]
+            assert written == use.name
+            met.add(use.name)
+    assert met >= {"a", "found", "b", "x", "rest", "v", "more", "xs", "y"}
+    assert ("item" in met) == (sys.version_info >= (3, 12))
 
 
 @pytest.mark.parametrize(

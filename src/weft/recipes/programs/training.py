@@ -29,7 +29,7 @@ from weft.recipes.programs.data import (
     split_programs,
     write_spy,
 )
-from weft.recipes.programs.detection import examine, write_calibration
+from weft.recipes.programs.detection import Examined, examine, write_calibration
 from weft.recipes.programs.supergraphs import StepBatch, StepLoader, packed_sampler, settled
 from weft.recipes.table_training import (
     Trained,
@@ -182,7 +182,15 @@ def train_prepared_programs(
     counts["skipped"] = counts["train"] - prepared.sampler.statistics().graphs
     compilation = Compilation(config.compile)
     network = compilation.wrap(model)
-    measure = _detector_scores if detects else partial(measure_programs, world=world)
+    seen: dict[str, Examined] = {}
+
+    def measure(part: str) -> dict[str, float]:
+        if not detects:
+            return measure_programs(model, parts[part], world=world)
+        seen[part] = examine(model, parts[part])
+        # By the threshold that suits the measured functions themselves: for the log of a run.
+        return seen[part].figures(seen[part].calibrated())
+
     found = train_on_table(
         model,
         train,
@@ -190,7 +198,7 @@ def train_prepared_programs(
         config=config,
         schedule=_schedule(config, planned_steps(config, len(train))),
         parts=parts,
-        measure=lambda part: measure(model, parts[part]),
+        measure=measure,
         counts=counts,
         compilation=compilation,
         run=run,
@@ -198,19 +206,12 @@ def train_prepared_programs(
         world=world,
     )
     if detects and found.scores:
-        found = _calibrated(found, parts, run if world.rank == 0 else None)
+        found = _calibrated(found, seen, run if world.rank == 0 else None)
     return dataclasses.replace(found, outside_share=form.outside / max(1, form.edges))
 
 
-def _detector_scores(model: nn.Module, loader: StepLoader) -> dict[str, float]:
-    """With the threshold that suits the measured functions themselves: for the log of a run."""
-    seen = examine(model, loader)
-    return seen.figures(seen.calibrated())
-
-
-def _calibrated(found: Trained, parts: dict[str, StepLoader], run: Run | None) -> Trained:
+def _calibrated(found: Trained, seen: dict[str, Examined], run: Run | None) -> Trained:
     """The scores of all parts with temperature and thresholds of the validation files."""
-    seen = {part: examine(found.model, loader) for part, loader in parts.items()}
     calibration = seen["validation"].calibrated()
     if run is not None:
         write_calibration(run.folder, calibration)
@@ -219,9 +220,8 @@ def _calibrated(found: Trained, parts: dict[str, StepLoader], run: Run | None) -
         for part, each in seen.items()
         for name, value in each.figures(calibration).items()
     }
-    return dataclasses.replace(
-        found, scores=scores, details={"temperature": calibration.temperature}
-    )
+    details = {"temperature": calibration.temperature}
+    return dataclasses.replace(found, scores=scores, details=details)
 
 
 def _schedule(config: ProgramsConfig, count: int) -> ScheduleConfig:
