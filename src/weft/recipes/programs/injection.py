@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -94,22 +93,21 @@ def inject(
     return Injected(functions=functions, clean=clean, blanks=blanks, files=read)
 
 
-def judge(model: MisuseDetector, least: int, graphs: Sequence[Graph]) -> Examined:
-    """What the detector says of these graphs, in batches of `least` nodes or more."""
-    return examined(_batches(model, least, graphs))
-
-
-def _batches(
-    model: MisuseDetector, least: int, graphs: Sequence[Graph]
-) -> Iterator[tuple[GraphBatch, Judgement]]:
+def judge(model: MisuseDetector, least: int, graphs: Sequence[Graph]) -> tuple[Examined, list[int]]:
+    """What the detector says of these graphs, and the number of each in the order of looking."""
     table = learnable(table_from_graphs(list(graphs), MISUSE_SCHEMA))
     sizes = (table.num_nodes, table.num_edges)
     budget = step_budget(*sizes, max(least, int(sizes[0].max()) + 1))
     batching = BatchingConfig(policy="dynamic", batch_size=budget.graphs, budget=budget)
-    for planned in evaluation_sampler(*sizes, batching).plan():
-        batch = assemble(table, planned.graphs, planned.budget)
-        with torch.no_grad():
-            yield batch, model(batch, TypedEdges.of_batch(batch, model.config.num_types))
+    plan = list(evaluation_sampler(*sizes, batching).plan())
+
+    def batches() -> Iterator[tuple[GraphBatch, Judgement]]:
+        for planned in plan:
+            batch = assemble(table, planned.graphs, planned.budget)
+            with torch.no_grad():
+                yield batch, model(batch, TypedEdges.of_batch(batch, model.config.num_types))
+
+    return examined(batches()), [graph for planned in plan for graph in planned.graphs.tolist()]
 
 
 def show_injected(run: Path, path: Path, options: PredictOptions, console: Console) -> None:
@@ -125,22 +123,36 @@ def show_injected(run: Path, path: Path, options: PredictOptions, console: Conso
         )
     assert options.inject is not None
     made = inject(path, options.inject, exclude=options.exclude, progress=not options.quiet)
-    seen = judge(model, config.nodes, [*made.clean, *made.functions])
-    headings = ("false alarms asked", "threshold", "false alarms", "found", "repaired", "by chance")
+    seen, _ = judge(model, config.nodes, [*made.clean, *made.functions])
+    headings: tuple[str, ...] = (
+        "asked",
+        "threshold",
+        "false alarms",
+        "found",
+        "repaired",
+        "by chance",
+    )
     rows = [_row(seen, calibration, rate) for rate in _SHOWN if rate in RATES]
     lines = int(seen.lines[seen.kind == KINDS.index("clean")].sum())
     print_scores(
         f"{path}: {len(made.functions):,} misuses in {made.files:,} files of {lines:,} lines",
-        headings,
+        (*headings, "by chance"),
         rows,
         console,
     )
-    one_by_one = [graph for graphs in made.blanks for graph in graphs]
-    filled = judge(model, config.nodes, one_by_one).blanks
-    rights, randoms, recents = (filled[:, column] for column in (0, 2, 3))
-    starts = np.cumsum([0, *(len(graphs) for graphs in made.blanks)])
+    here = seen.figures(seen.calibrated())
+    console.print(
+        f"With a threshold of {here['threshold']:.3f}, by which these very files have 1 false "
+        f"alarm per 1,000 lines at most: {here['found']:.1%} found, {here['repaired']:.1%} "
+        "repaired.\n",
+        soft_wrap=True,
+    )
+    blanks, order = judge(model, config.nodes, [g for graphs in made.blanks for g in graphs])
+    rights, randoms, recents = (blanks.blanks[:, column] for column in (0, 2, 3))
+    of = np.repeat(np.arange(len(made.blanks)), [len(graphs) for graphs in made.blanks])[order]
     # One use drawn of each function, as an expectation.
-    sampled = [float(rights[a:b].mean()) for a, b in pairwise(starts) if b > a]
+    sampled = np.bincount(of, rights) / np.maximum(np.bincount(of), 1)
+    sampled = sampled[np.bincount(of) > 0]
     headings = ("slots", "number", "accuracy", "random", "most recent use")
     baselines = (f"{randoms.mean():.1%}", f"{recents.mean():.1%}")
     print_scores(
@@ -148,13 +160,13 @@ def show_injected(run: Path, path: Path, options: PredictOptions, console: Conso
         headings,
         [
             ("all uses", f"{len(rights):,}", f"{rights.mean():.1%}", *baselines),
-            ("one of each function", f"{len(sampled):,}", f"{np.mean(sampled):.1%}", "", ""),
+            ("one of each function", f"{len(sampled):,}", f"{sampled.mean():.1%}", "", ""),
         ],
         console,
     )
     console.print(
-        "False alarms are flagged uses per 1,000 lines of the same files as they are. Thresholds "
-        "are those of the run's validation files.",
+        "False alarms, asked for and measured, are flagged uses per 1,000 lines of the same files "
+        "as they are; thresholds of the first table are those of the run's validation files.",
         soft_wrap=True,
     )
 

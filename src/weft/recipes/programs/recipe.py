@@ -41,11 +41,10 @@ def _print_detector(title: str, trained: Trained, console: Console) -> None:
         ]
 
     found = ("threshold", "false_alarms", "found", "found_by_chance")
-    headings = ("part", "functions", "threshold", "false alarms", "found", "by chance")
-    headings += ("repaired", "by chance")
+    headings = ("part", "functions", "threshold", "false alarms", "found", "by chance", "repaired")
     print_scores(
         f"{title}; misuses at 1 false alarm per 1,000 lines of the validation files",
-        headings,
+        (*headings, "by chance"),
         rows(*found, "repaired", "repaired_by_chance"),
         console,
     )
@@ -58,14 +57,14 @@ def _print_detector(title: str, trained: Trained, console: Console) -> None:
 
 
 class ProgramsRecipe(StandardRecipe):
-    """Which variable belongs where in a program."""
+    """Which use of a variable is wrong in a program, and what belongs there."""
 
     help = """
-    Train a gated graph network to tell which variable belongs where in a program.
+    Train a gated graph network to find misused variables in programs, and what belongs there.
 
     By default it reads the standard library of this Python. Examples:
       weft train programs --limit 20000
-      weft train programs --data my_project/ --epochs 20
+      weft train programs --data python my_project/ other_project/
       torchrun --nproc-per-node 2 -m weft train programs --supergraphs-per-step 4
     """
     plan_help = """
@@ -77,7 +76,7 @@ class ProgramsRecipe(StandardRecipe):
     config_type = ProgramsConfig
     kind = "programs"
     trains, counts = "Gated graph network", "samples"
-    common = ("data", "limit", "hidden", "steps", "learning_rate", "epochs")
+    common = ("data", "target", "limit", "hidden", "steps", "learning_rate", "epochs")
     predicts_with = (
         *("out", "threshold", "false_alarms", "all", "format", "fail_over", "exclude", "baseline"),
         *("write_baseline", "changed_since", "inject", "quiet"),
