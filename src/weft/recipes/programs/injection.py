@@ -136,7 +136,7 @@ def show_injected(run: Path, path: Path, options: PredictOptions, console: Conso
     lines = int(seen.lines[seen.kind == KINDS.index("clean")].sum())
     print_scores(
         f"{path}: {len(made.functions):,} misuses in {made.files:,} files of {lines:,} lines",
-        (*headings, "by chance"),
+        headings,
         rows,
         console,
     )
