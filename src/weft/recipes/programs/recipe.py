@@ -24,33 +24,29 @@ def _print_detector(title: str, trained: Trained, console: Console) -> None:
     """Misuses found at one false alarm per 1,000 lines, and blanks filled in, beside chance."""
     from weft.recipes.output import print_scores
 
-    parts = [part for part in trained.counts if f"{part}_found" in trained.scores]
-
     def rows(*columns: str) -> list[tuple[str, ...]]:
-        return [
-            (
-                part,
-                f"{trained.counts[part]:,}",
-                *(
-                    f"{value:.2f}" if name in ("false_alarms", "threshold") else f"{value:.1%}"
-                    for name in columns
-                    for value in [trained.scores[f"{part}_{name}"]]
-                ),
-            )
-            for part in parts
-        ]
+        found = []
+        for part, count in trained.counts.items():
+            if f"{part}_found" in trained.scores:
+                values = [trained.scores[f"{part}_{name}"] for name in columns]
+                found.append((part, f"{count:,}", *(f"{value:.1%}" for value in values)))
+        return found
 
-    found = ("threshold", "false_alarms", "found", "found_by_chance")
-    headings = ("part", "functions", "threshold", "false alarms", "found", "by chance", "repaired")
+    detected = []
+    for part, count, found, repaired, *chance in rows(
+        "found", "repaired", "found_by_chance", "repaired_by_chance"
+    ):
+        alarms = f"{trained.scores[f'{part}_false_alarms']:.2f}"
+        detected.append((part, count, alarms, found, repaired, ", ".join(chance)))
     print_scores(
         f"{title}; misuses at 1 false alarm per 1,000 lines of the validation files",
-        (*headings, "by chance"),
-        rows(*found, "repaired", "repaired_by_chance"),
+        ("part", "versions", "false alarms", "found", "repaired", "by chance"),
+        detected,
         console,
     )
     print_scores(
         "Which variable belongs into a blank",
-        ("part", "functions", "all uses", "one of each", "random", "most recent use"),
+        ("part", "versions", "all uses", "one of each", "random", "most recent use"),
         rows("all_uses", "sampled_uses", "random", "recent"),
         console,
     )
