@@ -43,14 +43,15 @@ def code(tmp_path: Path) -> Path:
 @pytest.fixture
 def run(weft: Callable[..., Any], tmp_path: Path, code: Path) -> Path:
     """A run on that code."""
-    said = weft("train", "programs", "--data", "code", "--epochs", "1", "--out", "run", *SMALL)
+    words = ("--data", "code", "--target", "slot", "--epochs", "1", "--out", "run", *SMALL)
+    said = weft("train", "programs", *words)
     assert said.code == 0, said.err
     (tmp_path / "wrong.py").write_text(WRONG)
     return tmp_path / "run"
 
 
 def test_a_run_with_its_baselines(weft, tmp_path, code):
-    words = ("train", "programs", "--data", "code", "--epochs", "2", *SMALL)
+    words = ("train", "programs", "--data", "code", "--target", "slot", "--epochs", "2", *SMALL)
     said = weft(*words)
     assert (said.code, said.err) == (0, "")
     assert "code: finished" in said.out
@@ -96,7 +97,7 @@ def test_other_files_in_the_folder_do_not_matter(weft, tmp_path, code):
     words = ("train", "programs", "--data", "code", "--epochs", "0", *SMALL, "--out")
     assert weft(*words, "code/run").code == 0
     assert weft(*words, "code/again").code == 0
-    assert len(list((tmp_path / "data").glob("programs-code-*.weft"))) == 1
+    assert len(list((tmp_path / "data").glob("misuses-code-*.weft"))) == 1
 
 
 def test_samples_as_json_lines(weft, tmp_path):
@@ -120,7 +121,7 @@ def test_samples_as_json_lines(weft, tmp_path):
 def test_init_from(weft, tmp_path, run):
     said = weft(
         *("train", "programs", "--data", "code", "--epochs", "0", "--out", "second", *SMALL),
-        *("--init-from", "run"),
+        *("--target", "slot", "--init-from", "run"),
     )
     assert said.code == 0, said.err
     first, second = (load_file(tmp_path / f / "weights.safetensors") for f in ("run", "second"))
@@ -220,6 +221,102 @@ def test_a_file_that_is_no_python_is_no_error(weft, tmp_path, run):
     assert said.out.startswith("0 of 0 uses of variables in 1 file (1 not or not wholly looked at)")
 
 
+def test_a_detector_is_the_default(weft, tmp_path, code):
+    words = ("train", "programs", "--data", "code", "more.py", "--epochs", "2", *SMALL)
+    (tmp_path / "more.py").write_text(WRONG)
+    said = weft(*words, "--out", "run")
+    assert (said.code, said.err) == (0, "")
+    for word in ("code more.py: finished", "false alarms", "repaired", "all uses", "by chance"):
+        assert word in said.out
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert f"{summary['test_all_uses']:.1%}" in said.out
+    assert weft(*words, "--out", "run", "--resume").code == 0
+    shown = weft("predict", "run", "more.py", "--all", "--quiet")
+    assert "3 of 3 uses of variables in 1 file are shown." in shown.out
+    few = weft("predict", "run", "more.py", "--false-alarms", "0.5", "--quiet")
+    assert "in 1 file look wrong, at " in few.out
+    said = weft("predict", "run", "code", "--inject", "5", "--quiet")
+    assert (said.code, said.err) == (0, "")
+    assert "5 misuses in 2 files of " in said.out
+    assert "one of each function" in said.out
+    assert "give one" in weft("predict", "run", "code", "--threshold", "1", *few_alarms()).err
+
+
+def few_alarms() -> tuple[str, str]:
+    return ("--false-alarms", "2")
+
+
+def places(said: Any) -> list[str]:
+    """The places in what was printed as JSON."""
+    return [f"{f['file']}:{f['line']}:{f['column']}" for f in json.loads(said.out)["findings"]]
+
+
+def test_exit_codes_and_what_is_left_out(weft, tmp_path, run):
+    words = ("predict", "run", "src", "--quiet", "--threshold", "0.01", "--format", "json")
+    (tmp_path / "src" / "tests").mkdir(parents=True)
+    for name in ("src/wrong.py", "src/tests/test_wrong.py", "src/wrong_pb2.py"):
+        (tmp_path / name).write_text(WRONG)
+    # The network has learned next to nothing: what it finds wrong is not in question here.
+    every = weft(*words, "--all")
+    assert every.code == 0
+    assert len(places(every)) == 9
+    few = weft(*words, "--all", "--exclude", "tests", "*_pb2.py")
+    assert {place.split(":")[0] for place in places(few)} == {"src/wrong.py"}
+    found = weft(*words)
+    assert found.code == 0
+    if places(found):
+        assert weft(*words, "--fail-over", "0").code == 1
+    assert weft(*words, "--fail-over", "1").code == 0
+    ignored = WRONG.replace("first\n", "first  # weft: ignore\n")
+    (tmp_path / "src" / "wrong.py").write_text(ignored)
+    lines = {
+        place.split(":")[1] for place in places(weft(*words, "--all", "--exclude", "t*", "*2*"))
+    }
+    assert lines == {"3"}
+
+
+def test_a_baseline_knows_what_was_found(weft, tmp_path, run):
+    words = ("predict", "run", "wrong.py", "--quiet", "--threshold", "0", "--fail-over", "0")
+    found = weft(*words, "--format", "github")
+    count = found.out.count("::warning file=wrong.py,line=")
+    assert found.code == int(count > 0)
+    said = weft(*words, "--baseline", "known.json", "--write-baseline")
+    assert (said.code, said.err) == (0, "")
+    assert f"{count} findings are known from now on, by known.json." in said.out
+    # Known wherever its line has moved to.
+    (tmp_path / "wrong.py").write_text("import os\n\n\n" + WRONG)
+    again = weft(*words, "--baseline", "known.json", "--format", "github")
+    assert (again.code, again.out) == (0, "")
+    (tmp_path / "wrong.py").write_text(WRONG + WRONG)
+    twice = weft(*words, "--baseline", "known.json", "--format", "github")
+    assert twice.out.count("::warning") == count
+
+
+def test_only_changed_lines(weft, tmp_path, run):
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", *who, *words], cwd=tmp_path / "src", check=True, capture_output=True)
+
+    (tmp_path / "src").mkdir()
+    for name in ("same.py", "grown ö.py", "gone.py"):
+        (tmp_path / "src" / name).write_text(WRONG)
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "first")
+    (tmp_path / "src" / "grown ö.py").write_text(WRONG + WRONG.replace("add", "sum"))
+    (tmp_path / "src" / "new.py").write_text(WRONG)
+    (tmp_path / "src" / "gone.py").unlink()
+    words = ("predict", "run", "src", "--quiet", "--all", "--format", "json", "--changed-since")
+    assert sorted(places(weft(*words, "HEAD"))) == [
+        *("src/grown ö.py:5:13", "src/grown ö.py:5:21", "src/grown ö.py:6:12"),
+        *("src/new.py:2:13", "src/new.py:2:21", "src/new.py:3:12"),
+    ]
+    said = weft(*words, "nowhere")
+    assert said.code == 2
+    assert "no such revision: nowhere" in said.err
+    assert weft(*words, "--output=x").code == 2
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -230,17 +327,26 @@ def test_a_file_that_is_no_python_is_no_error(weft, tmp_path, run):
             "of `weft train programs`, for which there is no --forces",
         ),
         (["run", "wrong.py", "--threshold", "90"], "--threshold is 90.0; a probability"),
-        (["run", "wrong.py", "--out", "a.txt"], "--out a.txt is for --format json or sarif"),
+        (["run", "wrong.py", "--out", "a.txt"], "--out a.txt is for --format json, sarif or"),
         (
             ["run", "wrong.py", "--out", "no/a.json", "--format", "json"],
             "there is no folder no",
         ),
         (["run", "wrong.py", "--out", "wrong.py", "--format", "json"], "wrong.py is no file for"),
+        (["run", "wrong.py", "--fail-over", "2"], "--fail-over is 2.0; a probability"),
+        (["run", "wrong.py", "--write-baseline"], "--write-baseline needs the file to write"),
+        (["run", "wrong.py", "--baseline", "none.json"], "there is no baseline none.json"),
+        (["run", "wrong.py", "--baseline", "run/metrics.jsonl"], "metrics.jsonl"),
+        (["run", "wrong.py", "--false-alarms", "1"], "train with --target misuse"),
+        (["run", "wrong.py", "--inject", "5"], "train with --target misuse"),
+        (["run", "wrong.py", "--changed-since", "main"], "--changed-since: git in "),
+        (["run", "main.js"], "main.js is not Python (.py), and other languages"),
         (["code", "wrong.py", "--all"], "code holds no run of `weft train`"),
         (["nowhere", "wrong.py"], "nowhere holds no run of `weft train`"),
     ],
 )
 def test_mistakes_in_prediction(mistake, tmp_path, run, words, named):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "main.js").write_text("let x = 1;\n")
     assert named in mistake("predict", *words, "--quiet")
     assert (tmp_path / "wrong.py").read_text() == WRONG

@@ -13,10 +13,8 @@ from small_programs import config
 from weft.errors import DataError
 from weft.recipes.programs import data
 from weft.recipes.programs.data import read_programs
+from weft.recipes.programs.findings import Finding, findings_json, findings_sarif
 from weft.recipes.programs.prediction import (
-    Finding,
-    findings_json,
-    findings_sarif,
     inspect_code,
     load_programs,
 )

@@ -26,6 +26,7 @@ class Predict(PredictOptions):
       weft predict runs/molecules-qm9-u0 new.extxyz --out new-predicted.extxyz --forces
       weft predict runs/programs-python my_project/
       weft predict runs/programs-python new.py --format sarif --out new.sarif
+      weft predict runs/programs-python src --changed-since main --fail-over 0.9
       weft predict runs/full-graph-cora --ranks 4
       weft predict runs/full-graph-cora new-edges.txt --features new-x.npy
       weft predict runs/links-my_edges pairs.txt             (a pair src dst on each line)
@@ -61,8 +62,7 @@ class Predict(PredictOptions):
                     f"{names[-1]}"
                 )
         prepare_process()
-        recipe.predict(self.run, self.file, self, console)
-        return 0
+        return recipe.predict(self.run, self.file, self, console) or 0
 
 
 COMMAND = Predict

@@ -98,6 +98,23 @@ class GatedGraph(nn.Module):
         return gru(messages, h, cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
 
 
+def subtoken_embedding(config: GGNNConfig) -> nn.Embedding:
+    """A vector for each subtoken; that of number 0, which stands for none, is zero."""
+    found = nn.Embedding(config.vocabulary, config.hidden, padding_idx=0)
+    nn.init.normal_(found.weight, std=0.3)
+    with torch.no_grad():
+        found.weight[0] = 0
+    return found
+
+
+def subtoken_means(batch: GraphBatch, embedding: nn.Embedding) -> Tensor:
+    """The mean vector [N, H] of each node's subtokens."""
+    names = batch.nodes["subtokens"].long()
+    count = (names != 0).sum(1, keepdim=True).clamp(min=1)
+    total = functional.embedding_bag(names, embedding.weight, mode="sum", padding_idx=0)
+    return total / count
+
+
 class GGNN(nn.Module):
     """A score for every node; those of a graph's candidates are its choice.
 
@@ -110,10 +127,7 @@ class GGNN(nn.Module):
         self.config = config = config or GGNNConfig()
         self.subtokens: nn.Embedding | None = None
         if config.start == "subtokens":
-            self.subtokens = nn.Embedding(config.vocabulary, config.hidden, padding_idx=0)
-            nn.init.normal_(self.subtokens.weight, std=0.3)
-            with torch.no_grad():
-                self.subtokens.weight[0] = 0
+            self.subtokens = subtoken_embedding(config)
         self.gated = GatedGraph(
             config.hidden,
             config.num_types,
@@ -138,10 +152,7 @@ class GGNN(nn.Module):
         start = functional.pad(bits, (0, width - 2))
         if self.subtokens is None:
             return start
-        names = batch.nodes["subtokens"].long()
-        count = (names != 0).sum(1, keepdim=True).clamp(min=1)
-        total = functional.embedding_bag(names, self.subtokens.weight, mode="sum", padding_idx=0)
-        return start + total / count
+        return start + subtoken_means(batch, self.subtokens)
 
     def scores(self, start: Tensor, adjacency: Adjacency) -> Tensor:
         """A score [N] a node, from states [N, H]; nothing here is sparse or indexed."""

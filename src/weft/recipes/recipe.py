@@ -144,10 +144,20 @@ class PredictOptions:
             is printed by default.
         forces: Predict the forces too, minus the gradient of the value in the positions.
         stress: Predict the stress too, the derivative of the value in the cell by its volume.
-        threshold: In code, show where another name is at least so probable; 0.9 by default.
+        threshold: In code, show where a misuse is at least so probable; by default as of
+            --false-alarms 1, and 0.9 with a run that fills slots.
+        false_alarms: In code, show as much as gave so many false alarms per 1,000 lines of the
+            run's validation files.
         all: In code, show every use of a variable.
-        format: Show what was found in code as a table, JSON, or SARIF for editors; a table by
-            default.
+        format: Show what was found in code as a table, JSON, SARIF for editors, or annotations for
+            GitHub Actions; a table by default.
+        fail_over: Exit with 1 if a misuse in code is at least so probable.
+        exclude: Leave out files of code by patterns of their paths, or of a file's or folder's
+            name, such as 'tests' or '*_pb2.py'.
+        baseline: Report no misuse in code that this file knows.
+        write_baseline: Write what is found in code now to the --baseline file, and report nothing.
+        changed_since: Report only lines of code that are not as in this revision of git.
+        inject: Put a misuse into each of so many functions instead, and count how many are found.
         ranks: Processes that share the graph of a full-graph run; 1 by default.
         features: The features .npy [n, f] of a full-graph run's FILE, where it is an edge list.
         data_dir: The data folder of a full-graph run; by default as for training.
@@ -158,8 +168,15 @@ class PredictOptions:
     forces: bool = False
     stress: bool = False
     threshold: float | None = None
+    false_alarms: float | None = None
     all: bool = False
-    format: Literal["table", "json", "sarif"] | None = None
+    format: Literal["table", "json", "sarif", "github"] | None = None
+    fail_over: float | None = None
+    exclude: tuple[str, ...] = ()
+    baseline: Path | None = None
+    write_baseline: bool = False
+    changed_since: str | None = None
+    inject: int | None = None
     ranks: int | None = None
     features: Path | None = None
     data_dir: Path | None = None
@@ -313,8 +330,8 @@ class Recipe(ABC):
 
     def predict(
         self, run: Path, file: Path | None, options: PredictOptions, console: Console
-    ) -> None:
-        """Apply a run to a file; writes predictions and prints the first."""
+    ) -> int | None:
+        """Apply a run to a file; writes predictions and prints the first. The exit code, if any."""
         raise DataError(
             f"{run} is a run of `weft train {self.name}`, which keeps nothing for predictions"
         )

@@ -484,6 +484,16 @@ CATALOGUE: dict[str, Source] = {
         ),
         table=f"python-{re.sub('[^A-Za-z0-9.]', '-', platform.python_version())}-{EXTRACTION}",
     ),
+    "python-misuse": Source(
+        title="Functions of the standard library of this Python, right and with a wrong variable",
+        kind="programs",
+        origin="the running interpreter, or --files FOLDER with .py files",
+        licence="PSF (the standard library)",
+        build=lambda request: sources.program_table(
+            request.files or None, path=request.path, misuses=1, progress=request.progress
+        ),
+        table=f"misuse-{re.sub('[^A-Za-z0-9.]', '-', platform.python_version())}-{EXTRACTION}",
+    ),
     "planted-partition": Source(
         title="10,000 nodes in 8 classes, generated",
         build=lambda request: sources.planted_partition(

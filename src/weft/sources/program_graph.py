@@ -37,6 +37,7 @@ VOCABULARY = 8192
 SUBTOKENS = 6
 SLOT = 1
 CANDIDATE = 2
+USE = 3
 SLOT_LABEL = "<SLOT>"
 
 PROGRAM_SCHEMA = {
@@ -54,6 +55,37 @@ PROGRAM_SCHEMA = {
     "column": Column(level="graph", dtype="int32", doc="column of the slot in characters, from 0"),
 }
 """The columns of a table of programs."""
+
+
+MISUSE_EDGE_NAMES = (*EDGE_NAMES, "OccurrenceOf", "OccurrenceOf, reversed", "MayStandIn")
+"""Types in a table of misuses: every variable has a node, joined to where it occurs and may."""
+
+OCCURRENCE_OF, OCCURRENCE_OF_REVERSED, MAY_STAND_IN = range(len(EDGE_NAMES), len(EDGE_NAMES) + 3)
+
+KINDS = ("clean", "misuse", "blank")
+"""Versions of a function: as it is, with one wrong variable, with some uses blanked out."""
+
+MISUSE_SCHEMA = {
+    "subtokens": PROGRAM_SCHEMA["subtokens"],
+    "role": Column(
+        level="node", dtype="int8", doc="0 ordinary, 1 a blank, 2 a variable, 3 a use of one"
+    ),
+    "type": Column(level="edge", dtype="int8", doc="number of the type in the metadata"),
+    "right": Column(
+        level="edge", dtype="int8", doc="1 at MayStandIn from the variable that belongs there"
+    ),
+    "written": Column(
+        level="edge", dtype="int8", doc="1 at MayStandIn from the variable that stands there"
+    ),
+    "recent": Column(
+        level="edge", dtype="int8", doc="1 at MayStandIn from the variable read last before"
+    ),
+    "kind": Column(level="graph", dtype="int8", doc=f"number of {', '.join(KINDS)}"),
+    "file": PROGRAM_SCHEMA["file"],
+    "line": Column(level="graph", dtype="int32", doc="first line of the function, from 1"),
+    "lines": Column(level="graph", dtype="int32", doc="lines of text that the graph stands for"),
+}
+"""The columns of a table of misuses; a graph is one version of one function or module body."""
 
 
 class EdgeType:
@@ -138,9 +170,6 @@ def program_graph(
     Returns:
         The graph, and int64 [c]: the candidates' new node numbers in the order of `candidates`.
     """
-    # The constants above are read where options are printed, without waiting for scipy.
-    from weft.layout.orders import ORDERS
-
     n = len(subtokens)
     limits = (len(EDGE_TYPES), n, n)
     places = (slot, *candidates)
@@ -150,16 +179,8 @@ def program_graph(
     assert len(set(places)) == len(places) > 2, f"slot and two or more candidates: {places}"
     assert 0 <= min(places) <= max(places) < n, f"{places} beyond the {n} nodes"
     assert {correct, recent} <= set(candidates), f"{correct} or {recent} is none of {candidates}"
-    keys = np.unique((edges[:, 0] * n + edges[:, 1]) * n + edges[:, 2])
-    kinds, pairs = np.divmod(keys, n * n)
-    senders, receivers = np.divmod(pairs, n)
-    senders, receivers = (
-        np.concatenate([senders, receivers]),
-        np.concatenate([receivers, senders]),
-    )
-    order = ORDERS["rcm"](n, senders, receivers)
-    place = np.empty(n, dtype=np.int64)
-    place[order] = np.arange(n)
+    kinds, senders, receivers = _both_ways(edges, n)
+    order, place = _ordered(n, senders, receivers)
     role = np.zeros(n, dtype=np.int8)
     right, latest = role.copy(), role.copy()
     new_places: Array = place[np.asarray(candidates)]
@@ -172,7 +193,7 @@ def program_graph(
         senders=place[senders].astype(np.int32),
         receivers=place[receivers].astype(np.int32),
         nodes={"subtokens": subtokens[order], "role": role, "correct": right, "recent": latest},
-        edges={"type": np.concatenate([kinds, kinds + len(EDGE_TYPES)]).astype(np.int8)},
+        edges={"type": kinds.astype(np.int8)},
         graph={
             "file": np.array(file, dtype=np.int32),
             "line": np.array(line, dtype=np.int32),
@@ -180,6 +201,85 @@ def program_graph(
         },
     )
     return graph, new_places
+
+
+def misuse_graph(
+    subtokens: Array,
+    edges: Array,
+    *,
+    roles: Array,
+    occurrences: Array,
+    pairs: Array,
+    kind: int = 0,
+    file: int = 0,
+    line: int = 1,
+    lines: int = 0,
+) -> tuple[Graph, Array]:
+    """One version of a function with the columns of MISUSE_SCHEMA, and where its nodes went.
+
+    Args:
+        subtokens: int32 [n, 6], labels as buckets.
+        edges: int [e, 3], (type, sender, receiver) with types 0 to 9.
+        roles: int [n].
+        occurrences: int [o, 2], (variable, token) where it occurs.
+        pairs: int [p, 5], (variable, use, right, written, recent) where it may stand; the last
+            three are 0 or 1.
+        kind: number of the version in KINDS.
+        file: number of the file.
+        line: the first of the function, from 1.
+        lines: of text that the graph stands for.
+
+    Returns:
+        The graph, and int64 [n]: the new number of each node.
+    """
+    n = len(subtokens)
+    kinds, senders, receivers = _both_ways(edges, n)
+    variables, tokens = occurrences.T
+    senders = np.concatenate([senders, variables, tokens])
+    receivers = np.concatenate([receivers, tokens, variables])
+    more = np.repeat([OCCURRENCE_OF, OCCURRENCE_OF_REVERSED], len(occurrences))
+    order, place = _ordered(n, senders, receivers)
+    marks = np.zeros((len(senders) + len(pairs), 3), dtype=np.int8)
+    marks[len(senders) :] = pairs[:, 2:]
+    ends = np.concatenate([senders, pairs[:, 0]]), np.concatenate([receivers, pairs[:, 1]])
+    kinds = np.concatenate([kinds, more, np.full(len(pairs), MAY_STAND_IN)])
+    numbers = {"kind": (kind, np.int8), "file": (file, np.int32)}
+    numbers |= {"line": (line, np.int32), "lines": (lines, np.int32)}
+    graph = Graph(
+        num_nodes=n,
+        senders=place[ends[0]].astype(np.int32),
+        receivers=place[ends[1]].astype(np.int32),
+        nodes={"subtokens": subtokens[order], "role": roles[order].astype(np.int8)},
+        edges={
+            "type": kinds.astype(np.int8),
+            **{name: marks[:, i] for i, name in enumerate(("right", "written", "recent"))},
+        },
+        graph={name: np.array(value, dtype=dtype) for name, (value, dtype) in numbers.items()},
+    )
+    return graph, place
+
+
+def _both_ways(edges: Array, n: int) -> tuple[Array, Array, Array]:
+    """Types, senders and receivers of the edges, each once, and then of their reverses."""
+    keys = np.unique((edges[:, 0] * n + edges[:, 1]) * n + edges[:, 2])
+    kinds, pairs = np.divmod(keys, n * n)
+    senders, receivers = np.divmod(pairs, n)
+    return (
+        np.concatenate([kinds, kinds + len(EDGE_TYPES)]),
+        np.concatenate([senders, receivers]),
+        np.concatenate([receivers, senders]),
+    )
+
+
+def _ordered(n: int, senders: Array, receivers: Array) -> tuple[Array, Array]:
+    """The reverse Cuthill-McKee order of the nodes, and the place of each node in it."""
+    # The constants above are read where options are printed, without waiting for scipy.
+    from weft.layout.orders import ORDERS
+
+    order = ORDERS["rcm"](n, senders, receivers)
+    place = np.empty(n, dtype=np.int64)
+    place[order] = np.arange(n)
+    return order, place
 
 
 def text_order(table: GraphTable) -> Array:

@@ -71,8 +71,8 @@ class FileSamples:
 def variable_uses(source: str) -> list[Use]:
     """All uses in a file that a sample can be made of; none if it cannot be parsed."""
     uses: list[Use] = []
-    for program, nodes in _units(source, MAX_NODES, Counter()):
-        slots = _slots(nodes)
+    for program, nodes in units_of(source, MAX_NODES, Counter()):
+        slots = slots_of(nodes)
         flow = Flow(nodes, (slot.node for slot in slots))
         for slot in slots:
             if candidates := _candidates(nodes, flow, slot):
@@ -130,7 +130,7 @@ def each_sample(
         file: number for the graphs' column `file`.
     """
     name_hash = zlib.crc32(name.encode("utf-8", "surrogateescape"))
-    for number, (_, nodes) in enumerate(_units(source, max_nodes, skipped)):
+    for number, (_, nodes) in enumerate(units_of(source, max_nodes, skipped)):
         rng = np.random.default_rng([seed, name_hash, number])
         try:
             yield from _unit_samples(nodes, slots, rng, file)
@@ -138,9 +138,10 @@ def each_sample(
             skipped["nested too deeply"] += 1
 
 
-def _units(
+def units_of(
     source: str, max_nodes: int, skipped: Counter[str]
 ) -> Iterator[tuple[Program, UnitNodes]]:
+    """The nodes of each unit of a text, but of those with more than `max_nodes`."""
     try:
         program = Program(source)
     except Unusable as reason:
@@ -153,7 +154,8 @@ def _units(
             skipped["too large"] += 1
 
 
-def _slots(nodes: UnitNodes) -> list[Occurrence]:
+def slots_of(nodes: UnitNodes) -> list[Occurrence]:
+    """The reads that can be slots, in the order of the text."""
     found = [o for all_of_one in nodes.occurrences.values() for o in all_of_one if o.can_be_slot]
     return sorted(found, key=_token)
 
@@ -185,7 +187,7 @@ def _candidates(nodes: UnitNodes, flow: Flow, slot: Occurrence) -> list[tuple[Va
 def _unit_samples(
     nodes: UnitNodes, limit: int | None, rng: np.random.Generator, file: int
 ) -> Iterator[Sample]:
-    slots = _slots(nodes)
+    slots = slots_of(nodes)
     if not slots or len(nodes.occurrences) < 2:
         return
     chosen: list[tuple[Occurrence, list[tuple[Variable, int]]]] = []
@@ -209,9 +211,9 @@ class _Base:
     def __init__(self, nodes: UnitNodes, flow: Flow) -> None:
         self.nodes, self.flow = nodes, flow
         self.labels = label_array(nodes.labels)
-        self.fixed = _rows(sorted(nodes.edges))
-        self.last = _rows(sorted(flow.last))
-        self.lexical = _rows(
+        self.fixed = rows_of(sorted(nodes.edges))
+        self.last = rows_of(sorted(flow.last))
+        self.lexical = rows_of(
             [
                 (EdgeType.LAST_LEXICAL_USE, later.node, earlier.node)
                 for occurrences in nodes.occurrences.values()
@@ -219,7 +221,7 @@ class _Base:
             ]
         )
         self.guards = list(flow.guards)
-        self.guard_rows = _rows([guard[:3] for guard in self.guards])
+        self.guard_rows = rows_of([guard[:3] for guard in self.guards])
 
     def sample(self, slot: Occurrence, candidates: list[tuple[Variable, int]], file: int) -> Sample:
         nodes, n = self.nodes, len(self.labels)
@@ -232,7 +234,7 @@ class _Base:
                 _without(self.last, slot.node),
                 _without(self.lexical, slot.node),
                 self.guard_rows[self._guards_kept(slot)],
-                _rows(added),
+                rows_of(added),
             ]
         )
         variables = [variable for variable, _ in candidates]
@@ -315,7 +317,8 @@ class _Base:
         ]
 
 
-def _rows(edges: list[tuple[int, int, int]]) -> Array:
+def rows_of(edges: list[tuple[int, int, int]]) -> Array:
+    """int64 [e, 3] of (type, sender, receiver)."""
     return np.array(edges, dtype=np.int64).reshape(-1, 3)
 
 

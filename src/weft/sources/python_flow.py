@@ -369,10 +369,9 @@ class Flow:
     def _leave(self, part: ast.AST) -> None:
         """`return` and `yield`, which also give a value to the caller, and `raise`."""
         self._walk_all(children(part))
-        root, token = (
-            self.nodes.unit.node,
-            self.nodes.token_node.get(self.nodes.program.span(part)[0]),
-        )
+        root, token = self.nodes.unit.node, None
+        if hasattr(part, "lineno"):
+            token = self.nodes.token_node.get(self.nodes.program.span(part)[0])
         if not isinstance(part, ast.Raise) and isinstance(root, Function) and token is not None:
             self.nodes.edges.add((EdgeType.RETURNS_TO, token, self.nodes.node_of[root]))
         if isinstance(part, (ast.Return, ast.Raise)):

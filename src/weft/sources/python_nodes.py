@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from dataclasses import dataclass
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.sources.program_graph import EdgeType
-from weft.sources.python_units import WHOLE_F_STRINGS, Function, Program, Scope, Unit, children
+from weft.sources.python_units import Function, Program, Scope, Unit, children
 
 
 class TooLarge(Exception):
@@ -30,7 +31,7 @@ class Occurrence:
     Attributes:
         variable: which.
         scope: the scope that the place is in.
-        token: number of its token in the file; an f-string that is one token holds its names.
+        token: number of its token in the file.
         node: the token's node.
         reads: its value is taken here, not given.
         can_be_slot: that, and the token is the variable's name.
@@ -77,12 +78,46 @@ class UnitNodes:
         self._add_tokens()
         self._add_tree()
         self._join()
-        self.occurrences: dict[Variable, list[Occurrence]] = {}
+        self.occurrences = self._by_variable()
+
+    def _by_variable(self) -> dict[Variable, list[Occurrence]]:
+        found: dict[Variable, list[Occurrence]] = {}
         met: set[tuple[Variable, int]] = set()
         for occurrence in sorted(self.place.values(), key=lambda o: o.token):
             if (occurrence.variable, occurrence.token) not in met:
                 met.add((occurrence.variable, occurrence.token))
-                self.occurrences.setdefault(occurrence.variable, []).append(occurrence)
+                found.setdefault(occurrence.variable, []).append(occurrence)
+        return found
+
+    def rewritten(self, changes: Mapping[int, Variable]) -> UnitNodes:
+        """A copy as if other variables stood at these nodes; the analysis of one leaves the other.
+
+        Args:
+            changes: the variable by the node of a token that can be a slot.
+        """
+        other = copy.copy(self)
+        other.labels, other.edges = list(self.labels), set(self.edges)
+        other.place = {
+            part: replace(o, variable=changes[o.node]) if o.node in changes else o
+            for part, o in self.place.items()
+        }
+        for node, variable in changes.items():
+            other.labels[node] = variable.name
+        other.occurrences = other._by_variable()
+        return other
+
+    def variables_around(self) -> list[Variable]:
+        """Variables of the functions around the unit's own, the innermost first."""
+        found: list[Variable] = []
+        scope = self.unit.scope.parent
+        while scope is not None:
+            if isinstance(scope.node, Function):
+                for name in sorted(scope.block.get_identifiers()):
+                    if scope.binds(name):
+                        key = (scope, name)
+                        found.append(self._variables.setdefault(key, Variable(name, scope)))
+            scope = scope.parent
+        return found
 
     def written_elsewhere(self) -> Iterator[Variable]:
         """The variables that other functions may write: those around the unit, or those in it."""
@@ -145,22 +180,19 @@ class UnitNodes:
             before = node
 
     def _add_tree(self) -> None:
-        # (part, its parent's node, scope, the f-string token around it)
-        waiting: list[tuple[ast.AST, int | None, Scope | None, int | None]] = [
-            (self.unit.node, None, None, None)
-        ]
+        # (part, its parent's node, scope)
+        waiting: list[tuple[ast.AST, int | None, Scope | None]] = [(self.unit.node, None, None)]
         while waiting:
-            part, parent, scope, text = waiting.pop()
+            part, parent, scope = waiting.pop()
             node = self.node_of[part] = self._node(f"<{type(part).__name__}>")
             if parent is not None:
                 self.edges.add((EdgeType.CHILD, parent, node))
-            if text is None and hasattr(part, "lineno"):
+            # Some parts of f-strings are nowhere.
+            if hasattr(part, "lineno"):
                 self._spans.append((self.program.start(part), self.program.end(part), node))
-            self._place(part, scope, text)
-            if text is None and WHOLE_F_STRINGS and isinstance(part, ast.JoinedStr):
-                text = self.program.at.get(self.program.start(part))
+                self._place(part, scope)
             waiting += [
-                (below, node, inside, text) for below, inside in reversed(self._below(part, scope))
+                (below, node, inside) for below, inside in reversed(self._below(part, scope))
             ]
 
     def _below(self, part: ast.AST, scope: Scope | None) -> list[tuple[ast.AST, Scope | None]]:
@@ -200,14 +232,11 @@ class UnitNodes:
         self._first_generators.add(part.generators[0])  # type: ignore[attr-defined]
         return [(n, inner) for n in below]
 
-    def _place(self, part: ast.AST, scope: Scope | None, text: int | None) -> None:
+    def _place(self, part: ast.AST, scope: Scope | None) -> None:
         name, at = _name(part, self.program)
         if name is None or scope is None:
             return
-        if text is None:
-            number = at if at is not None else self.program.at.get(self.program.start(part))
-        else:
-            number = text
+        number = at if at is not None else self.program.at.get(self.program.start(part))
         node = self.token_node.get(number) if number is not None else None
         if number is None or node is None:
             return
@@ -217,7 +246,7 @@ class UnitNodes:
         variable = self._variables.setdefault((owner, name), Variable(name, owner))
         reads = isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)
         # Python normalises identifiers: then another text stands there, of another length.
-        is_name = text is None and self.program.tokens[number].string == name
+        is_name = self.program.tokens[number].string == name
         self.place[part] = Occurrence(
             variable, scope, number, node, reads, can_be_slot=reads and is_name
         )

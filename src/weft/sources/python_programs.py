@@ -11,22 +11,32 @@ import multiprocessing
 import os
 import platform
 import sysconfig
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from weft.errors import DataError
 from weft.graphs import Array, GraphTable, table_from_graphs, write_table
-from weft.sources.program_graph import PROGRAM_SCHEMA, program_metadata
+from weft.sources.program_graph import (
+    MISUSE_EDGE_NAMES,
+    MISUSE_SCHEMA,
+    PROGRAM_SCHEMA,
+    program_metadata,
+)
 from weft.sources.progress_bar import progress_bar
 from weft.sources.python_code import MAX_NODES, samples_of
+from weft.sources.python_misuse import each_function
 from weft.sources.python_units import EXTRACTION, Unusable, read_source
 
+STANDARD_LIBRARY = "python"
+"""Stands for the running interpreter's own library among paths."""
 PARTS = ("train", "validation", "test")
 _TEST_FOLDERS = {"test", "tests", "idle_test"}
 _NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
@@ -48,8 +58,9 @@ def python_files(
     """The .py files that `paths` name or hold, at any depth, with readable names, in order.
 
     Args:
-        paths: files and folders. A file of a folder is named by its path in the folder; with
-            several paths, the folder's own name stands before that.
+        paths: files and folders; `python` for the standard library without its tests. A file of a
+            folder is named by its path in the folder; with several paths, the folder's own name
+            stands before that.
         tests: False leaves out the folders test, tests and idle_test.
 
     Raises:
@@ -57,8 +68,10 @@ def python_files(
     """
     given = [Path(paths)] if isinstance(paths, (str, Path)) else [Path(path) for path in paths]
     found: list[tuple[str, Path]] = []
-    unwanted = _NOT_LIBRARY if tests else _NOT_LIBRARY | _TEST_FOLDERS
     for path in given:
+        library = path == Path(STANDARD_LIBRARY) and not path.exists()
+        path = standard_library() if library else path
+        unwanted = _NOT_LIBRARY if tests and not library else _NOT_LIBRARY | _TEST_FOLDERS
         if path.is_dir():
             before = f"{path.resolve().name}/" if len(given) > 1 else ""
             for folder, below, names in os.walk(path):
@@ -83,6 +96,8 @@ def program_table(
     *,
     path: Path | None = None,
     slots_per_unit: int | None = 3,
+    misuses: int | None = None,
+    blanks: int = 1,
     limit: int | None = None,
     max_nodes: int = MAX_NODES,
     tests: bool = False,
@@ -101,6 +116,9 @@ def program_table(
         paths: .py files or folders of them; None for the standard library.
         path: the folder the table is written to; None keeps it in memory.
         slots_per_unit: the most samples of one function; None for all.
+        misuses: make graphs of whole functions instead, with MISUSE_SCHEMA: each function as it is,
+            in so many versions with an injected misuse, and in `blanks` versions with uses blanked.
+        blanks: see `misuses`.
         limit: the most graphs, from files chosen by `seed`.
         max_nodes: functions with more nodes are left out.
         tests: take the folders of tests with the standard library.
@@ -121,10 +139,17 @@ def program_table(
     for what, value in limits.items():
         if value is not None and value < 1:
             raise DataError(f"{what} is {value}; it must be at least 1")
+    for what, value in {"misuses": misuses, "blanks": blanks}.items():
+        if value is not None and value < 0:
+            raise DataError(f"{what} is {value}; it must be at least 0")
     chosen = standard_library() if paths is None else paths
     files = python_files(chosen, tests=tests or paths is not None)
+    schema = PROGRAM_SCHEMA if misuses is None else MISUSE_SCHEMA
+    settings: dict[str, Any] = {"slots_per_unit": slots_per_unit}
+    if misuses is not None:
+        settings = {"misuses": misuses, "blanks": blanks, "edge_types": list(MISUSE_EDGE_NAMES)}
     if limit is not None:
-        files.sort(key=lambda file: _digest(file[0], seed))
+        files.sort(key=lambda file: digest(file[0], seed))
     names: list[str] = []
     skipped: dict[str, int] = {}
     # `names` and `skipped` are filled while the graphs are made; metadata are written last.
@@ -134,11 +159,15 @@ def program_table(
         source="Python files" if paths is not None else "the standard library of Python",
         python=platform.python_version(),
         extraction=EXTRACTION,
-        slots_per_unit=slots_per_unit,
         max_nodes=max_nodes,
         seed=seed,
+        **settings,
     )
     table_of = partial(_file_table, slots=slots_per_unit, max_nodes=max_nodes, seed=seed)
+    if misuses is not None:
+        table_of = partial(
+            _function_table, misuses=misuses, blanks=blanks, max_nodes=max_nodes, seed=seed
+        )
     with progress_bar("Python files", len(files), show=progress, count=True) as move:
 
         def tables() -> Iterator[GraphTable]:
@@ -163,9 +192,9 @@ def program_table(
                 )
 
         if path is not None:
-            return write_table(path, tables(), PROGRAM_SCHEMA, metadata=metadata)
+            return write_table(path, tables(), schema, metadata=metadata)
         graphs = [graph for table in tables() for graph in table]
-        return table_from_graphs(graphs, PROGRAM_SCHEMA, metadata=metadata)
+        return table_from_graphs(graphs, schema, metadata=metadata)
 
 
 def _file_table(
@@ -180,6 +209,30 @@ def _file_table(
     found = samples_of(source, name, slots=slots, seed=seed, max_nodes=max_nodes, file=number)
     graphs = [sample.graph for sample in found.samples]
     return table_from_graphs(graphs, PROGRAM_SCHEMA) if graphs else None, found.skipped
+
+
+def _function_table(
+    file: tuple[int, tuple[str, Path]], *, misuses: int, blanks: int, max_nodes: int, seed: int
+) -> _FileTable:
+    """The functions of a file in their versions (None without any), and what was left out."""
+    number, (name, path) = file
+    skipped: Counter[str] = Counter()
+    try:
+        source = read_source(path)
+    except Unusable as reason:
+        return None, {str(reason): 1}
+    found = each_function(
+        source,
+        name,
+        skipped,
+        misuses=misuses,
+        blanks=blanks,
+        seed=seed,
+        max_nodes=max_nodes,
+        file=number,
+    )
+    graphs = [function.graph for function in found]
+    return table_from_graphs(graphs, MISUSE_SCHEMA) if graphs else None, dict(skipped)
 
 
 @contextmanager
@@ -232,7 +285,7 @@ def split_by_file(
         raise DataError("the table has no column 'file': it is not a table of programs")
     file = np.asarray(table.column("file"))
     graphs = np.bincount(file, minlength=len(files))
-    order = sorted(range(len(files)), key=lambda i: (_digest(files[i], seed), i))
+    order = sorted(range(len(files)), key=lambda i: (digest(files[i], seed), i))
     # A file goes where its middle falls.
     middle = np.cumsum(graphs[order]) - graphs[order] / 2
     bounds = np.cumsum(parts[:-1]) * max(len(table), 1)
@@ -241,5 +294,6 @@ def split_by_file(
     return {name: np.flatnonzero(part[file] == i) for i, name in enumerate(PARTS)}
 
 
-def _digest(name: str, seed: int) -> bytes:
+def digest(name: str, seed: int) -> bytes:
+    """What puts names into an order that looks random."""
     return hashlib.sha256(f"{seed}:{name}".encode("utf-8", "surrogateescape")).digest()

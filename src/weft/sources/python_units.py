@@ -16,13 +16,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-EXTRACTION = 2
+from weft.sources.python_fstrings import place_parts, split_tokens
+
+EXTRACTION = 3
 """Raise it with every change of the graphs of a file: tables in the cache are named after it."""
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # Before 3.12 an f-string is one token and what is inside it has no reliable position.
-WHOLE_F_STRINGS = sys.version_info < (3, 12)
+_WHOLE_F_STRINGS = sys.version_info < (3, 12)
 
 _UNSEEN = {
     token.NEWLINE,
@@ -163,7 +165,9 @@ class Scope:
                 self._open_all(expression)
             opener: Any = node
             name = _NAMELESS.get(type(node)) or opener.name
-            waiting = self._waiting.get((name, opener.lineno))
+            # In f-strings the compiler knows another line than the text.
+            line = getattr(node, "symbol_line", None) or opener.lineno
+            waiting = self._waiting.get((name, line))
             self._opened[node] = Scope(waiting.pop(0), self, node) if waiting else None
         return self._opened[node]
 
@@ -228,6 +232,11 @@ class Unit:
             at = stop
         yield from range(at, self.stop)
 
+    def lines(self, program: Program) -> int:
+        """Lines of its text, without the functions in it."""
+        own = program.num_lines if self.is_module else program.lines_of(self.first, self.stop)
+        return own - sum(program.lines_of(*hole) for hole in self.holes)
+
 
 class Program:
     """A parsed file.
@@ -236,6 +245,7 @@ class Program:
         tokens: all tokens but comments, line ends and indentation.
         starts: where each begins: (line from 1, column in characters from 0).
         at: the number of the token that begins at a place.
+        num_lines: lines of the text.
         units: all functions and the module, as they begin in the text.
         functions: the functions and classes by (scope's node, name), the first of a name.
     """
@@ -256,12 +266,16 @@ class Program:
                 block = symtable.symtable(source, "<source>", "exec")
                 found = tokenize.generate_tokens(io.StringIO(source).readline)
                 self.tokens = [t for t in found if t.type not in _UNSEEN]
+                if _WHOLE_F_STRINGS:
+                    self.tokens, strings = split_tokens(self.tokens)
+                    place_parts(tree, strings, source.split("\n"))
         except (RecursionError, MemoryError):
             raise Unusable("nested too deeply") from None
         except (SyntaxError, ValueError, tokenize.TokenError):
             raise Unusable("syntax error") from None
         self._lines = None if source.isascii() else source.split("\n")
         self._characters: dict[int, list[int]] = {}
+        self.num_lines = source.count("\n") + (not source.endswith("\n"))
         self.starts = [t.start for t in self.tokens]
         self.at = {start: i for i, start in enumerate(self.starts)}
         self.functions: dict[tuple[ast.AST, str], ast.AST] = {}
@@ -297,6 +311,10 @@ class Program:
             while self.tokens[first].string != "@":
                 first -= 1
         return first, stop
+
+    def lines_of(self, first: int, stop: int) -> int:
+        """Lines from the token `first` to the one before `stop`."""
+        return self.tokens[stop - 1].end[0] - self.starts[first][0] + 1
 
     def start(self, node: Any) -> tuple[int, int]:
         """Where a node begins, in characters."""

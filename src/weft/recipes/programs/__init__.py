@@ -1,1 +1,1 @@
-"""Recipe: which variable belongs here, in programs."""
+"""Recipe: which use of a variable is wrong in programs, and what belongs there."""

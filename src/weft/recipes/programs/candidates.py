@@ -14,6 +14,7 @@ from weft.planning.candidate import Candidate, applied
 from weft.planning.plan import Measured, Plan
 from weft.planning.task import PlanTask, best_of, content_of, thread_counts
 from weft.recipes.programs.config import ProgramsConfig
+from weft.recipes.programs.data import has_misuses
 from weft.recipes.programs.training import (
     PreparedPrograms,
     prepare_programs,
@@ -32,7 +33,16 @@ class ProgramsTask(PlanTask):
 
     config: ProgramsConfig
     idle = (
-        *("data", "smoothing", "learning_rate", "schedule", "clip_norm", "epochs", "max_steps"),
+        *(
+            "data",
+            "target",
+            "smoothing",
+            "learning_rate",
+            "schedule",
+            "clip_norm",
+            "epochs",
+            "max_steps",
+        ),
         *("weight_decay", "momentum", "ema", "patience", "checkpoint_every", "seed"),
     )
 
@@ -145,6 +155,9 @@ class ProgramsTask(PlanTask):
         return found
 
     def _compiled(self, candidate: Candidate) -> list[Candidate]:
+        if has_misuses(self._table):
+            self.note(candidate, "not tried: the number of misuses has no one shape")
+            return []
         missing = why_not_inductor()
         if missing is not None:
             self.note(candidate, f"not tried: {missing}")

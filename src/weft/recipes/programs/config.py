@@ -18,15 +18,19 @@ from weft.training.config import (
 )
 
 PolicyName = Literal["packed", "dynamic"]
+Target = Literal["misuse", "slot"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramsConfig(BatchOptions, OptimizerOptions):
-    """A gated graph network that chooses the variable of a slot in a program.
+    """A gated graph network that finds misused variables, or chooses the variable of a slot.
 
     Attributes:
-        data: python (the standard library of this Python), a folder of .py files, or a file of
-            samples, .jsonl.gz.
+        data: python (the standard library of this Python), folders of .py files, several of these,
+            or a file of samples, .jsonl.gz.
+        target: What is learned from .py files: misuse, which use of a function is wrong and what
+            belongs there, or slot, which variable belongs into one place. Files of samples have
+            slots.
         hidden: features of a node.
         steps: rounds of messages.
         start: a node begins as its subtokens and role, or as bits: its role alone.
@@ -56,7 +60,8 @@ class ProgramsConfig(BatchOptions, OptimizerOptions):
         seed: Seed of the weights, the supergraphs and the dropout.
     """
 
-    data: str = "python"
+    data: str | tuple[str, ...] = "python"
+    target: Target = "misuse"
     hidden: int = 64
     steps: int = 6
     start: Literal["subtokens", "bits"] = "subtokens"
@@ -90,7 +95,7 @@ class ProgramsConfig(BatchOptions, OptimizerOptions):
         check_split(self.split)
         if abs(sum(self.split) - 1) > 1e-6:
             raise ValueError(f"split is {self.split}; the three fractions must add up to 1")
-        check_choices(self, policy=PolicyName)
+        check_choices(self, policy=PolicyName, target=Target)
         check_least(self, learning_rate=0, split_seed=0, seed=0)
         check_least(self, steps=1, supergraphs_per_step=1, limit=2)
         if self.nodes < 2 and self.nodes != 0:
@@ -120,6 +125,11 @@ class ProgramsConfig(BatchOptions, OptimizerOptions):
                 f"precision is bf16, for products of dense blocks, and the layout is {form}; take "
                 "--layout.form banded"
             )
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """What `data` names, one or several."""
+        return (self.data,) if isinstance(self.data, str) else self.data
 
     def model_config(self, *, num_types: int, vocabulary: int) -> GGNNConfig:
         """The network, for so many types of edges and subtokens."""

@@ -14,6 +14,7 @@ import numpy as np
 from weft.errors import DataError
 from weft.files import json_text, write_atomically
 from weft.graphs import Array, Budget, GraphTable
+from weft.recipes.programs.config import Target
 from weft.recipes.structures.data import (
     file_name_of,
     file_states,
@@ -21,8 +22,8 @@ from weft.recipes.structures.data import (
     sums_by_graph,
 )
 from weft.sources import load
-from weft.sources.program_graph import CANDIDATE, SLOT, text_order
-from weft.sources.python_programs import PARTS, python_files, split_by_file
+from weft.sources.program_graph import CANDIDATE, MISUSE_SCHEMA, SLOT, text_order
+from weft.sources.python_programs import PARTS, STANDARD_LIBRARY, python_files, split_by_file
 from weft.sources.python_units import EXTRACTION
 
 SPY = "spy.json"
@@ -33,11 +34,13 @@ _DISTANCES = (8, 16, 32, 64, 128, 256, 512)
 # Room for edges above the mean of full supergraphs, so that nodes are what fills them.
 _EDGE_SLACK = 1.25
 _COLUMNS = {"role": "node", "correct": "node", "type": "edge", "file": "graph"}
+_MISUSE_COLUMNS = {name: column.level for name, column in MISUSE_SCHEMA.items()}
 
 
 def read_programs(
-    data: str,
+    data: str | Sequence[str],
     *,
+    target: Target = "slot",
     files: Sequence[Path] = (),
     data_dir: Path | None = None,
     progress: bool = True,
@@ -45,7 +48,9 @@ def read_programs(
     """The programs of a data set of the catalogue, or of a user's own files; kept in the cache.
 
     Args:
-        data: a name of CATALOGUE, or a path: a .py file, a folder of them, or samples as JSON.
+        data: a name of CATALOGUE, or a path: a .py file, a folder of them, or samples as JSON;
+            or several .py files and folders, `python` among them for the standard library.
+        target: what is to be learned from Python files.
         files: files to build the data set of that name from.
         data_dir: the data folder.
         progress: show progress bars.
@@ -53,28 +58,60 @@ def read_programs(
     Raises:
         DataError: there is no such data, or it holds no programs.
     """
-    reader, path = data, own_path(data, ["programs"], "programs", files, reader=lambda _: "python")
-    if path is not None:
-        samples = path.suffix in (".gz", ".jsonl", ".json")
-        if path.is_file() and not samples and path.suffix != ".py":
-            raise DataError(
-                f"{data} is neither Python (.py) nor samples (.jsonl.gz); for files of GREAT take "
-                f"--data great --files {data}"
-            )
-        reader, files = "varmisuse" if samples and path.is_file() else "python", [path]
-    for file in files:
-        if not file.exists():
-            raise DataError(f"--files {file} does not exist")
+    python = {"slot": "python", "misuse": "python-misuse"}[target]
+    names = [data] if isinstance(data, str) else list(data)
+    if len(names) > 1:
+        reader, files = python, _folders(names, files)
+    else:
+        (reader,) = names
+        path = own_path(reader, ["programs"], "programs", files, reader=lambda _: "python")
+        if path is not None:
+            samples = path.suffix in (".gz", ".jsonl", ".json")
+            if path.is_file() and not samples and path.suffix != ".py":
+                raise DataError(
+                    f"{path} is neither Python (.py) nor samples (.jsonl.gz); for files of GREAT "
+                    f"take --data great --files {path}"
+                )
+            reader, files = "varmisuse" if samples and path.is_file() else python, [path]
+        elif reader == "python":
+            reader = python
+        for file in files:
+            if not file.exists():
+                raise DataError(f"--files {file} does not exist")
     table = _table_name(reader, files) if files else None
     return load(reader, files=files, table=table, data_dir=data_dir, progress=progress)
 
 
+def _folders(names: Sequence[str], files: Sequence[Path]) -> list[Path]:
+    """Several places of Python files."""
+    if files:
+        raise DataError(
+            f"the data is {' '.join(names)}, so --files {' '.join(map(str, files))} would not be "
+            "read; leave it out"
+        )
+    for name in names:
+        path = Path(name)
+        if name != STANDARD_LIBRARY and not (path.is_dir() or path.suffix == ".py"):
+            raise DataError(
+                f"{name} is neither a folder nor a .py file, and --data names several; name "
+                f"folders of Python files, or {STANDARD_LIBRARY} for the standard library"
+            )
+    return [Path(name) for name in names]
+
+
 def _table_name(reader: str, files: Sequence[Path]) -> str:
     """A name of its own for every choice of files, state of them and way to read them."""
-    inside = [file for _, file in python_files(files)] if reader == "python" else files
-    states: list[Any] = [*file_states(inside), *([EXTRACTION] if reader == "python" else [])]
+    python = reader in ("python", "python-misuse")
+    inside = [file for _, file in python_files(files)] if python else files
+    states: list[Any] = [*file_states(inside), *([EXTRACTION] if python else [])]
     digest = hashlib.sha256(json.dumps(states).encode()).hexdigest()[:12]
-    return f"programs-{file_name_of(files[0])}-{digest}"
+    before = "misuses" if reader == "python-misuse" else "programs"
+    return f"{before}-{file_name_of(files[0])}-{digest}"
+
+
+def has_misuses(table: GraphTable) -> bool:
+    """Whether the graphs are functions with uses to look at, not slots to fill."""
+    return "written" in table.schema
 
 
 def check_programs(table: GraphTable) -> None:
@@ -86,12 +123,14 @@ def check_programs(table: GraphTable) -> None:
     """
     if not len(table):
         raise DataError("the table has no graphs; give files with variables in them")
-    for name, level in _COLUMNS.items():
+    for name, level in (_MISUSE_COLUMNS if has_misuses(table) else _COLUMNS).items():
         if name not in table.schema or table.schema[name].level != level:
             raise DataError(
                 f"the table is not one of programs: it has no {level} column '{name}', but "
                 f"{', '.join(table.schema) or 'none'}"
             )
+    if has_misuses(table):
+        return
     roles = np.asarray(table.column("role"))
     right = (np.asarray(table.column("correct")) == 1) & (roles == CANDIDATE)
     for flags, low, high, rule in (
@@ -161,6 +200,8 @@ def baselines(table: GraphTable, graphs: Array) -> Baselines:
 def learnable(table: GraphTable) -> GraphTable:
     """What a network reads of `table`, and nothing else: assembling a batch copies every column."""
     keep = ["subtokens", "role", "correct", "type"]
+    if has_misuses(table):
+        keep = ["subtokens", "role", "type", "right", "written", "recent", "kind", "lines"]
     schema = {name: table.schema[name] for name in keep if name in table.schema}
     return table.with_columns(schema, {name: table.columns[name] for name in schema})
 

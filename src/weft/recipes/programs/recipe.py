@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,15 +20,47 @@ if TYPE_CHECKING:
     from weft.recipes.table_training import Trained
 
 
+def _print_detector(title: str, trained: Trained, console: Console) -> None:
+    """Misuses found at one false alarm per 1,000 lines, and blanks filled in, beside chance."""
+    from weft.recipes.output import print_scores
+
+    def rows(*columns: str) -> list[tuple[str, ...]]:
+        found = []
+        for part, count in trained.counts.items():
+            if f"{part}_found" in trained.scores:
+                values = [trained.scores[f"{part}_{name}"] for name in columns]
+                found.append((part, f"{count:,}", *(f"{value:.1%}" for value in values)))
+        return found
+
+    detected = []
+    for part, count, found, repaired, *chance in rows(
+        "found", "repaired", "found_by_chance", "repaired_by_chance"
+    ):
+        alarms = f"{trained.scores[f'{part}_false_alarms']:.2f}"
+        detected.append((part, count, alarms, found, repaired, ", ".join(chance)))
+    print_scores(
+        f"{title}; misuses at 1 false alarm per 1,000 lines of the validation files",
+        ("part", "versions", "false alarms", "found", "repaired", "by chance"),
+        detected,
+        console,
+    )
+    print_scores(
+        "Which variable belongs into a blank",
+        ("part", "versions", "all uses", "one of each", "random", "most recent use"),
+        rows("all_uses", "sampled_uses", "random", "recent"),
+        console,
+    )
+
+
 class ProgramsRecipe(StandardRecipe):
-    """Which variable belongs where in a program."""
+    """Which use of a variable is wrong in a program, and what belongs there."""
 
     help = """
-    Train a gated graph network to tell which variable belongs where in a program.
+    Train a gated graph network to find misused variables in programs, and what belongs there.
 
     By default it reads the standard library of this Python. Examples:
       weft train programs --limit 20000
-      weft train programs --data my_project/ --epochs 20
+      weft train programs --data python my_project/ other_project/
       torchrun --nproc-per-node 2 -m weft train programs --supergraphs-per-step 4
     """
     plan_help = """
@@ -39,21 +72,29 @@ class ProgramsRecipe(StandardRecipe):
     config_type = ProgramsConfig
     kind = "programs"
     trains, counts = "Gated graph network", "samples"
-    common = ("data", "limit", "hidden", "steps", "learning_rate", "epochs")
-    predicts_with = ("out", "threshold", "all", "format", "quiet")
+    common = ("data", "target", "limit", "hidden", "steps", "learning_rate", "epochs")
+    predicts_with = (
+        *("out", "threshold", "false_alarms", "all", "format", "fail_over", "exclude", "baseline"),
+        *("write_baseline", "changed_since", "inject", "quiet"),
+    )
     shares_batches = True
+    before: ClassVar[Mapping[str, Any]] = {"target": "slot"}
     renamed: ClassVar[Mapping[str, str]] = {
         "--bf16": "--precision=bf16",
         "--no-bf16": "--precision=float32",
     }
 
     def read(self, config: ProgramsConfig, source: DataOptions, *, progress: bool) -> GraphTable:
-        """Samples of programs, or as many as asked for."""
+        """Samples of programs or versions of functions, or as many as asked for."""
         from weft.recipes.programs.data import read_programs
         from weft.recipes.structures.data import some_of
 
         table = read_programs(
-            config.data, files=source.files, data_dir=source.data_dir, progress=progress
+            config.sources,
+            target=config.target,
+            files=source.files,
+            data_dir=source.data_dir,
+            progress=progress,
         )
         return some_of(table, config.limit, config.split_seed)
 
@@ -63,6 +104,20 @@ class ProgramsRecipe(StandardRecipe):
         if (bf16 := known.pop("bf16", None)) is not None:
             known["precision"] = "bf16" if bf16 else "float32"
         return super().as_now(known)
+
+    def run_name(self, config: ProgramsConfig) -> str:
+        """Of the run's folder, by default."""
+        from weft.recipes.structures.data import file_name_of
+
+        return f"{self.name}-{file_name_of(config.sources[0])}"
+
+    def settled(
+        self, config: ProgramsConfig, earlier: Mapping[str, Any] | None = None
+    ) -> ProgramsConfig:
+        """A run that was begun when there were slots alone goes on with them."""
+        if earlier is not None and "target" not in earlier:
+            return dataclasses.replace(config, **self.before)
+        return config
 
     def plan_task(self, data: GraphTable, config: ProgramsConfig) -> ProgramsTask:
         """Form of the edges, batching, threads and compiling."""
@@ -102,6 +157,9 @@ class ProgramsRecipe(StandardRecipe):
         from weft.recipes.output import print_scores, where
 
         result, counts, config = trained.result, trained.counts, prepared.config
+        data, detects = " ".join(config.sources), "temperature" in trained.details
+        if detects:
+            _print_detector(f"{data}: {result.stopped}", trained, console)
         headings = ("part", "samples", "accuracy", "random", "most recent use", "loss")
         rows = [
             (
@@ -114,7 +172,8 @@ class ProgramsRecipe(StandardRecipe):
             )
             for part, base in prepared.baselines.items()
         ]
-        print_scores(f"{config.data}: {result.stopped}", headings, rows, console)
+        if rows:
+            print_scores(f"{data}: {result.stopped}", headings, rows, console)
         said, compiled = "", trained.compilation
         if counts["train"] > counts["validation"]:
             few = f"{counts['validation']:,}"
@@ -148,14 +207,18 @@ class ProgramsRecipe(StandardRecipe):
 
     def predict(
         self, run: Path, file: Path | None, options: PredictOptions, console: Console
-    ) -> None:
+    ) -> int:
         """Look at every use of a variable in a Python file or a folder of them."""
         from weft.errors import DataError
+        from weft.recipes.programs.injection import show_injected
         from weft.recipes.programs.prediction import show_findings
 
         if file is None:
             raise DataError(f"name the file to predict: weft predict {run} FILE")
-        show_findings(run, file, options, console)
+        if options.inject is not None:
+            show_injected(run, file, options, console)
+            return 0
+        return show_findings(run, file, options, console)
 
 
 PROGRAMS = ProgramsRecipe("programs")

@@ -1,4 +1,4 @@
-"""Recipe: which variable belongs here? A gated graph network over programs, in supergraphs."""
+"""Training of gated graph networks over programs, in supergraphs: slots, or misused variables."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from weft.graphs import Array, GraphBatch, GraphTable
 from weft.layout import BandedAdjacency, TypedEdges
 from weft.layout.layout_choice import adjacency_of
 from weft.models.ggnn import GGNN, Adjacency, candidate_loss, right_choices
+from weft.models.misuse import Judgement, MisuseDetector, misuse_loss
 from weft.parallel.world import World, single
 from weft.recipes.programs.config import ProgramsConfig
 from weft.recipes.programs.data import (
     Baselines,
     baselines,
     check_programs,
+    has_misuses,
     learnable,
     split_programs,
     write_spy,
 )
+from weft.recipes.programs.detection import Examined, examine, write_calibration
 from weft.recipes.programs.supergraphs import StepBatch, StepLoader, packed_sampler, settled
 from weft.recipes.table_training import (
     Trained,
@@ -54,7 +57,7 @@ class PreparedPrograms:
         config: the recipe, with nothing left to measure.
         split: which graphs are for what.
         sampler: makes the supergraphs of training.
-        baselines: what needs no training, by part.
+        baselines: what needs no training, by part; a detector's are among its scores.
         num_types: types of edges.
         vocabulary: subtokens.
     """
@@ -90,6 +93,11 @@ def prepare_programs(
             "measure differently; give --nodes and --layout.form"
         )
     check_programs(table)
+    if has_misuses(table) and config.compile != "eager":
+        raise ValueError(
+            f"compile is {config.compile!r} and the data has misuses to detect: their number "
+            "changes from supergraph to supergraph; take --compile eager, or --target slot"
+        )
     split = split_programs(table, parts=config.split, seed=config.split_seed)
     train = split["train"]
     num_types = len(table.metadata.get("edge_types", ())) or _types_in(table)
@@ -100,7 +108,11 @@ def prepare_programs(
         config=config,
         split=split,
         sampler=sampler,
-        baselines={part: baselines(table, ids) for part, ids in split.items() if len(ids)},
+        baselines=(
+            {}
+            if has_misuses(table)
+            else {part: baselines(table, ids) for part, ids in split.items() if len(ids)}
+        ),
         num_types=num_types,
         vocabulary=int(table.metadata.get("vocabulary", 0)) or 2,
     )
@@ -111,8 +123,13 @@ def _types_in(table: GraphTable) -> int:
 
 
 def make_ggnn(config: ProgramsConfig, *, num_types: int, vocabulary: int) -> GGNN:
-    """The network that `config` describes."""
+    """The network that `config` describes, to fill a slot."""
     return GGNN(config.model_config(num_types=num_types, vocabulary=vocabulary))
+
+
+def make_detector(config: ProgramsConfig, *, num_types: int, vocabulary: int) -> MisuseDetector:
+    """The network that `config` describes, to find misuses."""
+    return MisuseDetector(config.model_config(num_types=num_types, vocabulary=vocabulary))
 
 
 def train_programs(
@@ -142,10 +159,11 @@ def train_prepared_programs(
     """
     config, world = prepared.config, world or single()
     seed_everything(config.seed)
-    model = make_ggnn(config, num_types=prepared.num_types, vocabulary=prepared.vocabulary)
+    detects = has_misuses(prepared.table)
+    sizes = {"num_types": prepared.num_types, "vocabulary": prepared.vocabulary}
+    model = (make_detector if detects else make_ggnn)(config, **sizes)
     if run is not None:
-        sizes = {"num_types": prepared.num_types, "vocabulary": prepared.vocabulary}
-        describe_run(run, {"kind": KIND, **sizes})
+        describe_run(run, {"kind": KIND, **sizes, "detects": detects})
         write_spy(run.folder, prepared.table, prepared.sampler.plan()[0].graphs)
     start_from(model, init_from, world)
     model.to(gpu_of(world))
@@ -157,12 +175,22 @@ def train_prepared_programs(
         per_step=config.supergraphs_per_step,
         world=world,
     )
-    parts = _evaluation(prepared, world)
+    # Thresholds are found on all files at once: each rank looks at all of them.
+    parts = _evaluation(prepared, single() if detects else world)
     counts = {part: len(ids) for part, ids in prepared.split.items()}
     # Those of the training part that are larger than a supergraph.
     counts["skipped"] = counts["train"] - prepared.sampler.statistics().graphs
     compilation = Compilation(config.compile)
     network = compilation.wrap(model)
+    seen: dict[str, Examined] = {}
+
+    def measure(part: str) -> dict[str, float]:
+        if not detects:
+            return measure_programs(model, parts[part], world=world)
+        seen[part] = examine(model, parts[part])
+        # By the threshold that suits the measured functions themselves: for the log of a run.
+        return seen[part].figures(seen[part].calibrated())
+
     found = train_on_table(
         model,
         train,
@@ -170,14 +198,30 @@ def train_prepared_programs(
         config=config,
         schedule=_schedule(config, planned_steps(config, len(train))),
         parts=parts,
-        measure=lambda part: measure_programs(model, parts[part], world=world),
+        measure=measure,
         counts=counts,
         compilation=compilation,
         run=run,
         quiet=quiet,
         world=world,
     )
+    if detects and found.scores:
+        found = _calibrated(found, seen, run if world.rank == 0 else None)
     return dataclasses.replace(found, outside_share=form.outside / max(1, form.edges))
+
+
+def _calibrated(found: Trained, seen: dict[str, Examined], run: Run | None) -> Trained:
+    """The scores of all parts with temperature and thresholds of the validation files."""
+    calibration = seen["validation"].calibrated()
+    if run is not None:
+        write_calibration(run.folder, calibration)
+    scores = {
+        f"{part}_{name}": value
+        for part, each in seen.items()
+        for name, value in each.figures(calibration).items()
+    }
+    details = {"temperature": calibration.temperature}
+    return dataclasses.replace(found, scores=scores, details=details)
 
 
 def _schedule(config: ProgramsConfig, count: int) -> ScheduleConfig:
@@ -254,11 +298,17 @@ class ProgramsStep(Step):
                 torch.manual_seed(place % 2**63)
             with self._autocast():
                 scores = self.network(graphs, supergraph.adjacency)
-            scores = scores.float() if scores.dtype == torch.bfloat16 else scores
-            loss, _ = candidate_loss(graphs, scores, smoothing=config.smoothing)
+            if isinstance(scores, Judgement):
+                kinds = (t.float() if t.dtype == torch.bfloat16 else t for t in scores)
+                verdicts = misuse_loss(graphs, Judgement(*kinds), smoothing=config.smoothing)
+                loss, answered = verdicts.loss, verdicts.right
+            else:
+                scores = scores.float() if scores.dtype == torch.bfloat16 else scores
+                loss, _ = candidate_loss(graphs, scores, smoothing=config.smoothing)
+                answered = right_choices(graphs, scores)
             torch.autograd.backward(loss / batch.num_graphs)
             total += float(loss.detach())
-            right += float(right_choices(graphs, scores).sum())
+            right += float(answered.sum())
         assert self.world is not None
         self.world.add_gradients(model.parameters())
         total, right = self.reduced([total, right])
