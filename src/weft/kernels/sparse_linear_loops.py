@@ -86,9 +86,13 @@ def _fill(x: Any, by_feature: bool, start: int, block: Any) -> None:
     features, size = block.shape
     if by_feature:
         count = min(size, x.shape[1] - start)
-        for f in range(features):
-            for s in range(count):
-                block[f, s] = x[f, start + s]
+        if count * x.itemsize == WIDE * LINE:
+            for f in range(features):
+                store(block, f, 0, load(x, f, start, zeros(x, WIDE)))
+        else:
+            for f in range(features):
+                for s in range(count):
+                    block[f, s] = x[f, start + s]
     else:
         count = min(size, x.shape[0] - start)
         whole, high = count - count % SQUARE, features - features % SQUARE
@@ -119,9 +123,13 @@ def _spill(block: Any, by_feature: bool, start: int, out: Any) -> None:
     features, size = block.shape
     if by_feature:
         count = min(size, out.shape[1] - start)
-        for f in range(features):
-            for s in range(count):
-                out[f, start + s] = block[f, s]
+        if count * out.itemsize == WIDE * LINE:
+            for f in range(features):
+                store(out, f, start, load(block, f, 0, zeros(out, WIDE)))
+        else:
+            for f in range(features):
+                for s in range(count):
+                    out[f, start + s] = block[f, s]
     else:
         count = min(size, out.shape[0] - start)
         whole, high = count - count % SQUARE, features - features % SQUARE
