@@ -238,10 +238,10 @@ def misuse_graph(
     senders = np.concatenate([senders, variables, tokens])
     receivers = np.concatenate([receivers, tokens, variables])
     more = np.repeat([OCCURRENCE_OF, OCCURRENCE_OF_REVERSED], len(occurrences))
-    order, place = _ordered(n, senders, receivers)
     marks = np.zeros((len(senders) + len(pairs), 3), dtype=np.int8)
     marks[len(senders) :] = pairs[:, 2:]
     ends = np.concatenate([senders, pairs[:, 0]]), np.concatenate([receivers, pairs[:, 1]])
+    order, place = _ordered(n, *ends)
     kinds = np.concatenate([kinds, more, np.full(len(pairs), MAY_STAND_IN)])
     numbers = {"kind": (kind, np.int8), "file": (file, np.int32)}
     numbers |= {"line": (line, np.int32), "lines": (lines, np.int32)}
