@@ -38,6 +38,8 @@ from weft.models import (
     with_first_product,
 )
 from weft.training import prepare_process
+from weft.training.config import OptimizerOptions
+from weft.training.optimizers import make_optimizer
 
 _VERSIONS = {"weft": weft.__version__, "torch": torch.__version__}
 
@@ -127,7 +129,7 @@ def molecules(case: dict[str, Any]) -> tuple[Callable[[], dict[str, float]], dic
     config = BatchingConfig(policy=case["policy"], batch_size=case["size"], budget=budget)
     loader = GraphLoader(table, GraphSampler(*graph_sizes(table), config))
     model = _model(case)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
+    optimizer = make_optimizer(OptimizerOptions(), model.parameters(), rate=1e-4, fused=True)
 
     source = _endless(loader)
 
@@ -167,7 +169,7 @@ def forces(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
         spacing = case["cutoff"] / 19
         shape |= {"centres": 20, "spacing": spacing, "sharpness": 0.5 / spacing**2}
         model = SchNet(SchNetConfig(bias=True, activate_filter=False, **shape))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
+    optimizer = make_optimizer(OptimizerOptions(), model.parameters(), rate=1e-4, fused=True)
     source = _endless(loader)
 
     def step() -> None:
