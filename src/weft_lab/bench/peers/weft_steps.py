@@ -123,6 +123,7 @@ def _model(case: dict[str, Any]) -> nn.Module:
 def molecules(case: dict[str, Any]) -> tuple[Callable[[], dict[str, float]], dict[str, str]]:
     """A batch by case["policy"] and an update of case["model"] a step."""
     prepare_process()
+    torch.set_num_threads(case.get("threads") or torch.get_num_threads())
     torch.manual_seed(0)
     table = open_table(case["table"])
     budget = Budget(**case["budget"]) if case["policy"] == "dynamic" else None
