@@ -10,7 +10,9 @@ from weft_lab.checks import at_least, fractions, scratch_folder, some_of
 
 CommunicationCase = Literal["exact", "bytes", "model", "balance", "volume", "speed", "scale"]
 GCNCase = Literal["generated", "pubmed", "orders", "gat"]
-MoleculesCase = Literal["schnet-32", "schnet-128", "mpeu-32", "mpeu-128", "painn-64", "painn-128"]
+MoleculesCase = Literal[
+    "schnet-1", "schnet-32", "schnet-128", "mpeu-32", "mpeu-128", "painn-64", "painn-128"
+]
 ForcesModel = Literal["painn-64", "painn-128", "schnet-64", "schnet-128"]
 ForcesTask = Literal["training", "forces"]
 Structures = Literal["molecules", "cells"]

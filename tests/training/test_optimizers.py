@@ -52,3 +52,52 @@ def test_options_that_do_not_fit(config: Any) -> None:
     ):
         with pytest.raises(ValueError, match=words):
             config(**options)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_in_one_loop(name: Any, dtype: torch.dtype) -> None:
+    # Two blocks of the loop, one number, a weight without gradients, and one that is frozen.
+    shapes = [(70, 60), (), (5,), (3, 0), (4,)]
+    plain: Any = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
+
+    def descended(make: Any) -> tuple[list[torch.Tensor], dict[str, Any]]:
+        generator = torch.Generator().manual_seed(0)
+        weights = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+        for weight in weights[:-1]:
+            weight.requires_grad_()
+        optimizer = make(weights)
+        for step in range(8):
+            if step == 4:
+                state = optimizer.state_dict()
+                optimizer = make(weights)
+                optimizer.load_state_dict(state)
+            optimizer.zero_grad()
+            for weight in weights[:2] if step % 3 == 2 else weights[:-1]:
+                weight.grad = torch.randn(weight.shape, generator=generator).to(dtype)
+            if step == 6:
+                # Not contiguous, and a moment that somebody has replaced.
+                weights[0].grad = torch.randn(60, 70, generator=generator).to(dtype).t()
+                own = optimizer.state[weights[1]]
+                own["exp_avg"] = own["exp_avg"] + 1
+            optimizer.step()
+        return weights, optimizer.state_dict()
+
+    config = OptimizerOptions(optimizer=name, weight_decay=0.03)
+    found, state = descended(lambda given: make_optimizer(config, given, rate=0.1, fused=True))
+    wanted, other = descended(lambda given: plain(given, lr=0.1, weight_decay=0.03, fused=True))
+    rtol, atol = (2e-5, 1e-6) if dtype == torch.float32 else (1e-12, 1e-14)
+    torch.testing.assert_close(found, wanted, rtol=rtol, atol=atol)
+    torch.testing.assert_close(state, other, rtol=rtol, atol=atol)
+
+
+def test_a_changed_weight_is_noticed_by_autograd() -> None:
+    weight = torch.tensor([1.0, 2.0], requires_grad=True)
+    optimizer = make_optimizer(OptimizerOptions(), [weight], rate=0.1, fused=True)
+    for _ in range(2):
+        weight.grad = torch.ones(2)
+        optimizer.step()
+    loss = (weight**3).sum()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()  # type: ignore[no-untyped-call]

@@ -194,18 +194,19 @@ def differentiable_gradients(
     function: Callable[..., Any],
     given: Sequence[Tensor | None],
     grads: Sequence[Tensor],
+    first: int = 0,
 ) -> list[Tensor | None]:
     """The gradients of function(*given) as functions of all that they depend on.
 
-    For a backward pass whose first inputs are `given`, where its gradient may itself be
-    differentiated: loops have no derivatives, but `function`, which computes the same, has.
+    For a backward pass whose inputs from number `first` on are `given`, where its gradient may be
+    differentiated itself: loops have no derivatives, but `function`, which computes the same, has.
     """
     higher = torch.is_grad_enabled()
     found: list[Tensor | None] = [None] * len(given)
     with torch.enable_grad():
         # Views, so that a tensor made from another one is no way to that one.
         views: list[Any] = [None if t is None else t.view_as(t) for t in given]
-        wanted = [k for k in range(len(views)) if ctx.needs_input_grad[k]]
+        wanted = [k for k in range(len(views)) if ctx.needs_input_grad[first + k]]
         inputs, outputs = [views[k] for k in wanted], function(*views)
         gradients = torch.autograd.grad(
             outputs, inputs, grads, create_graph=higher, allow_unused=True

@@ -237,7 +237,7 @@ def _rows_backward(ctx: Any, grad: Tensor) -> tuple[Tensor]:
 
 
 @kernel
-def _sort(
+def sort_pairs(
     pos: Any, shift: Any, senders: Any, receivers: Any, pairs: Any, width: float, made: Any
 ) -> None:
     """Distances of the pairs, and their counting sort by ⌊distance / width⌋."""
@@ -331,6 +331,6 @@ def sorted_pairs(
     given = map(array_of, (pos, shift, senders, receivers))
     made = tuple(t.numpy() for t in found)
     arguments: Any = (*given, tuple(map(array_of, pairs)), width, made)
-    _sort(*arguments)
+    sort_pairs(*arguments)
     trust(right_pairs, found[1:], edges)
     return found

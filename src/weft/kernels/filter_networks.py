@@ -198,18 +198,73 @@ def radial_filters(
     if d.requires_grad or not has_loop(d, weight) or not gemm_address(weight.dtype):
         return _plain(d, *_together(layers), settings=settings)
     # The choice depends on values, so a traced model computes every row.
-    small = d.shape[0] <= TERMS
-    if weight.dtype == torch.float32 and not torch.compiler.is_compiling() and not small:
-        wide = bin_width(sharpness)
-        # Beyond the reach of the last centre nothing changes.
-        end = min((centres - 1) * spacing + reach(sharpness), float(d.max()))
-        bins = max(1, math.ceil(end / wide))
-        if d.shape[0] > _PAIRS_A_NODE * TERMS * bins:
-            series = _Series(d, layers, settings, bins)
-            if series.values is not None:
-                return list(_BySeries.apply(series, *every))  # type: ignore[no-untyped-call]
+    series = None if torch.compiler.is_compiling() else _series_of(d, layers, settings)
+    if series is not None:
+        return list(_BySeries.apply(series, *every))  # type: ignore[no-untyped-call]
     outs: Sequence[Tensor] = _filters(d, *_together(layers), *settings)
     return list(outs[:-1])
+
+
+def _series_of(d: Tensor, layers: "_Layers", settings: _Settings) -> "_Series | None":
+    """The filters by series; None where they do not pay or do not converge."""
+    weight = layers.first[0]
+    if weight.dtype != torch.float32 or d.shape[0] <= TERMS:
+        return None
+    # Beyond the reach of the last centre nothing changes.
+    end = (weight.shape[1] - 1) * settings.spacing + reach(settings.sharpness)
+    bins = max(1, math.ceil(min(end, float(d.max())) / bin_width(settings.sharpness)))
+    if d.shape[0] <= _PAIRS_A_NODE * TERMS * bins:
+        return None
+    series = _Series(d, layers, settings, bins)
+    return None if series.values is None else series
+
+
+class FilterNetworks:
+    """`radial_filters` with gradients by hand, for an operator that has the filters inside.
+
+    The arguments are as of `radial_filters`; nothing is recorded for autograd, and all tensors must
+    be such as the loops take.
+
+    Attributes:
+        filters: [P, F] of each network.
+    """
+
+    def __init__(
+        self,
+        d: Tensor,
+        first: Sequence[Tensor],
+        first_bias: Sequence[Tensor],
+        second: Sequence[Tensor],
+        second_bias: Sequence[Tensor],
+        *,
+        spacing: float,
+        sharpness: float,
+        activate: bool,
+    ) -> None:
+        given = (first, first_bias, second, second_bias)
+        self._layers = _Layers(*map(tuple, given))
+        self._settings = _Settings(spacing, sharpness, activate)
+        self._d = d
+        self._series = _series_of(d, self._layers, self._settings)
+        if self._series is None:
+            *self.filters, self._inner = _filters(d, *_together(self._layers), *self._settings)
+        else:
+            assert self._series.values is not None
+            self.filters = self._series.values
+
+    def gradients(self, grads: Sequence[Tensor]) -> "_Layers":
+        """Those of all weights, of the gradients [P, F] in the filters."""
+        if self._series is not None:
+            return self._series.gradients(grads)
+        layers, bias = self._layers, bool(self._layers.first_bias)
+        count, centres = len(layers.first), layers.first[0].shape[1]
+        second = torch.stack(layers.second)
+        given = (self._d, second, self._inner, self.filters, list(grads), centres)
+        found: Any = _filters_backward(*given, *self._settings, bias)
+        first, first_bias, weight, second_bias = found
+        biases = (first_bias.view(count, -1).unbind(), second_bias.unbind()) if bias else ((), ())
+        firsts = first.view(count, -1, centres).unbind()
+        return _Layers(firsts, biases[0], weight.unbind(), biases[1])
 
 
 class _Layers(NamedTuple):

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from weft.graphs import GraphBatch
 from weft.kernels import radial_filters, shifted_softplus
 from weft.kernels.chebyshev import bin_width
-from weft.kernels.custom_op import is_fusable
+from weft.kernels.custom_op import has_loop, is_fusable
 from weft.kernels.schnet_interaction import interaction
+from weft.kernels.schnet_network import Atoms, Biases, Fixed, Layers, Settings, network
 from weft.kernels.schnet_readout import readout
 from weft.models.atomistic import (
     Elements,
     NeighbourPairs,
     aggregation_scale,
+    edge_pairs_of,
     envelope,
     glorot,
+    is_only,
     is_only_linear,
     learns_from_places,
     neighbours_of,
     pool,
 )
 from weft.models.config import Pooling, SchNetConfig
+
+# The layers of an interaction.
+_KINDS = ("basis", "filter", "message", "update", "out")
 
 
 class Interaction(nn.Module):
@@ -82,6 +91,66 @@ class SchNet(nn.Module):
 
     def forward(self, batch: GraphBatch) -> Tensor:
         """Values [G]; those of padding graphs are meaningless."""
+        found = self._in_one(batch)
+        return self.layer_by_layer(batch) if found is None else found
+
+    def _in_one(self, batch: GraphBatch) -> Tensor | None:
+        """The values from one operator; None where a layer, the batch or autograd needs more."""
+        if type(self) is not SchNet or learns_from_places(batch) or not batch.num_nodes:
+            return None
+        elements: Any = self.elements
+        if not is_only(elements, Elements) or not is_only(elements.embedding, nn.Embedding):
+            return None
+        blocks: list[Any] = list(self.interactions)
+        ends: list[Any] = list(self.readout)
+        if not blocks or not all(is_only(block, Interaction) for block in blocks):
+            return None
+        by_kind = [[getattr(block, name) for block in blocks] for name in _KINDS]
+        linear = [*chain(*by_kind), *ends]
+        embedding = elements.embedding
+        weight, config = embedding.weight, self.config
+        if not all(map(is_only_linear, linear)) or embedding.max_norm is not None:
+            return None
+        layers = Layers(*(tuple(layer.weight for layer in kind) for kind in (*by_kind, ends)))
+        given = [[layer.bias for layer in kind] for kind in (*by_kind, ends)]
+        messages = given.pop(_KINDS.index("message"))
+        every = [*chain(*given)]
+        has_bias = every[0] is not None
+        if any(bias is not None for bias in messages) or any(
+            (bias is not None) != has_bias for bias in every
+        ):
+            return None
+        biases = Biases(*map(tuple, given)) if has_bias else None
+        pos, shift = batch.nodes["pos"], batch.edges.get("shift")
+        if not is_fusable(weight, *chain(*layers), *every) or not has_loop(pos, shift):
+            return None
+        settings = Settings(
+            spacing=config.spacing,
+            sharpness=config.sharpness,
+            cutoff=config.cutoff or 0.0,
+            activate=config.activate_filter,
+            mean=config.aggregation == "mean",
+            pool_mean=config.readout == "mean",
+        )
+        atoms = Atoms(batch.nodes["z"], pos, shift, batch.node_offsets)
+        plain = partial(self._plain, batch)
+        fixed = Fixed(atoms, edge_pairs_of(batch), elements.rows, settings, plain)
+        return network(weight, layers, biases, fixed)
+
+    def _plain(self, batch: GraphBatch, *weights: Tensor) -> Tensor:
+        """`layer_by_layer` of the weights that `network` has, in its order."""
+        count = range(len(self.interactions))
+        names = ["elements.embedding.weight"]
+        for side in ("weight", "bias"):
+            kinds = [kind for kind in _KINDS if side == "weight" or kind != "message"]
+            names += [f"interactions.{k}.{kind}.{side}" for kind in kinds for k in count]
+            names += [f"readout.{k}.{side}" for k in range(2)]
+        given = {f"network.{name}": weight for name, weight in zip(names, weights, strict=False)}
+        found: Tensor = functional_call(_LayerByLayer(self), given, (batch,), tie_weights=False)
+        return found
+
+    def layer_by_layer(self, batch: GraphBatch) -> Tensor:
+        """The same values, an operator for each layer."""
         h = self.features(batch)
         layers: Any = self.readout
         first, second = layers
@@ -124,6 +193,17 @@ class SchNet(nn.Module):
             return filters
         fade = envelope(d, config.cutoff)[:, None]
         return [part * fade for part in filters]
+
+
+class _LayerByLayer(nn.Module):
+    """A network without its one operator, for `functional_call`."""
+
+    def __init__(self, network: SchNet) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, batch: GraphBatch) -> Tensor:
+        return self.network.layer_by_layer(batch)
 
 
 # Our layers by the names of torch_geometric's.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -80,9 +80,16 @@ class _Case:
 
 _SCHNET, _MPEU = _OURS | _TORCH_GEOMETRIC | _JAX, _OURS | _JAX
 _PAINN = {"weft": _OURS["weft"], **_SCHNETPACK}
+# How much of a step the second core takes off stands in the ratio.
+_ONE_THREAD = {
+    "one thread of weft": replace(
+        ours("molecules", policy="unpadded", threads=1), against=("weft",)
+    )
+}
 _CASES: dict[MoleculesCase, _Case] = {
+    "schnet-1": _Case("SchNet", "schnet", 1, {"weft": _OURS["weft"], **_ONE_THREAD}),
     "schnet-32": _Case("SchNet", "schnet", 32, _SCHNET),
-    "schnet-128": _Case("SchNet", "schnet", 128, _SCHNET),
+    "schnet-128": _Case("SchNet", "schnet", 128, _SCHNET | _ONE_THREAD),
     "mpeu-32": _Case("MPEU", "mpeu", 32, _MPEU),
     "mpeu-128": _Case("MPEU", "mpeu", 128, _MPEU),
     "painn-64": _Case("PaiNN, 64 features", "painn", 32, _PAINN, 64, _CUTOFF),
@@ -150,7 +157,7 @@ def _run(
             **stored,
             "model": case.model,
             "size": case.size,
-            "budget": _BUDGETS[case.size],
+            "budget": _BUDGETS.get(case.size),
             "hidden": case.hidden,
             "cutoff": case.cutoff,
         },

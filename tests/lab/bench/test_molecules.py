@@ -50,11 +50,13 @@ def test_small(data: Path) -> None:
 
 
 def test_neighbours_within_the_cutoff(data: Path) -> None:
-    config = MoleculesBench(cases=("painn-64",), rounds=1, steps=2, data_dir=data)
-    (case,) = bench_molecules(config, Progress(disable=True)).cases
+    config = MoleculesBench(cases=("painn-64", "schnet-1"), rounds=1, steps=2, data_dir=data)
+    case, alone = bench_molecules(config, Progress(disable=True)).cases
     assert "64 features" in case.what
     assert "cutoff 5 Å" in case.what
     check(case, size=32)
+    assert list(alone.ratios("weft")) == ["one thread of weft"]
+    assert all(step["graphs"] == 1 for each in alone.candidates.values() for step in each.details)
 
 
 def check(case: CaseResult, size: int) -> None:
@@ -84,7 +86,7 @@ def check(case: CaseResult, size: int) -> None:
     [
         ({"molecules": 31, "cases": ("painn-64",)}, "molecules is 31 .* need at least 32"),
         ({"cases": ("painn-64", "mpeu-128")}, "QM9 has 40; .* need at least 128"),
-        ({"cases": ()}, "no cases to run; choose from schnet-32, .*painn-128"),
+        ({"cases": ()}, "no cases to run; choose from schnet-1, .*painn-128"),
     ],
 )
 def test_nothing_to_train_on(data: Path, changes: dict[str, Any], message: str) -> None:

@@ -41,6 +41,8 @@ from weft.models import (
 from weft.models.config import GraphNetworkConfig
 from weft.parallel import DistributedGraph, GraphNetwork, Grid, alone
 from weft.training import prepare_process
+from weft.training.config import OptimizerOptions
+from weft.training.optimizers import make_optimizer
 
 _VERSIONS = {"weft": weft.__version__, "torch": torch.__version__}
 
@@ -142,13 +144,14 @@ def _model(case: dict[str, Any]) -> nn.Module:
 def molecules(case: dict[str, Any]) -> tuple[Callable[[], dict[str, float]], dict[str, str]]:
     """A batch by case["policy"] and an update of case["model"] a step."""
     prepare_process()
+    torch.set_num_threads(case.get("threads") or torch.get_num_threads())
     torch.manual_seed(0)
     table = open_table(case["table"])
     budget = Budget(**case["budget"]) if case["policy"] == "dynamic" else None
     config = BatchingConfig(policy=case["policy"], batch_size=case["size"], budget=budget)
     loader = GraphLoader(table, GraphSampler(*graph_sizes(table), config))
     model = _model(case)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
+    optimizer = make_optimizer(OptimizerOptions(), model.parameters(), rate=1e-4, fused=True)
 
     source = _endless(loader)
 
@@ -188,7 +191,7 @@ def forces(case: dict[str, Any]) -> tuple[Callable[[], None], dict[str, str]]:
         spacing = case["cutoff"] / 19
         shape |= {"centres": 20, "spacing": spacing, "sharpness": 0.5 / spacing**2}
         model = SchNet(SchNetConfig(bias=True, activate_filter=False, **shape))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
+    optimizer = make_optimizer(OptimizerOptions(), model.parameters(), rate=1e-4, fused=True)
     source = _endless(loader)
 
     def step() -> None:
