@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -40,7 +40,10 @@ from weft.training import fit as _fit
 from weft.training.step import Loss, Step
 
 if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
     from weft.models.exported_program import Exported
+    from weft.sparsify.masks import Masks
 
 world = joined
 
@@ -282,21 +285,44 @@ def adjacency(
 
 
 def export(
-    run: str | Path, path: str | Path, *, forces: bool = True, stress: bool = False
+    model: nn.Module | ExportedProgram | str | Path,
+    path: str | Path,
+    *,
+    example: Any = None,
+    masks: Masks | Mapping[str, Tensor] | None = None,
+    int8: bool = False,
+    forces: bool = True,
+    stress: bool = False,
 ) -> Exported:
-    """Write the model of a run for programs without weft; see docs/export.md for its inputs.
+    """Write a model, or that of a run, for programs without weft; see docs/export.md.
 
-    The file is compared with the run at several sizes before it is kept.
+    The file is compared with the model at several sizes before it is kept. Hidden units that do
+    nothing are left out, exactly.
 
     Args:
-        run: the folder of a run of `weft train`.
+        model: any module; the folder of a run of `weft train`; or a program of `torch.export`, as
+            it is or as the file that `torch.export.save` wrote.
         path: model.pt2, for torch's AOTInductor on processors like this one, or model.onnx.
-        forces: forces of structures too.
-        stress: stress of structures too; runs on crystals have it wherever they have forces.
+        example: inputs of a module, a tuple if there are several, a dictionary for inputs by name;
+            sizes of at least 2 may vary where the model allows it.
+        masks: of a module's parameters by name; inactive weights count as 0.
+        int8: 8-bit weights, for .onnx; not for potentials. The largest difference is told, and a
+            file that is off by more than a tenth of the largest output is not kept.
+        forces: of a run: forces of structures too.
+        stress: of a run: stress of structures too; runs on crystals have it wherever they have
+            forces.
 
     Raises:
-        DataError: no such run, another suffix, a model without sound forces, no C++ compiler, or a
-            file that would give other results than the run.
+        DataError: no such run, another suffix, a model that cannot be exported or has no sound
+            forces, no C++ compiler, or a file that would give other results than the model.
     """
-    options = ExportOptions(forces=forces, stress=stress)
-    return recipe_of_run(Path(run)).export(Path(run), Path(path), options)
+    from weft.sparsify.export import export_model, load_program
+
+    if isinstance(model, (str, Path)) and not Path(model).is_file():
+        if example is not None or masks is not None:
+            raise ValueError("example and masks are for a module; a run has its own")
+        options = ExportOptions(forces=forces, stress=stress, int8=int8)
+        return recipe_of_run(Path(model)).export(Path(model), Path(path), options)
+    if isinstance(model, (str, Path)):
+        model = load_program(Path(model))
+    return export_model(model, path, example=example, masks=masks, int8=int8)

@@ -17,6 +17,8 @@ def test_what_cannot_be(weft, tmp_path, small_molecules, monkeypatch):
         (("run", "model.onn"), "models are exported as .pt2 or .onnx, not as model.onn"),
         (("run", "none/model.pt2"), "there is no folder none"),
         (("none", "model.pt2"), "none holds no run of `weft train`"),
+        (("run", "model.onnx", "--int8"), "8-bit weights are not for potentials"),
+        (("run/config.json", "model.onnx"), "cannot be read as a program of torch.export"),
     ):
         said = weft("export", *wrong)
         assert is_one_sentence(said), said.err
@@ -44,7 +46,7 @@ def test_what_cannot_be(weft, tmp_path, small_molecules, monkeypatch):
 
 def test_a_recipe_that_cannot_be_exported(weft, tmp_path):
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.json").write_text(json.dumps({"recipe": "links", "config": {}}))
+    (tmp_path / "run" / "config.json").write_text(json.dumps({"recipe": "programs", "config": {}}))
     said = weft("export", "run", "model.pt2")
     assert is_one_sentence(said)
-    assert "run is a run of `weft train links`, which cannot be exported yet" in said.err
+    assert "run is a run of `weft train programs`, which cannot be exported" in said.err

@@ -1,203 +1,218 @@
-"""Sparse models on disk and in other programs."""
+"""Any model in other runtimes: ONNX and AOTInductor, with what cannot be."""
 
 from __future__ import annotations
 
-import warnings
+import os
+import pickle
+import re
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import onnxruntime
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from scipy.sparse import csr_array
 from torch import nn
+from torch_geometric_models import geometric_models
 
+import weft
 from weft.errors import DataError
-from weft.sparsify import Masks, magnitude_masks
-from weft.sparsify.export import export_program, load_csr, save_csr, save_onnx
-from weft.sparsify.sparse_layers import SparseLinear, to_dense
+from weft.models import exported_program
+from weft.sparsify import Masks, export_model
+from weft.sparsify.export import load_program
+from weft.sparsify.sparse_layers import SparseLinear
 
 
-def small_model() -> nn.Sequential:
+def feed_forward() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(
-        SparseLinear(30, 40, 100), nn.ReLU(), nn.BatchNorm1d(40), nn.Linear(40, 3)
-    ).eval()
-
-
-def test_csr_round_trip(tmp_path: Path) -> None:
-    model = small_model()
-    path = tmp_path / "model.safetensors"
-    save_csr(model, path)
-    stored = load_file(path)
-    assert stored["0.weight.values"].shape == (100,)
-    assert stored["0.weight.offsets"].shape == (41,)
-    # A full matrix is smaller as it is.
-    assert stored["3.weight"].shape == (3, 40)
-    dense = to_dense(small_model())
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 5))
     with torch.no_grad():
-        for parameter in dense.parameters():
-            parameter.zero_()
-    dense.load_state_dict(load_csr(path))
-    x = torch.randn(5, 30)
-    torch.testing.assert_close(dense(x), model(x))
-    assert path.stat().st_size < 40 * 30 * 4
+        model[0].weight[16:] = 0
+    return model
 
 
-class Tied(nn.Module):
-    """An encoder and a decoder of one weight, and a layer that is used twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.decoder = nn.Linear(40, 30), nn.Linear(40, 30)
-        self.decoder.weight = self.encoder.weight
-        self.first = nn.Linear(40, 40)
-        self.again = self.first
-        # Equal numbers, but weights of their own.
-        self.other = nn.Linear(40, 40)
-        self.other.load_state_dict(self.first.state_dict())
-        with torch.no_grad():
-            self.encoder.weight[torch.rand(30, 40) < 0.9] = 0
+def session_of(path: Path) -> Any:
+    return onnxruntime.InferenceSession(path)
 
 
-def test_shared_weights_are_stored_once_and_loaded_shared(tmp_path: Path) -> None:
+def test_sparse_layers_leave_as_a_small_dense_model(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model, path = Tied(), tmp_path / "m.safetensors"
-    save_csr(model, path)
-    stored = load_file(path)
-    assert {name for name in stored if "coder.weight" in name} == {
-        f"encoder.weight.{part}" for part in ("values", "columns", "offsets")
-    }
-    assert {"first.weight", "other.weight"} < set(stored)
-    assert not any(name.startswith("again") for name in stored)
-    state = load_csr(path)
-    assert set(state) == set(model.state_dict())
-    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
-    assert state["decoder.weight"] is state["encoder.weight"]
-    assert state["again.bias"] is state["first.bias"]
-    assert state["other.weight"] is not state["first.weight"]
-    fresh = Tied()
-    fresh.load_state_dict(state)
-    assert fresh.decoder.weight is fresh.encoder.weight
+    model = nn.Sequential(SparseLinear(30, 40, 60), nn.ReLU(), nn.Linear(40, 3))
+    x = torch.randn(8, 30)
+    made = weft.export(model, tmp_path / "m.onnx", example=x)
+    assert made.runtime == "onnxruntime"
+    assert made.differences["output"] < 1e-5
+    assert [each.form for each in made.others] == ["onnxruntime with all hidden units"]
+    assert made.path.stat().st_size < made.others[0].size
+    assert made.notes[0].startswith("Hidden units: 0 40 to ")
+    x = torch.randn(3, 30)
+    (found,) = session_of(made.path).run(None, {"input": x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), model(x).detach(), rtol=1e-4, atol=1e-5)
+    # What another runtime says of other shapes.
+    with pytest.raises(Exception, match=r"mismatch|Got: 4"):
+        session_of(made.path).run(None, {"input": np.zeros((3, 4), dtype=np.float32)})
 
 
-@pytest.mark.parametrize("shape", [(1, 30, 40), (3, 30, 40), (8, 6, 3, 3), (2, 1, 500)])
-def test_weights_of_more_dimensions_are_sparse_too(tmp_path: Path, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("name", ["GCN", "GAT"])
+def test_graph_networks_of_any_size_without_weft(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model, path = nn.Module(), tmp_path / "m.safetensors"
-    model.weight = nn.Parameter(torch.randn(shape))
-    with torch.no_grad():
-        model.weight[torch.rand(shape) < 0.9] = 0
-    save_csr(model, path)
-    stored = load_file(path)
-    active = int(torch.count_nonzero(model.weight))
-    rows = shape[0]
-    assert {name: tuple(value.shape) for name, value in stored.items()} == {
-        "weight.values": (active,),
-        "weight.columns": (active,),
-        "weight.offsets": (rows + 1,),
-    }
-    # As another program would read it.
-    parts = [stored[f"weight.{part}"].numpy() for part in ("values", "columns", "offsets")]
-    matrix = csr_array(tuple(parts), shape=(rows, model.weight[0].numel()))
-    assert torch.equal(torch.from_numpy(matrix.toarray()).view(shape), model.weight.detach())
-    assert torch.equal(load_csr(path)["weight"], model.weight.detach())
-
-
-def test_a_stranger_model_of_many_relations(tmp_path: Path) -> None:
-    pytest.importorskip("torch_geometric")
-    with warnings.catch_warnings():
-        # Its import uses what torch has deprecated.
-        warnings.simplefilter("ignore")
-        from torch_geometric.nn import RGCNConv
-
-    torch.manual_seed(0)
-    model, path = RGCNConv(16, 32, 5), tmp_path / "m.safetensors"
+    model = getattr(geometric_models(), name)(6, 8, num_layers=2, out_channels=3).eval()
+    x, edges = torch.randn(20, 6), torch.randint(0, 20, (2, 50))
     masks = Masks(model)
-    magnitude_masks(model, masks, 0.1)
+    for each in masks.names:
+        masks.set(each, torch.rand_like(masks.weight(each)) < 0.7)
+    made = export_model(model, tmp_path / "m.onnx", example=(x, edges), masks=masks)
+    assert made.notes[-1] == ("Compared at 4 sizes; inputs are x [s77, 6], edge_index [2, s43].")
+    assert ("attention heads" in made.notes[1]) == (name == "GAT")
     masks.apply_()
-    save_csr(model, path)
-    assert path.stat().st_size < 0.35 * 4 * masks.size()
-    other = RGCNConv(16, 32, 5)
-    other.load_state_dict(load_csr(path))
-    assert all(map(torch.equal, other.state_dict().values(), model.state_dict().values()))
+    x, edges = torch.randn(9, 6), torch.randint(0, 9, (2, 17))
+    given = {"x": x.numpy(), "edge_index": edges.numpy()}
+    np.savez(tmp_path / "given.npz", **given)
+    program = (
+        "import numpy, onnxruntime, sys; sys.modules['weft'] = sys.modules['torch'] = None\n"
+        "session = onnxruntime.InferenceSession('m.onnx')\n"
+        "numpy.save('found.npy', session.run(['output'], dict(numpy.load('given.npz')))[0])"
+    )
+    where = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, env=where)
+    found = torch.from_numpy(np.load(tmp_path / "found.npy"))
+    torch.testing.assert_close(found, model(x, edges).detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_files_of_matrices_alone_still_load(tmp_path: Path) -> None:
-    """As they were written when each name of a shared weight was stored."""
-    parts = {
-        "values": torch.tensor([1.0, 2.0]),
-        "columns": torch.tensor([2, 0], dtype=torch.int32),
-        "offsets": torch.tensor([0, 1, 2], dtype=torch.int32),
-    }
-    tensors = {f"{name}.{part}": t.clone() for name in "ab" for part, t in parts.items()}
-    save_file(tensors, tmp_path / "m", {"weft_csr_shapes": '{"a": [2, 3], "b": [2, 3]}'})
-    state = load_csr(tmp_path / "m")
-    expected = torch.tensor([[0.0, 0.0, 1.0], [2.0, 0.0, 0.0]])
-    assert torch.equal(state["a"], expected)
-    assert torch.equal(state["b"], expected)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_compiled_in_a_process_without_weft(tmp_path: Path) -> None:
+    model = feed_forward()
+    torch.export.save(
+        torch.export.export(
+            model, (torch.randn(8, 32),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)
+        ),
+        tmp_path / "program.pt2",
+    )
+    # A program of torch.export, from a file, is a model like any other.
+    made = weft.export(tmp_path / "program.pt2", tmp_path / "m.pt2")
+    assert made.runtime == "AOTInductor"
+    assert made.notes[0] == "Hidden units: 0 64 to 16."
+    x = torch.randn(3, 32)
+    torch.save(x, tmp_path / "x.pt")
+    program = (
+        "import sys; sys.modules['weft'] = None\n"
+        "import torch\n"
+        "model = torch._inductor.aoti_load_package('m.pt2')\n"
+        "torch.save(model(input=torch.load('x.pt'))['output'], 'found.pt')\n"
+        "try:\n    model(input=torch.zeros(3, 4))\n"
+        "except RuntimeError as error:\n    print(str(error).splitlines()[0])"
+    )
+    where = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        check=True,
+        cwd=tmp_path,
+        env=where | {"AOTI_RUNTIME_CHECK_INPUTS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    torch.testing.assert_close(torch.load(tmp_path / "found.pt"), model(x).detach())
+    assert "unmatched dim value at 1, expected: 32, but got: 4" in done.stdout
 
 
-def test_damaged_files_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "m.safetensors"
-    with pytest.raises(DataError, match=r"m\.safetensors cannot be read"):
-        load_csr(path)
-    path.write_bytes(b"not a model")
-    with pytest.raises(DataError, match=r"m\.safetensors cannot be read"):
-        load_csr(path)
-    parts = {
-        "w.values": torch.ones(2),
-        "w.columns": torch.tensor([0, 9], dtype=torch.int32),
-        "w.offsets": torch.tensor([0, 1, 2], dtype=torch.int32),
-    }
-    save_file(parts, path, {"weft_csr_shapes": '{"w": [2, 3]}'})
-    with pytest.raises(DataError, match="matrix w is damaged"):
-        load_csr(path)
-    flat = {name: part[:, None] for name, part in parts.items() if name != "w.offsets"}
-    save_file({**parts, **flat}, path, {"weft_csr_shapes": '{"w": [2, 30]}'})
-    with pytest.raises(DataError, match="matrix w is damaged"):
-        load_csr(path)
-    for shape in ("[2]", "[2, -3]", "[2, 3, 0.5]", '"23"', "[2, 30, 99999999999999]", "null"):
-        save_file(parts, path, {"weft_csr_shapes": f'{{"w": {shape}}}'})
-        with pytest.raises(DataError, match="matrix w is damaged"):
-            load_csr(path)
-    good = {"weft_csr_shapes": '{"w": [2, 10]}'}
-    for tied in ('["w"]', "7", '{"v": "x"}', '{"v": 7}', '{"v": ["w"]}'):
-        save_file(parts, path, {**good, "weft_shared": tied})
-        with pytest.raises(DataError, match=r"m\.safetensors cannot be read|v is stored as"):
-            load_csr(path)
-    for shapes in ('["w"]', "7", "null"):
-        save_file(parts, path, {"weft_csr_shapes": shapes})
-        with pytest.raises(DataError, match=r"m\.safetensors cannot be read"):
-            load_csr(path)
-    del parts["w.offsets"]
-    save_file(parts, path, {"weft_csr_shapes": '{"w": [2, 3]}'})
-    with pytest.raises(DataError, match="matrix w is damaged"):
-        load_csr(path)
+def test_int8_weights_and_their_error(tmp_path: Path) -> None:
+    model = feed_forward()
+    made = export_model(model, tmp_path / "m.onnx", example=torch.randn(8, 32), int8=True)
+    assert made.runtime == "onnxruntime with 8-bit weights"
+    assert 1e-5 < made.differences["output"] < 0.1 * made.largest["output"]
+    assert [each.form for each in made.others] == [
+        "onnxruntime with all hidden units",
+        "onnxruntime with float weights",
+    ]
+    before = made.path.read_bytes()
+    with pytest.raises(DataError, match=r"8-bit weights are for \.onnx files, and m\.pt2 is none"):
+        export_model(model, tmp_path / "m.pt2", example=torch.randn(8, 32), int8=True)
+    with pytest.raises(DataError, match="there are no 8-bit weights to make"):
+        export_model(nn.ReLU(), tmp_path / "m.onnx", example=torch.randn(8, 32), int8=True)
+    assert made.path.read_bytes() == before
 
 
-def test_exported_program_takes_other_batches() -> None:
-    model = nn.Sequential(SparseLinear(30, 40, 60), nn.ReLU(), nn.Linear(40, 3))
-    x = torch.randn(8, 30)
-    program = export_program(model, x)
-    torch.testing.assert_close(program.module()(x[:5]), model(x[:5]))
-    sizes = [value.shape for value in program.state_dict.values()]
-    # Units without an input are gone.
-    assert max(size[0] for size in sizes) < 40
+class Branching(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_onnx_gives_the_same(tmp_path: Path) -> None:
-    pytest.importorskip("onnxscript")
-    onnxruntime = pytest.importorskip("onnxruntime")
-    model = nn.Sequential(SparseLinear(30, 40, 60), nn.ReLU(), nn.Linear(40, 3))
-    x = torch.randn(8, 30)
-    save_onnx(model, x, tmp_path / "m.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
-    (out,) = session.run(None, {session.get_inputs()[0].name: x[:5].numpy()})
-    torch.testing.assert_close(torch.from_numpy(out), model(x[:5]).detach(), rtol=1e-4, atol=1e-5)
+class Whole(nn.Module):
+    def forward(self, x: torch.Tensor, others: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"sum": x + others["a"], "large": (x > 1).long()}
 
 
-def test_onnx_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.sparsify.export.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"weft\[export\]"):
-        save_onnx(small_model(), torch.randn(2, 30), tmp_path / "m.onnx")
+def test_inputs_and_outputs_have_names(tmp_path: Path) -> None:
+    made = export_model(
+        Whole(),
+        tmp_path / "m.onnx",
+        example={"x": torch.ones(3, 4), "others": {"a": torch.ones(4)}},
+    )
+    assert made.notes[0] == "No hidden units to remove."
+    session = session_of(made.path)
+    assert [each.name for each in session.get_inputs()] == ["x", "others_a"]
+    assert [each.name for each in session.get_outputs()] == ["sum", "large"]
+
+
+def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_text("before")
+    x = torch.randn(4, 32)
+    for model, example, message in (
+        (feed_forward(), None, "an export of Sequential needs an example"),
+        (feed_forward(), (x, x), "the example does not fit Sequential: too many"),
+        (feed_forward(), torch.randn(4, 3), "Sequential cannot be exported"),
+        (Branching(), x, "must not depend on the values of its inputs"),
+    ):
+        with pytest.raises(DataError, match=message):
+            export_model(model, path, example=example)
+    monkeypatch.setattr("weft.sparsify.export._SCALE", -1.0)
+    with pytest.raises(DataError, match=r"in onnxruntime output differs .*nothing was written"):
+        export_model(feed_forward(), path, example=x)
+    # A runtime that is older than the file.
+    monkeypatch.setattr(onnxruntime, "InferenceSession", _refusing)
+    with pytest.raises(DataError, match=r"does not take the file, of operator set 18: opset"):
+        export_model(feed_forward(), path, example=x)
+    monkeypatch.setattr(exported_program, "find_spec", lambda name: None)
+    with pytest.raises(DataError, match=r"weft\[export\]"):
+        export_model(feed_forward(), path, example=x)
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def _refusing(*args: Any) -> None:
+    raise RuntimeError("opset 18 is under development and support for this is limited")
+
+
+def test_files_that_are_no_programs(tmp_path: Path) -> None:
+    path = tmp_path / "p.pt2"
+    path.write_bytes(b"no archive")
+    with pytest.raises(DataError, match="cannot be read as a program"):
+        load_program(path)
+
+    class Shout:
+        def __reduce__(self) -> Any:
+            return print, ("unpickled",)
+
+    size = [torch.export.Dim.DYNAMIC, None]
+    torch.export.save(
+        torch.export.export(feed_forward(), (torch.randn(8, 32),), dynamic_shapes=(size,)), path
+    )
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    (model,) = (name for name in parts if "/models/" in name)
+    (inputs,) = (name for name in parts if "sample_inputs" in name)
+    root = model.split("/")[0]
+    for name, content, message in (
+        (model, re.sub(rb'("expr_str": *)"[^"]*"', rb'\1"exit()"', parts[model]), "for a size"),
+        (inputs, pickle.dumps(Shout()), "cannot be read"),
+        (f"{root}/data/constants/opaque_obj_0", pickle.dumps(Shout()), "holds pickled objects"),
+    ):
+        with zipfile.ZipFile(path, "w") as archive:
+            for each, old in {**parts, name: content}.items():
+                archive.writestr(each, old if each != name else content)
+        with pytest.raises(DataError, match=message):
+            load_program(path)

@@ -190,10 +190,12 @@ class ExportOptions:
     Attributes:
         forces: Forces of structures too, minus the gradient of the energy in the positions.
         stress: Stress of structures too, eV/Å³; runs on crystals have it wherever they have forces.
+        int8: Weights as 8-bit integers (.onnx), with the difference printed; not for structures.
     """
 
     forces: bool = True
     stress: bool = False
+    int8: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -338,7 +340,10 @@ class Recipe(ABC):
 
     def export(self, run: Path, path: Path, options: ExportOptions) -> Exported:
         """Write the model of a run as a program for other runtimes."""
-        raise DataError(f"{run} is a run of `weft train {self.name}`, which cannot be exported yet")
+        raise DataError(
+            f"{run} is a run of `weft train {self.name}`, which cannot be exported: weft itself "
+            "makes what the network reads; use `weft predict`"
+        )
 
 
 class StandardRecipe(Recipe):

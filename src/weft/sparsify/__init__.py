@@ -11,15 +11,14 @@ if TYPE_CHECKING:
     from weft.sparsify.compaction import compact as compact
     from weft.sparsify.convert import convert as convert
     from weft.sparsify.convert import to_semi_structured as to_semi_structured
+    from weft.sparsify.csr_files import load_csr as load_csr
+    from weft.sparsify.csr_files import save_csr as save_csr
     from weft.sparsify.densities import erk as erk
     from weft.sparsify.densities import layer_nnz as layer_nnz
     from weft.sparsify.densities import nnz_of as nnz_of
     from weft.sparsify.densities import uniform as uniform
     from weft.sparsify.drop_and_grow import DropAndGrow as DropAndGrow
-    from weft.sparsify.export import export_program as export_program
-    from weft.sparsify.export import load_csr as load_csr
-    from weft.sparsify.export import save_csr as save_csr
-    from weft.sparsify.export import save_onnx as save_onnx
+    from weft.sparsify.export import export_model as export_model
     from weft.sparsify.fan_in import FanInLinear as FanInLinear
     from weft.sparsify.flop_counter import FlopCount as FlopCount
     from weft.sparsify.flop_counter import TableIIRow as TableIIRow

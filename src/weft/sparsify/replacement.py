@@ -25,7 +25,7 @@ def dense_reason(model: nn.Module, name: str) -> str | None:
         )
     path, _, own = name.rpartition(".")
     layer = model.get_submodule(path)
-    if not _is_linear(layer):
+    if not is_linear(layer):
         return "only linear layers have a sparse form"
     if own != "weight":
         return f"the mask is of its {own}, and only its weight has a sparse form"
@@ -83,7 +83,7 @@ def _swap(model: nn.Module, new: Mapping[nn.Module | None, nn.Module]) -> None:
             parent._modules[name] = new.get(child, child)
 
 
-def _is_linear(module: nn.Module) -> bool:
+def is_linear(module: nn.Module) -> bool:
     """Whether it multiplies and does nothing else, which a subclass might."""
     kind = type(module)
     # Known by its name, as torch_geometric need not be installed.

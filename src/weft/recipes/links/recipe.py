@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from weft.recipes.links.config import LinksConfig
-from weft.recipes.recipe import DataOptions, PredictOptions, member_folders
+from weft.recipes.recipe import DataOptions, ExportOptions, PredictOptions, member_folders
 from weft.recipes.sparse_recipe import SparseRecipe
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from weft.models.exported_program import Exported
     from weft.parallel.world import World
     from weft.recipes.links.training import PreparedLinks
     from weft.recipes.sparse_training import PreparedNetwork, TrainedNetwork
@@ -184,6 +185,12 @@ class LinksRecipe(SparseRecipe):
         )
         trained_on = f"{trained.counts['train']:,} edges for training"
         return (compat if config.compat else "") + on_scores, trained_on, "edges"
+
+    def export(self, run: Path, path: Path, options: ExportOptions) -> Exported:
+        """Write the network of a run as a program for other runtimes."""
+        from weft.recipes.links.export import export_links
+
+        return export_links(run, path, int8=options.int8)
 
     def predict(
         self, run: Path, file: Path | None, options: PredictOptions, console: Console

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from weft.errors import DataError
 from weft.recipes.nodes.config import PUBLISHED, NodesConfig
-from weft.recipes.recipe import DataOptions, PredictOptions
+from weft.recipes.recipe import DataOptions, ExportOptions, PredictOptions
 from weft.recipes.sparse_recipe import SparseRecipe, check_file
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from weft.models.exported_program import Exported
     from weft.recipes.nodes.training import PreparedNodes
     from weft.recipes.sparse_training import PreparedNetwork, TrainedNetwork
 
@@ -114,6 +115,12 @@ class NodesRecipe(SparseRecipe):
             f"class is right for {trained.facts['guess']:.1%} of the test."
         )
         return on_scores, f"{trained.counts['classes']} classes", "nodes"
+
+    def export(self, run: Path, path: Path, options: ExportOptions) -> Exported:
+        """Write the network of a run as a program for other runtimes."""
+        from weft.recipes.nodes.export import export_nodes
+
+        return export_nodes(run, path, int8=options.int8)
 
     def predict(
         self, run: Path, file: Path | None, options: PredictOptions, console: Console

@@ -30,7 +30,7 @@ from weft.recipes.nodes.config import NodesConfig
 from weft.recipes.recipe import from_json, reading
 from weft.recipes.sparse_training import Measurements, PreparedNetwork
 from weft.sources import row_normalise
-from weft.training.saved_inputs import keep_inputs, kept_inputs
+from weft.training.saved_inputs import KeptInputs, keep_inputs, kept_inputs
 from weft.training.scores import accuracy_score
 from weft.training.sparse_form import load_dense
 from weft.walks import temporal_walks, uniform_walks
@@ -308,6 +308,46 @@ def make_network(config: NodesConfig, width: int, classes: int) -> FNN | GCN:
     return GCN(width, classes, GCNConfig(hidden=hidden, dropout=dropout, input_dropout=inputs))
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainedNodes:
+    """The network of a run, with what it reads.
+
+    Attributes:
+        config: of the run.
+        network: in evaluation mode.
+        inputs: embeddings float32 [n, dim], or the batch that a GCN reads.
+        classes: their names.
+        kept: the run's inputs, with the names of its nodes.
+    """
+
+    config: NodesConfig
+    network: FNN | GCN
+    inputs: Tensor | GraphBatch
+    classes: list[str]
+    kept: KeptInputs
+
+
+def load_network(run: Path) -> TrainedNodes:
+    """Read a run for predictions.
+
+    Raises:
+        DataError: no such run, or one of another recipe, or damaged.
+    """
+    kept = kept_inputs(run, KIND)
+    with reading(run):
+        config = from_json(NodesConfig, kept.config).settled()
+        classes = [str(name) for name in kept.about["classes"]]
+        x = kept.tensors["x"]
+        inputs = x if config.model == "fnn" else _kept_batch(kept.tensors)
+    if x.ndim != 2 or len(x) != len(kept.names):
+        raise DataError(f"the run in {run} is damaged: its inputs do not fit its nodes")
+    network = make_network(config, x.shape[1], len(classes))
+    load_dense(network, run)
+    return TrainedNodes(
+        config=config, network=network.eval(), inputs=inputs, classes=classes, kept=kept
+    )
+
+
 @torch.no_grad()
 def predict_classes(run: Path, file: Path | None = None) -> list[tuple[int | str, str, float]]:
     """Predict every node of a run's graph, or those that a text file names, one on each line.
@@ -320,21 +360,13 @@ def predict_classes(run: Path, file: Path | None = None) -> list[tuple[int | str
         DataError: no such run, or one of another recipe, or damaged; or a line is none of the run's
             nodes (the message has file and line).
     """
-    kept = kept_inputs(run, KIND)
-    with reading(run):
-        config = from_json(NodesConfig, kept.config).settled()
-        classes = [str(name) for name in kept.about["classes"]]
-        x = kept.tensors["x"]
-        inputs = x if config.model == "fnn" else _kept_batch(kept.tensors)
-    if x.ndim != 2 or len(x) != len(kept.names):
-        raise DataError(f"the run in {run} is damaged: its inputs do not fit its nodes")
-    model = make_network(config, x.shape[1], len(classes))
-    load_dense(model, run)
-    places = np.arange(len(x)) if file is None else kept.places(file, 1, "node")[:, 0]
-    logits = node_logits(model.eval(), inputs, torch.from_numpy(places))
+    trained = load_network(run)
+    names = trained.kept.names
+    places = np.arange(len(names)) if file is None else trained.kept.places(file, 1, "node")[:, 0]
+    logits = node_logits(trained.network, trained.inputs, torch.from_numpy(places))
     probability, chosen = logits.double().softmax(1).max(1)
     found = zip(places.tolist(), chosen.tolist(), probability.tolist(), strict=True)
-    return [(kept.names[place], classes[number], likely) for place, number, likely in found]
+    return [(names[place], trained.classes[number], likely) for place, number, likely in found]
 
 
 def _kept_batch(tensors: dict[str, Tensor]) -> GraphBatch:

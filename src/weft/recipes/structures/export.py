@@ -149,7 +149,7 @@ def _offsets(index: Tensor, rows: int) -> Tensor:
 
 
 def export_structures(
-    run: Path, path: Path, *, forces: bool = True, stress: bool = False
+    run: Path, path: Path, *, forces: bool = True, stress: bool = False, int8: bool = False
 ) -> Exported:
     """Write the potential of a run as .pt2 or .onnx; see `write_program`.
 
@@ -158,6 +158,11 @@ def export_structures(
             written, or what was written would differ from the run.
     """
     check_file(path)
+    if int8:
+        raise DataError(
+            "8-bit weights are not for potentials: their forces would be off by about a half; "
+            "leave out --int8"
+        )
     if len(members := member_folders(run)) > 1:
         raise DataError(
             f"{run} is an ensemble of {len(members)} models, and one model is exported: name one, "

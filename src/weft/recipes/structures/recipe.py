@@ -265,7 +265,7 @@ class MoleculesRecipe(StandardRecipe):
         from weft.recipes.structures.export import export_structures
 
         stress = options.stress or (options.forces and self.name == "crystals")
-        return export_structures(run, path, forces=options.forces, stress=stress)
+        return export_structures(run, path, forces=options.forces, stress=stress, int8=options.int8)
 
 
 class CrystalsRecipe(MoleculesRecipe):
