@@ -15,7 +15,7 @@ import torch
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from weft.sparsify import FanInLinear, Masks, SparseLinear, compact, random_masks, save_onnx
+from weft.sparsify import FanInLinear, Masks, SparseLinear, compact, export_model, random_masks
 from weft.training import prepare_process
 from weft_lab.bench.result import CandidateResult, CaseResult
 from weft_lab.bench_settings import SparseBench
@@ -127,7 +127,7 @@ def _time_units(widths: tuple[int, ...], turns: int) -> tuple[float, dict[int, A
         sessions = {}
         for name, network in (("dense", dense), ("compacted", small)):
             path = Path(folder) / f"{name}.onnx"
-            save_onnx(network, example, path)
+            export_model(network, path, example=example)
             sessions[name] = _session(path)
         inputs = {batch: torch.randn(batch, widths[0]) for batch in UNIT_BATCHES}
         times = {
