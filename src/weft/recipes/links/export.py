@@ -12,7 +12,7 @@ from weft.errors import DataError
 from weft.models import FNN
 from weft.models.exported_program import Exported
 from weft.recipes.links.config import LinksConfig
-from weft.recipes.links.training import KIND
+from weft.recipes.links.training import KIND, standardised
 from weft.recipes.recipe import from_json, reading
 from weft.sparsify.export import export_model
 from weft.training.saved_inputs import kept_inputs
@@ -38,9 +38,17 @@ class PairProgram(nn.Module):
 class PairFeatureProgram(PairProgram):
     """The same with features of the pairs beside the embeddings."""
 
+    scale: Tensor
+
+    def __init__(self, network: nn.Module, embedding: Tensor, scale: Tensor) -> None:
+        super().__init__(network, embedding)
+        self.register_buffer("scale", scale)
+
     def forward(self, pairs: Tensor, features: Tensor) -> Tensor:  # type: ignore[override]
-        """[P] for pairs int64 [P, 2] and features [P, f], as the network reads them."""
-        inputs = torch.cat([self.embedding[pairs].flatten(1), features], dim=1)
+        """[P] for pairs int64 [P, 2] and features float32 [P, f] of `feature_rows`."""
+        inputs = torch.cat(
+            [self.embedding[pairs].flatten(1), standardised(features, self.scale)], dim=1
+        )
         logits: Tensor = self.network(inputs)[:, 0]
         return logits.sigmoid()
 
@@ -66,10 +74,11 @@ def export_links(run: Path, path: Path, *, int8: bool = False) -> Exported:
     metadata = {"weft_version": weft.__version__, "model": "fnn"}
     program: nn.Module = PairProgram(network, embedding)
     example: tuple[Tensor, ...] = (pairs,)
-    if features:
-        program = PairFeatureProgram(network, embedding)
+    if scale is not None:
+        program = PairFeatureProgram(network, embedding, scale)
         generator = torch.Generator().manual_seed(0)
-        example = (pairs, torch.randn(len(pairs), features, generator=generator))
+        drawn = torch.randn(len(pairs), features, generator=generator)
+        example = (pairs, scale[0] + drawn / scale[1].clamp_min(1e-3))
         metadata["features"] = " ".join(map(str, kept.about.get("features", [])))
     return export_model(
         program, path, example=example, int8=int8, metadata=metadata, model_in="weft"

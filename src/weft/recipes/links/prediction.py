@@ -80,7 +80,7 @@ class LinkPredictor:
         rows = None
         if self.history is not None:
             values = feature_rows(self.history, pairs, self.features)
-            rows = standardised(values, self.kept.tensors["scale"].numpy())
+            rows = standardised(torch.from_numpy(values), self.kept.tensors["scale"])
         logits = link_logits(self.model, self.kept.tensors["embedding"], pairs, rows)
         found: Array = torch.from_numpy(logits).double().sigmoid().numpy()
         return found

@@ -245,13 +245,16 @@ def _pair_features(split: LinkSplit, early: Array) -> PairFeatures:
     return PairFeatures(
         early=torch.from_numpy(early),
         scale=torch.from_numpy(scale),
-        rows={part: standardised(values, scale) for part, values in rows.items()},
+        rows={
+            part: standardised(torch.from_numpy(values), torch.from_numpy(scale))
+            for part, values in rows.items()
+        },
     )
 
 
-def standardised(features: Array, scale: Array) -> Tensor:
+def standardised(features: Tensor, scale: Tensor) -> Tensor:
     """float32 [m, f], mean 0 and deviation 1 for the pairs that are learned from."""
-    return torch.from_numpy(((features - scale[0]) * scale[1]).clip(-_FAR, _FAR))
+    return ((features - scale[0]) * scale[1]).clamp(-_FAR, _FAR)
 
 
 def _auc_and_ap(scores: Array, pairs: Pairs) -> dict[str, float]:
