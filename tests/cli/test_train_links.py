@@ -80,7 +80,7 @@ def test_links_of_an_edge_list(weft: Callable[..., Any], messages: Path, tmp_pat
 
 
 def test_units_are_counted_with_what_stays_dense(weft: Callable[..., Any], messages: Path) -> None:
-    words = ("train", "links", "--data", messages, "--sparsify", "rigl", *SHORT)
+    words = ("train", "links", "--data", messages, "--sparsify", "rigl", "--no-features", *SHORT)
     said = weft(*words, "--structure", "units", "--sparsity", 0.75)
     assert said.code == 0, said.err
     # 32 of 128 units of 16 inputs, and the 128 weights of the output.
