@@ -20,6 +20,7 @@ from weft.models import (
 )
 from weft.models.potential import has_fast_forces
 from weft.sources import Cutoff, with_neighbours
+from weft.training.free_cores import products_keep_bits
 
 
 def schnet(**options):
@@ -219,5 +220,8 @@ def test_threads_change_no_bit(large_batch, name):
             found.append([energy, forces, *torch.autograd.grad(loss, list(model.parameters()))])
     finally:
         torch.set_num_threads(before)
+    # On some processors torch's products round by the number of threads, by a bit or a few.
+    slack = 0.0 if products_keep_bits() else 5e-6
     for other in found[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+        for a, b in zip(found[0], other, strict=True):
+            assert float((a - b).abs().max()) <= slack * float(a.abs().max())

@@ -101,14 +101,17 @@ def train_on_table(
     run: Run | None,
     quiet: bool,
     world: World | None,
+    yields: bool = True,
 ) -> Trained:
     """Train by `config`; then `measure` each of the `parts` with the best weights.
 
-    One of the parts is called validation. The other arguments are as of a recipe's own function.
+    One of the parts is called validation. Where not `yields`, the threads stay as many. The other
+    arguments are as of a recipe's own function.
     """
     optimizer = make_optimizer(config, model.parameters(), rate=config.learning_rate, fused=True)
     steps = planned_steps(config, len(train))
     how = config.fit_config(quiet=quiet or (world is not None and world.rank > 0))
+    how = replace(how, yield_cores=how.yield_cores and yields)
 
     def scores(part: str) -> dict[str, float]:
         return {f"{part}_{name}": value for name, value in measure(part).items()}

@@ -8,6 +8,7 @@ notice.
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -36,10 +37,34 @@ def busy_seconds() -> float | None:
     return total / ticks
 
 
+@functools.cache
+def products_keep_bits() -> bool:
+    """Whether torch's products give the same bits with any number of threads, as weft's loops do.
+
+    The gradients of weights sum over many rows: some libraries cut these sums by the threads (MKL
+    on Intel's processors), others do not. Products of such shapes are tried.
+    """
+    generator = torch.Generator().manual_seed(0)
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            generator.manual_seed(0)
+            for rows, out, inner in ((250, 1, 32), (750, 128, 64), (4000, 1, 64), (4000, 64, 64)):
+                grad = torch.randn(rows, out, generator=generator)
+                found.append(grad.t() @ torch.randn(rows, inner, generator=generator))
+    finally:
+        torch.set_num_threads(before)
+    count = len(found) // 3
+    return all(torch.equal(found[k % count], product) for k, product in enumerate(found))
+
+
 class FreeCores:
     """Sets torch's number of threads by the cores that other programs leave.
 
-    What is computed does not change: weft's loops give the same bits with any number of threads.
+    What weft's loops compute does not change with it; for torch's products see
+    `products_keep_bits`.
 
     Args:
         busy: seconds that the cores have been busy, ever growing; None where nobody can tell.

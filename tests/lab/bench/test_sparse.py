@@ -249,7 +249,7 @@ def test_data_that_was_named_must_be_there(tmp_path):
     ("settings", "words"),
     [
         ({"cases": ()}, "cases are"),
-        ({"cases": ("speed",)}, "choose from step, accelerate"),
+        ({"cases": ("speed",)}, "choose from step, online, accelerate"),
         ({"sparsities": (1.0,)}, "sparsities are"),
         ({"accelerate_sparsities": (0.9, 0.5)}, "must ascend"),
         ({"wide": (8,)}, "at least 2 numbers"),

@@ -35,6 +35,7 @@ from weft.recipes.structures.loss import StructureLoss, measure, trivial_errors
 from weft.recipes.table_training import Trained, describe_run, train_on_table
 from weft.training.checkpoint import put_weights, shared_checkpoint
 from weft.training.compilation import Compilation
+from weft.training.free_cores import products_keep_bits
 from weft.training.randomness import seed_everything
 from weft.training.ranks import SharedLoader, gpu_of
 from weft.training.run import Run
@@ -254,6 +255,8 @@ def train_prepared(
         run=run,
         quiet=quiet,
         world=world,
+        # Training on forces is torch's products in part; a resumed run has the same bits.
+        yields=not (config.forces or config.stress) or products_keep_bits(),
     )
     details: dict[str, Any] = {"trivial": {}, "force_mae_by_element": {}}
     for part, found in by_element.items():
