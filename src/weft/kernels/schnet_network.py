@@ -28,7 +28,7 @@ from weft.runtime import POOL, gemm_address, threads_for
 
 
 class Settings(NamedTuple):
-    """Of the network, see SchNetConfig.
+    """Settings of the network; see SchNetConfig.
 
     Attributes:
         spacing: between the Gaussians' centres, Å.
@@ -68,7 +68,7 @@ class Layers(NamedTuple):
 
 
 class Biases(NamedTuple):
-    """Those of the same layers; no message has one."""
+    """Biases of the same layers; the message layers have none."""
 
     basis: tuple[Any, ...]
     filter: tuple[Any, ...]
@@ -78,7 +78,7 @@ class Biases(NamedTuple):
 
 
 class Atoms(NamedTuple):
-    """What a batch says of its atoms.
+    """The atoms of a batch.
 
     Attributes:
         z: int [N], atomic numbers.
@@ -94,7 +94,7 @@ class Atoms(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """What a network is computed from beside its weights.
+    """The inputs of a network other than its weights.
 
     Attributes:
         atoms: of the batch.
@@ -260,7 +260,7 @@ class _Evaluation:
         return distances, (*matrix, *made)
 
     def gradients(self, grad: Tensor) -> list[Tensor]:
-        """Those of all weights, in the order of the layers, of grad [G] in the values."""
+        """Gradients of all weights, in the order of the layers, for grad [G] of the values."""
         layers, biases, settings = self._layers, self._biases, self._fixed.settings
         offsets, h = array_of(self._fixed.atoms.offsets), self._last
         dtype = self.values.dtype

@@ -79,7 +79,7 @@ Aggregation = Literal["mean", "max"]
 
 @dataclass(frozen=True, kw_only=True)
 class LayerOptions:
-    """What the layers of a network over one graph do, beside their kind and widths.
+    """Options of the layers of a network over one graph, other than their kind and widths.
 
     Attributes:
         aggregate: what GraphSAGE takes of the neighbours.
