@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-fast lint peers clean
+.PHONY: help demo docs test test-fast lint peers clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed 's/:.*## /\t/'
@@ -31,17 +31,23 @@ demo: .venv/.demo ## plan, train on real data, and write a page about it: under 
 	$(BIN)/weft plan molecules --limit 20000 --epochs 6 --budget 90 --out $(DEMO)-plan.json
 	$(BIN)/weft train molecules --limit 20000 --epochs 6 --plan $(DEMO)-plan.json --out $(DEMO)
 	$(BIN)/weft report $(DEMO)
+	@echo "Open $(DEMO)/report.html in a browser. To use weft in this shell: . .venv/bin/activate"
+
+# In one process: tutorials run while it builds, and each may use a core.
+docs: .venv/.dev ## the site in build/site, tutorials run, without a network: under 3 minutes
+	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going -b html docs build/site
 
 lint: .venv/.dev ## style, types, import rules
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests docs/conf.py docs/pictures
+	$(BIN)/ruff format --check src tests docs/conf.py docs/pictures
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# A worker a core, each with one thread: tests that start ranks or measure share them in turn.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup
+# A worker a core, each with one thread. Tests of a file share what they have made, so they run in
+# one worker; the files in the order that tests/conftest.py gives them.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-test: lint ## everything that CI runs: about 12 minutes on 2 cores
+test: lint ## everything that CI runs: about 15 minutes on 2 cores
 	$(PYTEST)
 
 test-fast: .venv/.dev ## what a contributor runs at every change: a minute

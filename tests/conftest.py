@@ -14,9 +14,12 @@ import pytest
 # long. Read when torch is loaded, so it is set before any test imports it; children inherit it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# Triton kernels run in triton's interpreter, which is chosen when a module with kernels is loaded.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # Tests share modules, those of other rooms too; pytest's importlib mode adds no folder itself.
 _here = Path(__file__).parent
-for _folder in sorted(path for path in _here.rglob("*") if path.is_dir()):
+for _folder in (_here, *sorted(path for path in _here.rglob("*") if path.is_dir())):
     if not {"__pycache__", "data"} & set(_folder.relative_to(_here).parts):
         sys.path.append(str(_folder))
 # `weft`, which runs a command in this process, and small data for it.
@@ -39,6 +42,12 @@ def _plain_arithmetic() -> Iterator[None]:
     yield
     if "torch" in sys.modules:
         sys.modules["torch"].set_flush_denormal(False)
+
+
+@pytest.fixture
+def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planner times for a tenth of a second at a time: what it does with it is the same."""
+    monkeypatch.setattr("weft.planning.search.TURN_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -87,8 +96,15 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         _signals.pop().close()
 
 
-# Before xdist looks at the groups.
-@pytest.hookimpl(tryfirst=True)
+# Files that take half a minute or more. They are begun first: at the end of a run, nothing would be
+# left for the other workers beside one of them.
+_LONGEST = (
+    *("test_docs", "test_full_graph", "test_network", "test_export", "test_triton_values"),
+    *("test_site", "test_launch", "test_structures_export", "test_train_full_graph"),
+    *("test_plan_recipes", "test_sparse", "test_graph_network", "test_before", "test_device"),
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     listed = _here / "slow_tests.txt"
     slow = set(listed.read_text(encoding="utf-8").splitlines() if listed.exists() else ())
@@ -96,8 +112,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         file = item.path.relative_to(_here).as_posix()
         if slow & {file, f"{file}::{item.name.partition('[')[0]}"}:
             item.add_marker("slow")
-        # Tests of a file share what they have made, so they run in one worker.
-        item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    places = {name: place for place, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from stand_in_device import DEVICE, Elsewhere
 from weft import checked_indices, kernels
 from weft.checked_indices import check_pairs, check_range, check_segments, check_transposes
 from weft.graphs import Budget, Graph, assemble, table_from_graphs
 from weft.layout import TypedEdges
 from weft.models import SchNet, SchNetConfig
-
-_path = Path(__file__).parent / "parallel" / "elsewhere.py"
-_spec = importlib.util.spec_from_file_location("elsewhere_of_checks", _path)
-elsewhere = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(elsewhere)
 
 
 @pytest.fixture
@@ -226,12 +220,12 @@ def test_each_fault_is_named(check, arguments, message):
 
 def there(arguments):
     """The same arguments on the device of the block."""
-    return [t.to(elsewhere.DEVICE) if isinstance(t, torch.Tensor) else t for t in arguments]
+    return [t.to(DEVICE) if isinstance(t, torch.Tensor) else t for t in arguments]
 
 
 @pytest.mark.parametrize(("check", "arguments", "message"), FAULTS)
 def test_each_fault_is_named_off_the_cpu(check, arguments, message):
-    with elsewhere.Elsewhere(), pytest.raises(ValueError, match=message):
+    with Elsewhere(), pytest.raises(ValueError, match=message):
         check(*there(arguments))
 
 
@@ -247,5 +241,5 @@ RIGHT = [
 @pytest.mark.parametrize(("check", "arguments"), RIGHT)
 def test_what_is_right_passes(check, arguments):
     check(*arguments)
-    with elsewhere.Elsewhere():
+    with Elsewhere():
         check(*there(arguments))

@@ -110,6 +110,11 @@ class TestLoader:
         nodes = table.num_nodes
         assert sizes == [nodes[4] + nodes[7], nodes[8]]
 
+    def test_a_device_that_is_not_there(self) -> None:
+        table = weft.table_from_graphs(list(small_graphs(2)))
+        with pytest.raises(ValueError, match="device is cuda:1, but torch finds no GPUs here"):
+            weft.loader(table, device="cuda:1")
+
     def test_data_of_torch_geometric(self) -> None:
         pytest.importorskip("torch_geometric")
         table = weft.table_from_graphs(list(small_graphs(9)))

@@ -1,7 +1,7 @@
 """weft: sparse graphs woven into dense hardware.
 
-    table = weft.open("mine.extxyz")                              # or weft.load("qm9")
-    batches = weft.loader(table, policy="packed", batch_size=32)  # or of torch_geometric's data
+    table = weft.open("mine.extxyz")  # or weft.load("qm9"), or a torch_geometric data set
+    batches = weft.loader(table, policy="packed", batch_size=32)
     weft.fit(model, optimizer, batches, loss, epochs=30, run="runs/a")
 
 `dir(weft)` shows the names of the front door, which are imported on first use; the rooms behind

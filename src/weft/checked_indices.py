@@ -115,7 +115,11 @@ def check_transposes(
         offsets_t: int [M + 1].
         columns_t: int [K], in 0..R-1.
     """
-    once(right_transposes, (offsets, columns, offsets_t, columns_t))
+    own = (offsets, columns, offsets_t, columns_t)
+    swapped = (offsets_t, columns_t, offsets, columns)
+    # Which of the two is called the transpose makes no difference to a loop.
+    if not (is_known(right_transposes, own) or is_known(right_transposes, swapped)):
+        once(right_transposes, own)
 
 
 def require_integers(*tensors: Tensor | None) -> None:

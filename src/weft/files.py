@@ -218,7 +218,7 @@ def bounded_lines(
         if len(line) > most:
             raise DataError(
                 f"{path}, line {number}: longer than {most:,} characters; the file is damaged or "
-                "no text of lines"
+                f"not a text file"
             )
         yield number, line
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from weft.graphs.store import MANIFEST
 from weft.layout import AnyAdjacency, LayoutConfig, adjacency_of
 from weft.layout.config import Form
 from weft.parallel import joined
+from weft.parallel.device import checked_device
 from weft.recipes.recipe import ExportOptions, recipe_of_run
 from weft.recipes.structures.config import NeighbourConfig
 from weft.recipes.structures.data import neighbour_table, own_table, reader_of
@@ -173,7 +174,7 @@ def loader(
         A GraphLoader of GraphBatch for a table, a loader of torch_geometric's `Batch` for the rest.
 
     Raises:
-        ValueError: a setting that cannot be.
+        ValueError: a setting that cannot be, or a device that is not there.
         DataError: a graph larger than the budget, with `oversize="raise"`; HeteroData.
     """
     options: dict[str, Any] = {
@@ -185,6 +186,7 @@ def loader(
         "budget": budget,
     }
     if isinstance(data, GraphTable):
+        device = None if device is None else checked_device(device)
         config = BatchingConfig(**options)
         table = _with_edges(data, cutoff)
         sampler = GraphSampler(*graph_sizes(table), config, graphs=graphs, rank=rank, ranks=ranks)
@@ -224,22 +226,22 @@ def fit(
     scheduler: LRScheduler | ReduceLROnPlateau | None = None,
     extras: Mapping[str, Stateful] | None = None,
 ) -> FitResult:
-    """Train `model`; with `run`, a folder, log, keep checkpoints, and go on where it stopped.
+    """Train `model`; with `run`, a folder, also log, keep checkpoints and resume where it stopped.
 
-    This is `weft.training.fit`, which says more of every part, with short forms of two arguments.
+    This is `weft.training.fit`, whose docstring has more detail, with short forms of two arguments.
 
     Args:
         model: any module.
         optimizer: any torch optimizer that steps without a closure.
         train: batches, iterated once an epoch.
-        loss: gives the loss of a batch: `loss(model, batch)`; or a Step, where a step is more.
+        loss: computes the loss of a batch: `loss(model, batch)`; or a Step, for steps that do more.
         epochs: passes over the batches; for anything more give `config`.
         config: how long, and what to watch.
         run: a folder for config, metrics, checkpoints and weights, or an open Run.
-        resume: go on with the run in that folder; where there is none it starts.
-        evaluate: measures the model and gives metrics by name.
-        scheduler: of the learning rate.
-        extras: whatever else has a state to be resumed, by name: masks, averaged weights.
+        resume: resume the run in that folder; where there is none, start one.
+        evaluate: measures the model and returns metrics by name.
+        scheduler: a scheduler of the learning rate.
+        extras: other objects whose state is to be resumed, by name: masks, averaged weights.
 
     Raises:
         ValueError: both or neither of `epochs` and `config` are given, and as `weft.training.fit`.
@@ -269,14 +271,14 @@ def adjacency(
 ) -> AnyAdjacency:
     """How the edges of a batch are stored and multiplied; every form has the same result.
 
-    `auto` measures on this batch. Over many batches measure once, and pass the form that was found.
+    `auto` measures on this batch. For many batches, measure once and pass the form that was found.
 
     Args:
         batch: with an edge column `type` where there is more than one type.
         types: types of edges.
         form: `csr` for any graph, `banded` for edges close to the diagonal, `dense` for small
             graphs with many edges, `auto` for the fastest here.
-        hidden: features of a node, for costs.
+        hidden: features of a node, for the cost model.
 
     Raises:
         DataError: the form cannot hold the batch.
@@ -293,6 +295,8 @@ def export(
     int8: bool = False,
     forces: bool = True,
     stress: bool = False,
+    layout: Literal["banded"] | None = None,
+    block: int | None = None,
 ) -> Exported:
     """Write a model, or that of a run, for programs without weft; see docs/export.md.
 
@@ -306,11 +310,13 @@ def export(
         example: inputs of a module, a tuple if there are several, a dictionary for inputs by name;
             sizes of at least 2 may vary where the model allows it.
         masks: of a module's parameters by name; inactive weights count as 0.
-        int8: 8-bit weights, for .onnx; not for potentials. The largest difference is told, and a
+        int8: 8-bit weights, for .onnx; not for potentials. The largest difference is printed, and a
             file that is off by more than a tenth of the largest output is not kept.
         forces: of a run: forces of structures too.
         stress: of a run: stress of structures too; runs on crystals have it wherever they have
             forces.
+        layout: of a run on programs, which needs it: edges as dense blocks beside the diagonal.
+        block: nodes of such a block; by default that of the run's own layout, or 128.
 
     Raises:
         DataError: no such run, another suffix, a model that cannot be exported or has no sound
@@ -321,8 +327,18 @@ def export(
     if isinstance(model, (str, Path)) and not Path(model).is_file():
         if example is not None or masks is not None:
             raise ValueError("example and masks are for a module; a run has its own")
-        options = ExportOptions(forces=forces, stress=stress, int8=int8)
-        return recipe_of_run(Path(model)).export(Path(model), Path(path), options)
+        recipe = recipe_of_run(Path(model))
+        if layout is not None and recipe.name != "programs":
+            raise ValueError(
+                f"layout is {layout!r}, for runs of `weft train programs`, and {model} is one of "
+                f"`weft train {recipe.name}`; leave it out"
+            )
+        if block is not None and layout is None:
+            raise ValueError(f"block is {block}, and there is no layout; add --layout banded")
+        options = ExportOptions(forces=forces, stress=stress, int8=int8, layout=layout, block=block)
+        return recipe.export(Path(model), Path(path), options)
+    if layout is not None or block is not None:
+        raise ValueError("layout and block are for runs of `weft train programs`; leave them out")
     if isinstance(model, (str, Path)):
         model = load_program(Path(model))
     return export_model(model, path, example=example, masks=masks, int8=int8)

@@ -38,7 +38,7 @@ def compiled(**options: Any) -> Callable[[Loop], Loop]:
     """Decorator: compile a function without the interpreter lock; `options` are numba's.
 
     The machine code is kept between processes, see `_Cache`. Where no folder can be written (a
-    read-only container), every process compiles anew.
+    read-only container), every process compiles again.
     """
 
     def decorate(loop: Loop) -> Loop:
@@ -540,6 +540,27 @@ def float_of_bits(typing_context: Any, bits: Any) -> Any:
         return builder.bitcast(arguments[0], ir.FloatType())
 
     return types.float32(types.int32), generate
+
+
+@intrinsic
+def numbers_in_line(typing_context: Any, array: Any) -> Any:
+    """How many numbers of an array a line of the cache holds, as a constant of the compiler's."""
+    count = ir.Constant(ir.IntType(64), 512 // array.dtype.bitwidth)
+    return types.intp(array), lambda *_: count
+
+
+@intrinsic
+def number_of(typing_context: Any, bits: Any) -> Any:
+    """The number itself, or of an int16 the float32 whose upper half it is: a bfloat16."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if bits != types.int16:
+            return arguments[0]
+        word = ir.IntType(32)
+        upper = builder.shl(builder.zext(arguments[0], word), word(16))
+        return builder.bitcast(upper, ir.FloatType())
+
+    return (types.float32 if bits == types.int16 else bits)(bits), generate
 
 
 @intrinsic(prefer_literal=True)

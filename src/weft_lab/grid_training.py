@@ -77,7 +77,7 @@ class RankRecord:
         seconds: of each epoch.
         communication: seconds of each epoch in collectives, waiting for others included.
         losses: of each epoch.
-        scores: at the end, where they were asked for.
+        scores: at the end, where they were requested.
         threads: that computed.
     """
 

@@ -15,14 +15,14 @@ from rich.table import Table
 from weft.errors import DataError
 from weft.files import write_atomically
 from weft.report import page as html
-from weft.report.study_report import study_chapter
+from weft.report.figures import WIDTH, legend_columns
+from weft.report.study_report import CLAIMS, study_chapter
 
 Item = TypeVar("Item")
 
 Panel = tuple[Any, ...]
 """A title, what draws below it, and what that takes after matplotlib's axes."""
 
-_PANELS_A_ROW = 3
 _HOLDS = {True: "holds", False: "does not hold", None: "not claimed"}
 
 
@@ -100,8 +100,9 @@ def markdown_of(sections: Sequence[Section]) -> list[str]:
 
 
 def draw_panels(panels: Sequence[Panel], path: Path) -> Path:
-    """Draw `panels` beside and below one another into the file `path`, SVG or PNG by its name.
+    """Draw `panels` below one another into the file `path`, SVG or PNG by its name.
 
+    They are as wide as the plots of a page, so that their text can be read on a narrow screen.
     Names that the first panel gives become a legend for all.
 
     Raises:
@@ -114,23 +115,21 @@ def draw_panels(panels: Sequence[Panel], path: Path) -> Path:
             "plots need matplotlib, which is not installed: pip install 'weft[plots]'"
         ) from error
 
-    columns = min(len(panels), _PANELS_A_ROW)
-    rows = -(-len(panels) // columns)
     # Figure itself, not pyplot: no display, no state that outlives this function.
     figure = matplotlib.figure.Figure(
-        figsize=(max(6.0, 4.0 * columns), 0.4 + 3.4 * rows), layout="constrained"
+        figsize=(WIDTH, 0.6 + 3.1 * len(panels)), layout="constrained"
     )
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    for (title, draw, *arguments), ax in zip(panels, axes, strict=False):
+    axes = figure.subplots(len(panels), 1, squeeze=False).ravel()
+    for (title, draw, *arguments), ax in zip(panels, axes, strict=True):
         draw(ax, *arguments)
         ax.set_title(title, fontsize=10)
-    for ax in axes[len(panels) :]:
-        ax.set_axis_off()
+        ax.tick_params(labelsize=10)
     marks, names = axes[0].get_legend_handles_labels()
     if names:
-        # Three names fit under a panel.
-        across = min(len(names), 3 * columns)
-        figure.legend(marks, names, loc="outside lower center", ncols=across, fontsize=8)
+        # Above: a legend at the end of a long column would not be seen.
+        figure.legend(
+            marks, names, loc="outside upper center", ncols=legend_columns(names), fontsize=10
+        )
     kind = path.suffix[1:]
     write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=150))
     return path
@@ -155,6 +154,22 @@ class Claim:
     published: str
     measured: str
     holds: bool | None = None
+
+
+_CLAIM = ("claim", "published", "measured here", "here it", "command")
+
+
+def _claim_row(claim: Claim) -> tuple[str, ...]:
+    return (
+        *(claim.claim, claim.published, claim.measured),
+        *(_HOLDS[claim.holds], claim.command),
+    )
+
+
+def claims_section(claims: Sequence[Claim]) -> Section:
+    """The claims of one paper as a table for the study's own page."""
+    rows = [_claim_row(claim)[:-1] for claim in claims]
+    return Section(title=CLAIMS, headings=_CLAIM[:-1], rows=rows)
 
 
 def write_four_papers(
@@ -194,14 +209,11 @@ def write_four_papers(
     if missing:
         words = [f"weft study {name} could not be made: {why}" for name, why in missing.items()]
         first.append(html.Words(words=words, points=len(words) > 1))
-    parts = [html.Part(title="All together", blocks=first)]
+    parts = []
     for paper, own in groupby(ordered, lambda claim: claim.paper):
+        rows = [_claim_row(claim) for claim in own]
         table = html.Table(
-            caption=f"Claims of {paper}",
-            headings=("claim", "published", "measured here", "here it", "command"),
-            rows=[(c.claim, c.published, c.measured, _HOLDS[c.holds], c.command) for c in own],
-            chips=(3,),
-            titled=True,
+            caption=f"Claims of {paper}", headings=_CLAIM, rows=rows, chips=(3,), titled=True
         )
         parts.append(html.Part(title=paper, blocks=[table]))
     chapter = html.Chapter(
@@ -209,6 +221,7 @@ def write_four_papers(
         title=title,
         lead="Each claim, the published figure, the one measured here, and the command that "
         "measures it. Published times are of other machines: compare ratios.",
+        headline=first,
         parts=parts,
     )
     chapters = [chapter, *map(study_chapter, studies)]

@@ -178,7 +178,7 @@ class Study(Generic[Data, Results]):
             data: what to measure it on.
             folder: where results.json goes.
             resume: go on with the study in `folder`: what it has is not measured again; what was
-                not finished begins anew.
+                not finished begins again.
             machine: what to say about it in the file.
             quiet: show no progress.
             options: passed to `measure`.
@@ -194,7 +194,7 @@ class Study(Generic[Data, Results]):
             results = kind(folder=folder, config=config, machine=dict(machine or {}), data=about)
         elif not resume:
             raise DataError(
-                f"{folder} holds a study already; go on with it (--resume) or choose another folder"
+                f"{folder} holds a study already; resume it (--resume) or choose another folder"
             )
         else:
             results = kind.load(folder, config)

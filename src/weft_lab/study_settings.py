@@ -134,6 +134,8 @@ class DenseHardwareStudy:
             hidden=self.hidden,
             steps=self.steps,
             nodes=self.training_nodes,
+            # As in the figures of the docs.
+            learning_rate=1e-3,
             # Nothing is chosen by the accuracy, so validation graphs serve as test graphs too.
             split=(0.8, 0.2, 0.0),
             split_seed=self.seed,

@@ -15,6 +15,7 @@ import torch
 from size_lists import ALL, molecules
 from torch import Tensor, nn
 
+from stand_in_device import DEVICE, Elsewhere
 from weft.batching import BatchingConfig, GraphLoader, GraphSampler, graph_sizes
 from weft.graphs import GraphBatch, GraphTable, assemble
 from weft.training import FitConfig, FitResult, NonFiniteLoss, Run, fit, read_metrics
@@ -128,6 +129,34 @@ def test_transform_and_device() -> None:
     for a, b in zip(plain, changed, strict=True):
         assert torch.equal(a.graphs["energy"] * 2, b.graphs["twice"])
         assert b.senders.device.type == "cpu"
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_batches_are_queued_to_another_device(static: bool) -> None:
+    table = molecules(60)
+    plain = list(loader(table, "packed"))
+    with Elsewhere() as there:
+        places = []
+        moved = loader(table, "packed", device=DEVICE, static=static)
+        for batch, expected in zip(moved, plain, strict=True):
+            assert batch.num_real_graphs == expected.num_real_graphs
+            assert there.waits == []
+            places.append(batch.senders.inner.data_ptr())
+            assert same(batch.to("cpu"), expected)
+            there.waits.clear()
+    assert len(places) > 2
+    # Where each has its own memory it is taken while the one before is still there.
+    assert (places[1] == places[0]) is static
+    assert (len(set(places)) == 1) is static
+
+
+def test_batches_of_another_shape_have_memory_of_their_own() -> None:
+    table = molecules(30)
+    plain = list(loader(table, "static-64"))
+    with Elsewhere():
+        moved = list(loader(table, "static-64", device=DEVICE, static=True))
+        for batch, expected in zip(moved, plain, strict=True):
+            assert same(batch.to("cpu"), expected)
 
 
 def test_times_are_counted() -> None:

@@ -337,7 +337,7 @@ def test_peeking_loses_nothing() -> None:
         (([1.5], [1]), {}, "num_nodes must be a whole number"),
         (([[1]], [[1]]), {}, "num_nodes must be a whole number"),
         (([], []), {}, "no graphs"),
-        (([1], [1]), {"graphs": [1]}, "graph 1 asked for, but there are sizes of 1"),
+        (([1], [1]), {"graphs": [1]}, "graph 1 is out of range: there are sizes of 1"),
         (([1, 1], [1, 1]), {"graphs": [1, 1]}, "graph 1 is among the graphs twice"),
         (([1, 1], [1, 1]), {"graphs": [True, False]}, "np.flatnonzero"),
         (([1, 1], [1, 1]), {"rank": 2, "ranks": 2}, "rank is 2 of 2"),

@@ -44,9 +44,14 @@ def test_what_cannot_be(weft, tmp_path, small_molecules, monkeypatch):
     assert "pip install 'weft[export]'" in said.err
 
 
-def test_a_recipe_that_cannot_be_exported(weft, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.json").write_text(json.dumps({"recipe": "programs", "config": {}}))
-    said = weft("export", "run", "model.pt2")
-    assert is_one_sentence(said)
-    assert "run is a run of `weft train programs`, which cannot be exported" in said.err
+def test_recipes_that_cannot_be_exported_or_not_so(weft, tmp_path):
+    for recipe, message in (
+        ("full-graph", "run is a run of `weft train full-graph`, which cannot be exported"),
+        ("programs", "export it in dense blocks, with --layout banded"),
+    ):
+        (tmp_path / "run").mkdir(exist_ok=True)
+        recorded = json.dumps({"recipe": recipe, "config": {}})
+        (tmp_path / "run" / "config.json").write_text(recorded)
+        said = weft("export", "run", "model.pt2")
+        assert is_one_sentence(said)
+        assert message in said.err

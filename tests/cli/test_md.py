@@ -59,7 +59,7 @@ def test_many_molecules_at_once(weft, weft_run, small_molecules):
         frames = read(f"m-{number}.traj", ":")
         assert [frame.info["step"] for frame in frames] == [0, 2, 4]
         np.testing.assert_allclose(frames[0].positions, atoms.positions, atol=1e-7)
-    assert "neighbours per Å" in Path("m.html").read_text()
+    assert "neighbours [1/Å]" in Path("m.html").read_text()
     # Beside others a molecule moves as it does alone.
     write("one.extxyz", molecules[0])
     weft("md", "run", "one.extxyz", "--steps", 4)

@@ -91,7 +91,7 @@ def test_a_measured_machine_is_kept(weft, mistake, tmp_path):
     assert "measured here" in again.out
     changed = weft(*small, "--machine", tmp_path / "here.json", "--alpha", 0.5)
     assert "α 500 ms" in changed.out
-    assert "take one of them" in mistake(*small, "--calibrate", "--machine", "here.json")
+    assert "use one of them" in mistake(*small, "--calibrate", "--machine", "here.json")
     (tmp_path / "bad.json").write_text('{"name": "x", "link": {"alpha": 1}}')
     assert "does not describe a machine" in mistake(*small, "--machine", tmp_path / "bad.json")
     (tmp_path / "bad.json").write_text("[1, 2]")

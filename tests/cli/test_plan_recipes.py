@@ -52,6 +52,7 @@ def config_of(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.usefixtures("short_turns")
 def test_a_plan_is_measured_and_followed(weft: Callable[..., Any], tmp_path, small_molecules):
     words = ("--data", small_molecules, *SHORT)
     # A plan is kept for the next time unless its budget was too small.
@@ -84,6 +85,7 @@ def test_a_plan_is_measured_and_followed(weft: Callable[..., Any], tmp_path, sma
     assert Plan.load(tmp_path / "auto" / "plan.json").created == plan.created
 
 
+@pytest.mark.usefixtures("short_turns")
 def test_auto_measures_first(weft: Callable[..., Any], tmp_path, small_cora):
     words = ("train", "citations", "--epochs", 3, "--out", "run", "--plan", "auto")
     said = weft(*words)
@@ -97,7 +99,7 @@ def test_auto_measures_first(weft: Callable[..., Any], tmp_path, small_cora):
     assert again.code == 0, again
     assert "planning" not in again.err
     taken = weft(*words)
-    assert "run holds a run already; go on with it (--resume)" in taken.err
+    assert "run holds a run already; resume it (--resume)" in taken.err
     assert "planning" not in taken.err
 
 
@@ -115,7 +117,7 @@ def test_a_run_is_resumed_with_its_plan(weft, mistake, tmp_path, small_molecules
     words = (*words, "--epochs", 2, "--out", "run", "--quiet")
     said = weft(*words, "--plan", "mine.json")
     assert said.code == 0, said
-    assert "the plan was made for other data; it is taken as it is" in said.out
+    assert "the plan was made for other data; it is used unchanged" in said.out
     assert "plan: batching.policy packed (was dynamic), 1 thread" in said.out
     assert torch.get_num_threads() == 1
     (tmp_path / "mine.json").unlink()
@@ -223,7 +225,7 @@ def test_mistakes_of_planning(weft, mistake, tmp_path, small_cora):
     assert all(word in said.err for word in ("--minimise", "speed", "time", "memory"))
     (tmp_path / "thesis.json").write_text("{}")
     said = mistake(*words, "--out", "thesis.json")
-    assert "thesis.json is there already and is no plan" in said
+    assert "thesis.json exists already and is not a plan" in said
     assert "there is no folder nowhere" in mistake(*words, "--out", "nowhere/plan.json")
     assert (tmp_path / "thesis.json").read_text() == "{}"
 

@@ -149,7 +149,7 @@ def test_mistakes(
     assert "pairs.txt, line 3: 'carol' is none of the 31 nodes" in said
     assert "(alice, bob, u0, ...)" in said
     (tmp_path / "pairs.txt").write_text("alice bob 17\n")
-    assert "line 1: 2 tokens (src, dst) wanted" in mistake("predict", "run", "pairs.txt")
+    assert "line 1: 2 tokens (src, dst) expected" in mistake("predict", "run", "pairs.txt")
     (tmp_path / "pairs.txt").write_text("\n")
     assert "names no nodes" in mistake("predict", "run", "pairs.txt")
     (tmp_path / "pairs.txt").write_text("alice bob\n")

@@ -202,7 +202,7 @@ def test_json_and_sarif(weft, tmp_path, run):
     words = ("predict", "run", "code", "--quiet", "--all", "--format")
     said = weft(*words, "json")
     assert said.code == 0
-    assert said.err == "weft: code/broken.py: not looked at: syntax error\n"
+    assert said.err == "weft: code/broken.py: skipped: syntax error\n"
     printed = json.loads(said.out)
     assert printed["skipped"] == {"code/broken.py": "syntax error"}
     assert {f["file"] for f in printed["findings"]} == {f"code/part{n}.py" for n in range(12)}
@@ -217,7 +217,7 @@ def test_a_file_that_is_no_python_is_no_error(weft, tmp_path, run):
     (tmp_path / "broken.py").write_text("def f(:\n")
     said = weft("predict", "run", "broken.py", "--quiet")
     assert said.code == 0
-    assert said.err == "weft: broken.py: not looked at: syntax error\n"
+    assert said.err == "weft: broken.py: skipped: syntax error\n"
     assert said.out.startswith("0 of 0 uses of variables in 1 file (1 not or not wholly looked at)")
 
 
@@ -282,7 +282,7 @@ def test_a_baseline_knows_what_was_found(weft, tmp_path, run):
     assert found.code == int(count > 0)
     said = weft(*words, "--baseline", "known.json", "--write-baseline")
     assert (said.code, said.err) == (0, "")
-    assert f"{count} findings are known from now on, by known.json." in said.out
+    assert f"{count} findings are now recorded as known in known.json." in said.out
     # Known wherever its line has moved to.
     (tmp_path / "wrong.py").write_text("import os\n\n\n" + WRONG)
     again = weft(*words, "--baseline", "known.json", "--format", "github")
@@ -332,7 +332,7 @@ def test_only_changed_lines(weft, tmp_path, run):
             ["run", "wrong.py", "--out", "no/a.json", "--format", "json"],
             "there is no folder no",
         ),
-        (["run", "wrong.py", "--out", "wrong.py", "--format", "json"], "wrong.py is no file for"),
+        (["run", "wrong.py", "--out", "wrong.py", "--format", "json"], "wrong.py is not a file"),
         (["run", "wrong.py", "--fail-over", "2"], "--fail-over is 2.0; a probability"),
         (["run", "wrong.py", "--write-baseline"], "--write-baseline needs the file to write"),
         (["run", "wrong.py", "--baseline", "none.json"], "there is no baseline none.json"),
@@ -350,3 +350,17 @@ def test_mistakes_in_prediction(mistake, tmp_path, run, words, named):
     (tmp_path / "main.js").write_text("let x = 1;\n")
     assert named in mistake("predict", *words, "--quiet")
     assert (tmp_path / "wrong.py").read_text() == WRONG
+
+
+def test_a_plan_for_another_machine(weft: Callable[..., Any], mistake, code: Path, tmp_path: Path):
+    words = ("plan", "programs", "--data", code, "--hidden", 64, "--quiet")
+    said = weft(*words, "--machine", "a100")
+    assert said.code == 0, said
+    assert "A roofline model of a100, never timed" in said.out
+    assert "By the model, the fastest" in said.out
+    assert "Assumptions:" in said.out
+    assert not (tmp_path / "plan.json").exists()
+    assert "machine is 'b300'; choose from tpu-v2-8, a100" in mistake(*words, "--machine", "b300")
+    said = mistake(*words, "--machine", "a100", "--run-steps", 5)
+    assert "--run-steps is for what is measured, and --machine a100 is a model" in said
+    assert weft("plan", "molecules", "--machine", "a100").code == 2

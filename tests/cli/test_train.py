@@ -134,7 +134,7 @@ def test_init_from_another_model(weft, mistake, tmp_path, small_cora):
 def test_a_run_that_is_there(weft, mistake, small_cora):
     words = ("train", "citations", "--out", "run", "--quiet", "--epochs")
     weft(*words, "2")
-    assert "run holds a run already; go on with it (--resume)" in mistake(*words, "2")
+    assert "run holds a run already; resume it (--resume)" in mistake(*words, "2")
     said = mistake(*words, "3", "--resume")
     assert "epochs = 2, now it is 3" in said
 
@@ -269,7 +269,7 @@ def test_sigterm_gives_the_command_to_go_on(undisturbed, tmp_path):
     code, out, err = finish(start(tmp_path, *command[1:]))
     assert code == 0, err
     assert "cora: finished" in out
-    assert f"going on after step {found[1]} of run[1]" in err
+    assert f"resuming after step {found[1]} of run[1]" in err
     assert_the_same(tmp_path / "run[1]", undisturbed)
 
 
@@ -298,7 +298,7 @@ def test_a_closed_terminal_leaves_a_checkpoint(undisturbed, tmp_path):
     assert 5 <= summary["steps"] < 150
     code, _, err = finish(start(tmp_path, *recipe("run"), "--resume"))
     assert code == 0, err
-    assert f"going on after step {summary['steps']} of run" in err
+    assert f"resuming after step {summary['steps']} of run" in err
     assert_the_same(tmp_path / "run", undisturbed)
 
 
@@ -579,10 +579,15 @@ def test_an_interrupted_training_of_molecules_goes_on(weft, tmp_path, small_mole
     assert all(mine[name].equal(theirs[name]) for name in theirs)
 
 
-def test_resume_with_another_setting(weft, mistake, small_molecules):
+def test_resume_with_another_setting(weft, mistake, tmp_path, small_molecules):
     words = ("train", "molecules", "--data", "mols.extxyz", "--target", "energy", "--epochs", "1")
     weft(*words, *SMALL)
-    assert "holds a run already; go on with it (--resume)" in mistake(*words, *SMALL)
+    assert "holds a run already; resume it (--resume)" in mistake(*words, *SMALL)
+    # That is seen before the data is read.
+    elsewhere = ("--files", "nowhere.extxyz")
+    assert "holds a run already" in mistake(*words, *SMALL, *elsewhere)
+    assert "nowhere.extxyz" in mistake(*words, *SMALL, *elsewhere, "--out", "other")
+    assert not (tmp_path / "other").exists()
     said = mistake(*words, *SMALL, "--resume", "--readout", "mean")
     assert 'readout = "sum", now it is "mean"' in said
 

@@ -187,7 +187,7 @@ def test_a_weighted_list_with_a_header(weft, mistake, tmp_path, own_graph):
     rows = [f"{s},{r},{w}\n" for (s, r), w in zip(pairs, weights, strict=True)]
     Path("edges.csv").write_text("source,target,weight\n" + "".join(rows))
     words = [*TRAIN, *own_graph, "--data", "edges.csv", "--split", "0.6", "0.2", "0.2"]
-    assert "2 tokens (src, dst) wanted, more found: name them all (columns, " in mistake(*words)
+    assert "2 tokens (src, dst) expected, more found: name them all (columns, " in mistake(*words)
     words += ["--columns", "src", "dst", "weight", "--normalisation", "none"]
     said = weft(*words)
     assert said.code == 0, said.err
@@ -222,7 +222,7 @@ def test_mistakes_take_one_sentence(weft, mistake, tmp_path, own_graph, small_co
     said = mistake(*start, *own_graph)
     assert "y.npy has shape [59]; there are 60 nodes, so [60] is needed" in said
     np.save("y.npy", np.array([{}] * 60), allow_pickle=True)
-    assert "y.npy is no .npy file of numbers" in mistake(*start, *own_graph)
+    assert "y.npy is not a .npy file of numbers" in mistake(*start, *own_graph)
     np.save("y.npy", np.zeros(60, dtype=np.int64))
     Path("edges.txt").write_text("0 60\n")
     assert "edges.txt names node 60; x.npy has 60 rows" in mistake(*start, *own_graph)

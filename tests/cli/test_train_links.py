@@ -87,7 +87,7 @@ def test_units_are_counted_with_what_stays_dense(weft: Callable[..., Any], messa
     assert "640 of 2,176 weights are active (70.6% sparse, by rigl, structure units)" in said.out
     assert "weft.sparsify.compact leaves out the units that are gone" in said.out
     for structure, reason in (
-        ("2:4", "sparsity is 0.906, and structure 2:4 has a sparsity of 0.5: ask for that one"),
+        ("2:4", "sparsity is 0.906, and structure 2:4 has a sparsity of 0.5: give that one"),
         ("heads", "structure 'heads' is none of weights, units, units:K (K outputs at a time"),
         ("block:64x64", "structure block:64x64 fits no weight of FNN (layers.0.weight: its 16 "),
     ):
@@ -236,16 +236,16 @@ def test_mistakes(
     assert "neither a file nor a data set" in mistake("train", "links", "--data", "nothing")
     assert "neither a file nor a data set" in mistake("train", "nodes", "--data", "nothing")
     assert "sparsity is 1.0" in mistake("train", "links", "--sparsity", 1.0)
-    assert "says nothing of classes" in mistake("train", "nodes", "--data", messages)
+    assert "has no classes: give a file" in mistake("train", "nodes", "--data", messages)
     assert "leave out --labels" in mistake("train", "nodes", "--labels", groups)
     assert "does not exist" in mistake("train", "links", "--init-from", "nowhere")
     bad = tmp_path / "bad.txt"
     bad.write_text("alice bob 1\nbob alice -3\n")
     assert "bad.txt, line 2: the time is negative" in mistake("train", "links", "--data", bad)
     bad.write_text("alice bob 1\nbob alice\n")
-    assert "line 2: 3 tokens (src, dst, time) wanted" in mistake("train", "links", "--data", bad)
+    assert "line 2: 3 tokens (src, dst, time) expected" in mistake("train", "links", "--data", bad)
     bad.write_text("alice bob\nbob alice\n")
-    wanted = "line 1: 3 tokens (src, dst, time) wanted, fewer found; the line is 'alice bob'"
+    wanted = "line 1: 3 tokens (src, dst, time) expected, fewer found; the line is 'alice bob'"
     assert wanted in mistake("train", "links", "--data", bad)
     assert wanted in mistake("train", "nodes", "--data", bad, "--labels", groups)
     bad.write_text("alice bob 1\nbob alice 2\n")

@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from small_code import write_code
+from temporal_graphs import circles, write_edges
 
+from stand_in_device import DEVICE, Elsewhere
 from weft.training import read_metrics
 
 MOLECULES = ("train", "molecules", "--data", "mols.extxyz", "--target", "energy", "--hidden", 8)
+PROGRAMS = ("--hidden", 8, "--steps", 2, "--nodes", 256, "--layout.form", "csr")
 
 
 def losses(folder: Path) -> list[dict[str, Any]]:
@@ -82,7 +86,7 @@ def test_a_logger_whose_package_is_missing(mistake, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("recipe", ["molecules", "programs", "nodes", "links"])
+@pytest.mark.parametrize("recipe", ["molecules", "crystals", "programs", "nodes", "links"])
 def test_a_device_that_is_not_there(mistake, tmp_path, recipe):
     for device in ("cuda", "cuda:1", "tpu"):
         for ranks in ((), ("--ranks", 2)):
@@ -90,6 +94,35 @@ def test_a_device_that_is_not_there(mistake, tmp_path, recipe):
             assert "choose" in told
             assert device in told
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "file"),
+    [
+        ("molecules", ("--data", "mols.extxyz", "--target", "energy"), "mols.extxyz"),
+        ("nodes", ("--data", "cora", "--hidden", 8), None),
+        ("links", ("--data", "edges.txt", "--dim", 8, "--hidden", 8, "--walks", 20), "pairs.txt"),
+        ("programs", ("--data", "code", *PROGRAMS), "code"),
+    ],
+)
+def test_a_whole_command_on_another_device(
+    weft, tmp_path, monkeypatch, small_molecules, small_cora, recipe, options, file
+):
+    write_edges(circles(), tmp_path / "edges.txt")
+    (tmp_path / "pairs.txt").write_text("0 1\n2 3\n")
+    write_code(tmp_path / "code")
+    words = ("train", recipe, *options, "--epochs", 2, "--quiet")
+    assert weft(*words, "--out", "here").code == 0
+    monkeypatch.setattr("weft.parallel.device.replica_device", lambda name, ranks=None: DEVICE)
+    with Elsewhere():
+        assert weft(*words, "--out", "there", "--device", "cuda").code == 0
+    # The CPU predicts with either.
+    told = [weft("predict", run, *([] if file is None else [file])) for run in ("here", "there")]
+    assert [said.code for said in told] == [0, 0]
+    assert told[0].out.count("\n") == told[1].out.count("\n")
+    here, there = losses(tmp_path / "here"), losses(tmp_path / "there")
+    assert [line.keys() for line in there] == [line.keys() for line in here]
+    assert there[-1]["train_loss"] == pytest.approx(here[-1]["train_loss"], rel=1e-3)
 
 
 @pytest.mark.parametrize("forces", [(), ("--forces", "forces", "--model", "painn")])

@@ -165,7 +165,7 @@ def test_a_budget_that_is_too_small_prints_both_sides(budget):
 
 
 def test_a_graph_that_is_not_there_is_named():
-    with pytest.raises(DataError, match="graph 2 asked for, but the table holds graphs 0 to 1"):
+    with pytest.raises(DataError, match="graph 2 is out of range: the table holds graphs 0 to 1"):
         assemble(rings(3, 4), [0, 2])
 
 
@@ -186,6 +186,18 @@ def test_replace_changes_only_what_is_named():
     assert changed.edges == {"weight": weights}
     assert changed.nodes is batch.nodes
     assert "d" in batch.edges
+
+
+def test_how_many_graphs_are_real_is_known_until_the_mask_changes():
+    batch = assemble(rings(3, 4, 5), [0, 2], Budget(nodes=16, edges=32, graphs=4))
+    moved = batch.to("meta")
+    # Nothing could be read there.
+    assert moved.num_real_graphs == moved.replace(edges={}).num_real_graphs == 2
+    fewer = batch.graph_mask.clone()
+    fewer[1] = False
+    assert batch.replace(graph_mask=fewer).num_real_graphs == 1
+    batch.graph_mask[1] = False
+    assert batch.num_real_graphs == batch.to("cpu").num_real_graphs == 1
 
 
 def test_repr_is_for_people():

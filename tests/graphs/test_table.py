@@ -52,7 +52,7 @@ def test_indexing_counts_from_either_end(table):
 
 @pytest.mark.parametrize("ids", [[0, 4], [-1], np.array([7])])
 def test_a_graph_that_is_not_there_is_named(table, ids):
-    with pytest.raises(DataError, match=rf"graph {ids[-1]} asked for, .* graphs 0 to 3"):
+    with pytest.raises(DataError, match=rf"graph {ids[-1]} is out of range: .* graphs 0 to 3"):
         table.select(ids)
 
 

@@ -27,9 +27,9 @@ NETWORKS = {
 }
 
 
-def potential(*names: str, dtype="float64", seed: int = 0) -> Potential:
+def potential(*names: str, dtype="float64", seed: int = 0, device=None) -> Potential:
     """The potential of one network, or the mean of several."""
     torch.manual_seed(seed)
     references = -np.arange(119.0)
     models = [Standardised(NETWORKS[name](), TargetScale(0.0, 0.5, references)) for name in names]
-    return Potential(models, cutoff=CUTOFF, elements=ELEMENTS, dtype=dtype)
+    return Potential(models, cutoff=CUTOFF, elements=ELEMENTS, dtype=dtype, device=device)

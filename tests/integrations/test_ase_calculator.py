@@ -12,6 +12,7 @@ from ase.calculators.fd import calculate_numerical_forces, calculate_numerical_s
 from potentials import NETWORKS, potential
 
 import weft
+from stand_in_device import DEVICE, Elsewhere
 from weft.errors import DataError
 from weft.integrations.ase_calculator import WeftCalculator
 from weft.recipes.structures.prediction import load_structures, predict_file
@@ -39,6 +40,23 @@ def test_forces_and_stress_are_differences_of_the_energy(name):
     twice.calc = atoms.calc
     assert twice.get_potential_energy() == pytest.approx(2 * energy, abs=1e-10)
     np.testing.assert_allclose(twice.get_stress(), stress, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_another_device_gives_the_same(name):
+    atoms = crystal()
+    atoms.calc = WeftCalculator(potential(name))
+    expected = atoms.get_potential_energy(), atoms.get_forces(), atoms.get_stress()
+    with Elsewhere():
+        atoms.calc = WeftCalculator(potential(name, device=DEVICE))
+        found = atoms.get_potential_energy(), atoms.get_forces(), atoms.get_stress()
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-9, atol=1e-9)
+
+
+def test_a_device_that_is_not_there(tmp_path):
+    with pytest.raises(ValueError, match="device is cuda, but torch finds no GPUs here; choose"):
+        weft.calculator(tmp_path, device="cuda")
 
 
 def test_a_molecule_anywhere():

@@ -28,10 +28,10 @@ def table() -> GraphTable:
     return table_from_graphs(list(small_graphs(200)))
 
 
+@pytest.mark.usefixtures("short_turns")
 def test_a_plan_is_found_and_used(
     table: GraphTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.planning.search.TURN_SECONDS", 0.1)
     # Both are timed, however busy the machine.
     monkeypatch.setattr("weft.planning.search._LEAST_PATIENCE_SECONDS", 600.0)
     monkeypatch.setattr("weft.planning.search._LEAST_BUDGET_SECONDS", 6000.0)
@@ -123,6 +123,7 @@ def test_mistakes(table: GraphTable, changes: dict[str, Any], message: str) -> N
         weft.plan(model_fn, table, **options)
 
 
+@pytest.mark.usefixtures("short_turns")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_data_and_models_of_torch_geometric(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -130,7 +131,6 @@ def test_data_and_models_of_torch_geometric(
     pytest.importorskip("torch_geometric")
     from own_geometric_model import GeometricNet, geometric_loss, molecules
 
-    monkeypatch.setattr("weft.planning.search.TURN_SECONDS", 0.1)
     # All are timed, however busy the machine.
     monkeypatch.setattr("weft.planning.search._LEAST_PATIENCE_SECONDS", 600.0)
     monkeypatch.setattr("weft.planning.search._LEAST_BUDGET_SECONDS", 6000.0)

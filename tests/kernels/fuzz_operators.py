@@ -20,7 +20,8 @@ from weft import kernels
 from weft.kernels import segment_ops as operators
 from weft.kernels.edge_pairs import pair_products, pair_spmm, sorted_pairs
 from weft.kernels.painn_message import painn_message
-from weft.kernels.sparse_linear import pattern_of, sparse_input_linear, sparse_linear
+from weft.kernels.sparse_input_linear import sparse_input_linear
+from weft.kernels.sparse_linear import pattern_of, sparse_linear
 from weft.layout import TypedEdges
 
 

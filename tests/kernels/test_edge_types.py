@@ -71,6 +71,20 @@ def test_a_gradient_that_nobody_wants_is_left_out():
     assert torch.equal(alone, beside)
 
 
+def test_a_chunk_without_rows_has_no_gradient():
+    adjacency = edges()
+    *rows, types, starts = flat(adjacency)
+    plan = (*rows, torch.cat([types, types[-1:]]), torch.cat([starts, starts[-1:]]))
+    h, weight, bias = torch.randn(40, 6), torch.randn(4, 6, 5), torch.randn(4, 5)
+    grad = torch.randn(40, 5)
+    expected = _typed_backward(grad, h, weight, bias, *flat(adjacency), True)
+    for _ in range(3):
+        # Freed memory that another tensor of the same size may be given.
+        torch.full((5, 6, 5), torch.nan)
+        found = _typed_backward(grad, h, weight, bias, *plan, True)
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
 def test_bfloat16_takes_the_plain_way():
     adjacency = edges()
     given = [torch.randn(*shape) for shape in ((40, 6), (4, 6, 5), (4, 5))]

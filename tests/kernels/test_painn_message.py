@@ -13,6 +13,7 @@ from torch import Tensor
 
 from weft.graphs import Budget, Graph, GraphBatch, assemble, table_from_graphs
 from weft.kernels import painn_message as module
+from weft.kernels import plain_torch
 from weft.kernels.edge_pairs import BatchEdges, Pairs
 from weft.kernels.painn_message import painn_message
 from weft.kernels.painn_mixing import invariants, update
@@ -143,13 +144,13 @@ def test_compiled_loops_equal_plain_torch(
     edges = BatchEdges(*(t.to(index) for t in BatchEdges.of(batch)))
     paired = Pairs(*(t.to(index) for t in batch.pairs.values())) if pairs else None
     flat = (*edges, *(paired or (None,) * 3))
-    given = module._Given(x, mu, filters, direction, batch.edge_mask)
+    given = module.MessageInputs(x, mu, filters, direction, batch.edge_mask)
     out = module._message(*given, *flat)
-    plain = module._plain_message(given, edges, paired)
+    plain = plain_torch.painn_message(given, edges, paired)
     torch.testing.assert_close(out, plain, rtol=1e-4, atol=1e-4)
     grads = [torch.randn_like(part) for part in out]
     got = module._message_backward(*grads, *given, *flat, True)
-    expected = module._plain_backward(*grads, given, edges, paired, True)
+    expected = plain_torch.painn_message_backward(*grads, given, edges, paired, True)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 

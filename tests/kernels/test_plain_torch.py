@@ -8,7 +8,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.kernels import edge_softplus, message_passing, segment_ops
+from weft.kernels.attention import attention
 from weft.kernels.edge_pairs import pair_products, pair_spmm
+from weft.kernels.edge_softmax import edge_softmax
+from weft.kernels.fused_messages import EdgeWalks
 from weft.kernels.painn_message import painn_message
 from weft.kernels.sparse_linear import pattern_of, sparse_linear
 from weft.layout import TypedEdges
@@ -90,12 +93,20 @@ def cases(batch):
         lambda x, v, b: sparse_linear(x, v, b, pattern, 2),
         (x, randn(4), randn(2)),
     )
+    walks = EdgeWalks(batch.senders, batch.receivers, nodes, nodes)
+    yield (
+        "attention",
+        lambda v, k, q: attention(walks, v, keys=k, queries=q),
+        (randn(nodes, 2, 3), randn(nodes, 2, 3), randn(nodes, 2, 3)),
+    )
+    yield "edge_softmax", lambda scores: edge_softmax(scores, walks), (randn(edges, 2),)
 
 
 NAMES = [
     "spmm", "spmm by feature", "gather_senders", "gather_receivers", "sum_to_senders",
     "sum_to_receivers", "segment_sum", "segment_mean", "segment_max", "edge_products", "pair_spmm",
     "pair_products", "edge_softplus", "painn_message", "typed_messages", "sparse_linear",
+    "attention", "edge_softmax",
 ]  # fmt: skip
 
 

@@ -314,6 +314,19 @@ def test_products_are_added_in_place(dtype):
         segment_ops.add_product(out, parts[0][1:], *parts[1:], x)
 
 
+def test_products_read_bfloat16_and_sum_in_float32():
+    torch.manual_seed(0)
+    columns = torch.randint(0, 9, (50,), dtype=torch.int32)
+    offsets, weight = torch.tensor([0, 0, 20, 20, 50]), torch.randn(50)
+    for width in (1, 33):
+        x = torch.randn(9, width).bfloat16()
+        x[0, 0] = torch.inf
+        out = torch.ones(4, width)
+        found = segment_ops.add_product(out.clone(), weight, columns, offsets, x)
+        expected = segment_ops.add_product(out, weight, columns, offsets, x.float())
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("learned", [False, True])
 def test_sorted_columns_and_weights_follow_their_tensors(
     monkeypatch: pytest.MonkeyPatch, learned: bool

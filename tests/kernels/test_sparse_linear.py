@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
+from weft.kernels.sparse_input_linear import sparse_input_linear
 from weft.kernels.sparse_linear import (
     Link,
     dense_weight,
     parts_of,
     pattern_of,
     sparse_chain,
-    sparse_input_linear,
     sparse_linear,
 )
 

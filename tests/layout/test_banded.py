@@ -227,14 +227,15 @@ def test_narrower_numbers(dtype):
 def test_blocks_are_cast_once():
     adjacency = banded(*path_edges(12, 3), 12, 2, block=4)
     given_ = [x.detach() for x in parameters(12, 2)]
-    first = adjacency._cast(*given_[:2])
     adjacency.propagate(*given_)
-    assert adjacency._cast(*given_[:2])[0] is first[0]
-    narrow = adjacency._cast(given_[0].float(), given_[1])
-    assert (first[0].dtype, narrow[0].dtype) == (torch.float64, torch.float32)
+    (first,) = adjacency._casts.values()
+    adjacency.propagate(*given_)
+    assert adjacency._cast(torch.float64)[0] is first[0]
+    adjacency.propagate(*(x.float() for x in given_))
+    assert [cast[0].dtype for cast in adjacency._casts.values()] == [torch.float64, torch.float32]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = adjacency.propagate(*(x.float() for x in given_))
-        assert adjacency._cast(given_[0].float(), given_[1])[0].dtype == torch.bfloat16
+        assert torch.bfloat16 in adjacency._casts
         wide = adjacency.propagate(*given_)
     assert (out.dtype, wide.dtype) == (torch.bfloat16, torch.float64)
 

@@ -42,10 +42,10 @@ def atoms_table():
 def atoms_batch():
     """Makes a batch of molecules (all pairs) or crystals (within 4 Å)."""
 
-    def make(count=5, *, periodic=False, padded=False, paired=True, seed=0):
+    def make(count=5, *, largest=7, periodic=False, padded=False, paired=True, seed=0):
         rule = Cutoff(radius=4.0) if periodic else FullyConnected()
         table = with_neighbours(
-            structures(count, periodic=periodic, seed=seed), rule, progress=False
+            structures(count, largest=largest, periodic=periodic, seed=seed), rule, progress=False
         )
         if not paired:
             object.__setattr__(table, "metadata", {})

@@ -31,6 +31,8 @@ MODELS = {
     "schnet": lambda: schnet(cutoff=4.0, aggregation="sum"),
     "schnet, biases": lambda: schnet(cutoff=4.0, aggregation="sum", bias=True, layers=2),
     "schnet, no envelope": lambda: schnet(readout="mean", activate_filter=False),
+    "schnet, one layer": lambda: schnet(cutoff=4.0, aggregation="sum", layers=1),
+    "schnet, wide filters": lambda: schnet(filters=131, cutoff=4.0, aggregation="sum", layers=2),
     "painn": lambda: PaiNN(PaiNNConfig(hidden=8, cutoff=4.0)),
     "painn, one layer": lambda: PaiNN(PaiNNConfig(hidden=6, layers=1, cutoff=4.0, readout="mean")),
 }
@@ -137,6 +139,28 @@ def test_weights_that_are_frozen_get_no_gradient(atoms_batch):
     (found.forces.square().sum() + found.energy.sum()).backward()
     assert all(weight.grad is None for weight in model.readout.parameters())
     assert all(weight.grad is not None for weight in model.mixings.parameters())
+
+
+def test_layers_that_share_weights(atoms_batch, monkeypatch):
+    torch.manual_seed(0)
+    model = MODELS["schnet"]().double()
+    model.interactions[2] = model.interactions[0]
+    batch = atoms_batch(3)
+    assert has_fast_forces(model, batch)
+    ours = learned_from(model, batch, monkeypatch, stress=False, fast=True)
+    plain = learned_from(model, batch, monkeypatch, stress=False, fast=False)
+    for one, other in zip(ours, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+def test_weights_changed_before_the_way_back(atoms_batch):
+    model, batch = MODELS["schnet"]().double(), atoms_batch(2)
+    forces = properties_of(model, batch, training=True).forces
+    assert forces is not None
+    with torch.no_grad():
+        model.interactions[0].out.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        forces.square().sum().backward()
 
 
 def test_a_graph_can_be_used_twice(atoms_batch):

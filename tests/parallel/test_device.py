@@ -7,13 +7,19 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from elsewhere import DEVICE, Elsewhere, There
 from grid_examples import graph_of, model_of
 from rank_processes import results_of
 
+from stand_in_device import DEVICE, Elsewhere, There
 from weft.graphs import open_table
 from weft.parallel import world as worlds
-from weft.parallel.device import backend_of, device_of, own_device, replica_device
+from weft.parallel.device import (
+    backend_of,
+    checked_device,
+    device_of,
+    own_device,
+    replica_device,
+)
 from weft.parallel.grid import grid_of
 from weft.parallel.method import PUBLISHED, Method
 from weft.parallel.network import GridNetwork
@@ -97,6 +103,20 @@ def test_a_device_by_its_name(monkeypatch):
     for name, value in {"RANK": 1, "WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
     assert replica_device("cuda") == torch.device("cuda", 1)
+
+
+def test_a_device_that_torch_does_not_find_is_refused(monkeypatch):
+    assert checked_device("cpu") == CPU
+    with pytest.raises(ValueError, match="device is 'gpu'; choose from cpu, cuda, cuda:N"):
+        checked_device("gpu")
+    for name in ("cuda", "cuda:3"):
+        with pytest.raises(ValueError, match=f"device is {name}, but torch finds no GPUs here"):
+            checked_device(name)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert checked_device(torch.device("cuda")) == torch.device("cuda")
+    with pytest.raises(ValueError, match="device is cuda:1, but torch finds 1 GPU here"):
+        checked_device("cuda:1")
 
 
 def trained(path, grid, replication, model, method, device):

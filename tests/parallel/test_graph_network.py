@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -70,13 +71,16 @@ def graph():
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory, graph):
-    """Tables by normalisation; a mean has no weights in torch_geometric."""
+    """Tables by normalisation and partition; a mean has no weights in torch_geometric.
+
+    In its own order the graph has training nodes in the first part alone, and no edge in the last.
+    """
     folder, found = tmp_path_factory.mktemp("tables"), {}
-    for how in ("symmetric", "row", "none"):
+    for how, partition in product(("symmetric", "row", "none"), ("random", "contiguous")):
         one = replace(graph, edges={}) if how == "row" else graph
-        path = folder / how
-        prepare(one, path, blocks=1, partition="random", normalisation=how, dtype="float64")
-        found[how] = str(path)
+        path = folder / f"{how}-{partition}"
+        prepare(one, path, blocks=1, partition=partition, normalisation=how, dtype="float64")
+        found[how, partition] = str(path)
     return found
 
 
@@ -138,7 +142,8 @@ def test_every_network_is_torch_geometrics(ranks, tables, expected):
         if ranks > 6 and "deep" in name:
             # Hundreds of messages a step, on more ranks than cores.
             continue
-        table = tables[NORMALISATION.get(config.kind, "none")]
+        partition = ("random", "contiguous")[(number + ranks // 2) // 2 % 2]
+        table = tables[NORMALISATION.get(config.kind, "none"), partition]
         grid = list(grids)[(number + ranks // 2) % len(grids)]
         cases[grid].append((name, NetworkCase(table=table, config=config)))
     asked = {grid: [case for _, case in named] for grid, named in cases.items()}
@@ -204,7 +209,8 @@ def test_layers_of_torch_geometric_are_taken_over_and_given_back(graph, tables):
     torch.manual_seed(2)
     guest = Guest().double()
     taken = from_geometric(guest)
-    shared = DistributedGraph.open(open_table(tables["none"]), single(), dtype=torch.float64)
+    table = open_table(tables["none", "random"])
+    shared = DistributedGraph.open(table, single(), dtype=torch.float64)
     x, ends = torch.from_numpy(graph.nodes["x"]), np.stack([graph.senders, graph.receivers])
     weight = torch.from_numpy(graph.edges["weight"])
     right = guest(x, torch.from_numpy(ends), weight)[shared.ids]

@@ -283,6 +283,21 @@ def test_rounded_features_halve_what_travels_and_little_else(tables):
         assert rounded != whole
 
 
+def test_rounded_reads_change_losses_a_little_and_nothing_that_travels(tables):
+    path, _ = tables["undirected"]
+    cases = [
+        Case(table=path, grid=grid, method=Method(reads=reads, exchange=way), dtype=torch.float32)
+        for grid, way in (("1d", "rows"), ("2d", "blocks"))
+        for reads in ("full", "bfloat16")
+    ]
+    answers = results_of(4, train_all, cases)
+    for number in range(0, len(cases), 2):
+        assert received(answers, number) == received(answers, number + 1) > 0
+        whole, rounded = answers[0][number]["losses"], answers[0][number + 1]["losses"]
+        assert rounded == pytest.approx(whole, rel=0.02)
+        assert rounded != whole
+
+
 def test_only_the_rows_that_edges_touch_travel(tmp_path):
     # A ring in its own order: a block needs one row of each neighbouring block, and no other.
     nodes = np.arange(40)

@@ -12,11 +12,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from rich.console import Console
 from small_structures import config, metals, molecules, table_of
 from temporal_graphs import circles, grouped
 from torch import nn
 
+from stand_in_device import DEVICE, Elsewhere
 from weft.batching import BatchingConfig
 from weft.errors import DataError
 from weft.parallel.world import World, joined_replicas
@@ -76,13 +78,22 @@ def stopped_at(step: int) -> Iterator[None]:
         LossStep.take = take  # type: ignore[method-assign]
 
 
-def train(folder: Path, cases: list[Case]) -> list[dict[str, Any]]:
+def train_elsewhere(folder: Path, cases: list[Case]) -> list[dict[str, Any]]:
+    """`train` on a device that is not the CPU."""
+    with Elsewhere():
+        return train(folder, cases, DEVICE)
+
+
+def train(
+    folder: Path, cases: list[Case], device: torch.device | None = None
+) -> list[dict[str, Any]]:
     """What comes out of trainings, alone or as a rank that `launch` has started.
 
     Each case names a recipe and the folder of its run; the second rank gets a signal in step
     `stop`, if that is above 0.
     """
-    with joined_replicas(timedelta(seconds=300)) as world, TemporaryDirectory() as own:
+    ranks = joined_replicas(timedelta(seconds=300), device)
+    with ranks as world, TemporaryDirectory() as own:
         # Only rank 0 has the folder of the run.
         runs = folder if world.rank == 0 else Path("/nowhere")
         found = []

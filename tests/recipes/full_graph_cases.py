@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -118,6 +119,21 @@ def _said(table: GraphTable, world: World, config: FullGraphConfig) -> str:
     except DataError as error:
         return str(error)
     return "alike"
+
+
+def refusals(commands: list[list[str]], local_ranks: list[int]) -> list[tuple[int, str]]:
+    """Exit codes and last lines of `weft WORDS`; the ranks have these numbers on their hosts.
+
+    `{rank}` in a word is this rank's number.
+    """
+    rank = os.environ["RANK"]
+    os.environ["LOCAL_RANK"] = str(local_ranks[int(rank)])
+    found = []
+    for words in commands:
+        with redirect_stderr(io.StringIO()) as errors, redirect_stdout(io.StringIO()):
+            code = main([word.replace("{rank}", rank) for word in words])
+        found.append((code, errors.getvalue().rstrip().rpartition("\n")[2]))
+    return found
 
 
 def command(words: list[str], restarts: int) -> int:

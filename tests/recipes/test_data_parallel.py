@@ -32,6 +32,7 @@ CASES: list[Case] = [
     ("admm", "links", {"sparsify": "admm", "sparsity": 0.5}, 0),
     ("nodes", "nodes", {}, 0),
 ]
+ELSEWHERE: list[Case] = [(f"{name}-there", *case) for name, *case in (CASES[1], CASES[4], CASES[6])]
 STOPPED: list[Case] = [("cut", "structures", {}, 5), ("cut", "structures", {}, 0)]
 NAMES = [case[0] for case in CASES]
 
@@ -46,6 +47,21 @@ def two(folder: Path) -> list[list[dict[str, Any]]]:
     """What each of two ranks has of all cases; one start of ranks serves them all."""
     task = (folder / "two", [*CASES, *STOPPED])
     return launch(data_parallel_cases.train, task, ranks=2, logs=folder / "logs")
+
+
+@pytest.fixture(scope="module")
+def two_elsewhere(folder: Path) -> list[list[dict[str, Any]]]:
+    """The same of some cases, on a device that is not the CPU."""
+    task = (folder / "two", ELSEWHERE)
+    return launch(data_parallel_cases.train_elsewhere, task, ranks=2, logs=folder / "there")
+
+
+@pytest.mark.parametrize("number", range(len(ELSEWHERE)))
+def test_two_ranks_train_on_another_device(folder, two, two_elsewhere, number):
+    here = two[0][NAMES.index(ELSEWHERE[number][0].removesuffix("-there"))]
+    first, second = (rank[number] for rank in two_elsewhere)
+    assert first["weights"] == second["weights"]
+    alike(here, first, rtol=1e-3)
 
 
 def alike(one: dict[str, Any], other: dict[str, Any], *, rtol: float) -> None:

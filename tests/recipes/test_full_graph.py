@@ -14,9 +14,9 @@ from typing import Any
 import full_graph_cases
 import numpy as np
 import pytest
-from elsewhere import DEVICE, Elsewhere, There
 from old_checkpoints import write_old
 
+from stand_in_device import DEVICE, Elsewhere, There
 from weft.cli import main
 from weft.errors import DataError
 from weft.graphs import Graph, GraphTable, open_table, store, write_table
@@ -522,7 +522,10 @@ def test_ranks_that_differ_are_named_on_every_rank(table, tmp_path):
         ({"replication": 2}, "only the grid 1.5d"),
         ({"ranks": 0}, "ranks is 0"),
         ({"timeout": 0}, "timeout is 0 s"),
-        ({"test_mask": "t.npy"}, "masks say who is in which part, but train_mask is missing"),
+        (
+            {"test_mask": "t.npy"},
+            "masks say which node is in which part, but train_mask is missing",
+        ),
         ({"dtype": "float16"}, "dtype is 'float16'"),
         ({"epochs": -1}, "epochs is -1"),
         ({"dropout": 1.0}, "dropout is 1.0"),
@@ -542,7 +545,7 @@ def test_a_grid_of_other_ranks_and_a_table_in_memory(table, tmp_path):
     bare = prepare(replace(graph(), nodes={"x": graph().nodes["x"]}), blocks=1)
     with pytest.raises(DataError, match="made has no node to train on"):
         train(bare, tmp_path / "run")
-    with pytest.raises(DataError, match="with a matrix of float32, and dtype float64 is asked for"):
+    with pytest.raises(DataError, match="with a matrix of float32, and dtype float64 is requested"):
         train(prepare(graph(), blocks=1), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -591,6 +594,20 @@ def test_a_loss_that_is_not_finite(table, tmp_path):
     config = replace(CONFIG, learning_rate=1e300, epochs=20)
     with pytest.raises(NonFiniteLoss, match=r"the loss is .* at step \d+ \(epoch \d"):
         train(table, tmp_path / "run", config=config)
+
+
+@pytest.mark.parametrize(("model", "layer"), [("gcn", {}), ("gin", {})])
+def test_rounded_reads_say_how_much_they_change(model, layer, tmp_path):
+    table = prepare(graph(), blocks=1, normalisation="symmetric" if model == "gcn" else "none")
+    config = replace(CONFIG, model=model, layer=LayerOptions(**layer), dtype="float32")
+    whole = train(table, tmp_path / "whole", config=config)
+    rounding = replace(config, method=Method(reads="bfloat16"))
+    trained = train(table, tmp_path / "rounded", config=rounding)
+    assert 0 < trained.scores["reads_error"] < 0.02
+    assert "reads_error" not in whole.scores
+    assert losses(tmp_path / "rounded") == pytest.approx(losses(tmp_path / "whole"), rel=0.02)
+    summary = json.loads((tmp_path / "rounded" / "summary.json").read_text())
+    assert summary["reads_error"] == trained.scores["reads_error"]
 
 
 def test_graphsage_in_float32(tmp_path):

@@ -54,7 +54,7 @@ def test_a_table_that_is_prepared_already_is_taken_as_it_is(tmp_path):
     config = FullGraphConfig(data=str(tmp_path / "mine.weft"), ranks=2, grid="1d")
     found, _ = full_graph_table(config, data_dir=tmp_path / "data")
     assert found.path == table.path
-    with pytest.raises(DataError, match="prepared with normalisation symmetric, and row is asked"):
+    with pytest.raises(DataError, match="with normalisation symmetric, and row is requested"):
         full_graph_table(replace(config, model="sage"), data_dir=tmp_path / "data")
     for options in ({"partition": "rcm"}, {"split": (0.5, 0.25, 0.25)}):
         with pytest.raises(DataError, match="a split and the partition contiguous; leave"):
@@ -77,7 +77,7 @@ def test_float64_is_asked_of_matrix_and_features(config, tmp_path):
     np.testing.assert_allclose(found, scale[:, None] * matrix * scale, rtol=1e-15)
     prepare(GRAPH, tmp_path / "mine.weft", blocks=1)
     wide = replace(wide, data=str(tmp_path / "mine.weft"))
-    with pytest.raises(DataError, match="matrix of float32, and dtype float64 is asked for; prep"):
+    with pytest.raises(DataError, match="matrix of float32, and dtype float64 is requested; prep"):
         full_graph_table(wide, data_dir=tmp_path / "data")
 
 

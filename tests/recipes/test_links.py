@@ -209,7 +209,7 @@ def test_a_layer_that_would_be_empty_is_named() -> None:
         ({"keep": 0.0}, r"keep is 0\.0; it is a fraction above 0"),
         ({"negatives": "near"}, "negatives is 'near'; choose from any, alive"),
         ({"momentum": 1.0}, r"momentum is 1\.0"),
-        ({"test": 0.7, "validation": 0.3}, r"test is 0\.7 and validation 0\.3; fractions"),
+        ({"test": 0.7, "validation": 0.3}, r"test is 0\.7 and validation 0\.3; give"),
     ],
 )
 def test_bad_settings(settings: dict[str, Any], message: str) -> None:

@@ -197,7 +197,7 @@ def test_injected_functions(tmp_path):
 
 
 def test_a_run_without_calibration_is_told(made, tmp_path):
-    with pytest.raises(DataError, match=r"no calibration\.json: its training has not ended"):
+    with pytest.raises(DataError, match=r"no calibration\.json: its training has not finished"):
         read_calibration(tmp_path)
     for text in ("{}", '{"temperature": 0.0, "thresholds": {"1": 0.5}, "lines": 3}'):
         (tmp_path / "calibration.json").write_text(text)

@@ -284,7 +284,7 @@ def test_a_missing_column_is_named(name: str) -> None:
 
 def test_more_than_one_graph(tmp_path: Path) -> None:
     write_table(tmp_path / "cora.weft", [PAPERS, PAPERS])
-    with pytest.raises(DataError, match="'cora' holds 2 graphs; one is wanted"):
+    with pytest.raises(DataError, match="'cora' holds 2 graphs; exactly one is needed"):
         NODES.read(PUBLISHED, NodesDataOptions(data_dir=tmp_path), progress=False)
 
 

@@ -138,11 +138,11 @@ def test_ranks_are_timed(config: FullGraphConfig, folder: Path) -> None:
     assert "the cost model left 1 of 1 ways to share the graph to be timed" in plan.reasons
 
 
+@pytest.mark.usefixtures("short_turns")
 def test_a_plan_is_made_and_followed(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("weft.planning.search.TURN_SECONDS", 0.1)
     data = ["--data", str(folder / "graph.weft"), "--data-dir", str(folder), "--epochs", "3"]
     out = ["--out", str(folder / "plan.json")]
     words = ["plan", "full-graph", "--measure", "--ranks", "1", *data, *out, "--quiet"]

@@ -318,7 +318,7 @@ def test_threads_and_the_best(monkeypatch):
 
 def test_mistakes(chains, tmp_path):
     recipe = StructuresTask("molecules", chains, structures())
-    with pytest.raises(ValueError, match="steps is 0; a run to be planned has at least 1"):
+    with pytest.raises(ValueError, match="steps is 0; it must be at least 1"):
         key_of(recipe, steps=0)
     with pytest.raises(ValueError, match="recipe is 'potatoes'; choose from molecules"):
         read_task("potatoes", structures())

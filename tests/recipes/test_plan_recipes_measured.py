@@ -21,6 +21,7 @@ def cora(tmp_path):
     return tmp_path
 
 
+@pytest.mark.usefixtures("short_turns")
 def test_a_plan_is_measured_kept_and_found_again(cora):
     config, told = replace(PUBLISHED, epochs=50), []
     plan = plan_recipe(

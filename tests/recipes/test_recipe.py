@@ -13,6 +13,8 @@ import torch
 from rich.console import Console
 
 from weft.errors import DataError
+from weft.recipes.links.training import PreparedLinks
+from weft.recipes.nodes.training import PreparedNodes
 from weft.recipes.planned_runs import PlanOption
 from weft.recipes.recipe import (
     RECIPES,
@@ -45,6 +47,14 @@ def test_a_recipe_says_what_it_is(name):
     assert set(recipe.predicts_with) <= {each.name for each in dataclasses.fields(PredictOptions)}
     assert recipe.run_name(config).startswith(f"{name}-")
     assert recipe.settled(recipe.settled(config)) == recipe.settled(config)
+    # The progress in a terminal and a run's page count the same.
+    if hasattr(config, "fit_config"):
+        assert config.fit_config(quiet=True).counts == recipe.counts
+
+
+def test_sparse_recipes_count_what_their_steps_do():
+    assert recipe_named("nodes").counts == PreparedNodes.units
+    assert recipe_named("links").counts == PreparedLinks.units
 
 
 @pytest.mark.parametrize("name", RECIPES)

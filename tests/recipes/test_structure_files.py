@@ -131,7 +131,7 @@ def test_the_same_column_has_one_shape_in_all_files(tmp_path: Path) -> None:
         one.info["gap"], other.info["gap"] = float(number), [1.0, 2.0]
     names = files(tmp_path, a=first, b=second)
     asked = config(data=names["a"], validation_file=(names["b"],), target="gap")
-    with pytest.raises(DataError, match=r"'gap' is not alike in all files \(a.extxyz: .*b.extxyz"):
+    with pytest.raises(DataError, match=r"'gap' differs between the files \(a.extxyz: .*b.extxyz"):
         read_structures(asked, data_dir=tmp_path, progress=False)
 
 

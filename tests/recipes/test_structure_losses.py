@@ -218,9 +218,9 @@ def test_energies_of_atoms_that_are_given(tmp_path: Path) -> None:
     (tmp_path / "e.json").write_text(json.dumps({"H": -13.5, "8": -2040}))
     assert parsed_energies([str(tmp_path / "e.json"), "C=-1.5"]) == {1: -13.5, 8: -2040.0, 6: -1.5}
     for word, named in (
-        ("Q=1", "'Q' is no element"),
-        ("H=x", "'x' is no energy"),
-        ("H=nan", "is no energy"),
+        ("Q=1", "'Q' is not an element"),
+        ("H=x", "'x' is not an energy"),
+        ("H=nan", "is not an energy"),
         ("H", "neither ELEMENT=ENERGY"),
     ):
         with pytest.raises(DataError, match=named):

@@ -4,64 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import struct
-import subprocess
 from pathlib import Path
 
 import pytest
 from hostile_drawings import HOSTILE
 
+from chromium import BROWSER, DARK, LIGHT, browse, cut, look
 from weft.report import write_page
 
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium here")
-
-QUIET = (
-    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    *("--disable-dev-shm-usage", "--hide-scrollbars"),
-    # Whatever the browser itself would like to look up.
-    "--host-resolver-rules=MAP * ~NOTFOUND",
-)
-
-
-def browse(tmp_path: Path, page: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    assert BROWSER is not None
-    profile = tmp_path / f"profile-{len(list(tmp_path.glob('profile-*')))}"
-    done = subprocess.run(
-        [BROWSER, *QUIET, f"--user-data-dir={profile}", *options, page.as_uri()],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done
 
 
 def everything(run: Path, plan: Path, study: Path, tmp_path: Path) -> Path:
     return write_page([run, plan, study], tmp_path / 'page "of" <all> & more.html')
-
-
-def look(tmp_path: Path, page: Path) -> tuple[str, list[str], set[str]]:
-    """The page as the browser has it, what its console says, and what it asked for."""
-    log = tmp_path / "net.json"
-    done = browse(tmp_path, page, "--dump-dom", "--enable-logging=stderr", f"--log-net-log={log}")
-    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    whole = json.loads(log.read_text(encoding="utf-8"))
-    begun = whole["constants"]["logEventTypes"]["URL_REQUEST_START_JOB"]
-    asked = {
-        event["params"]["url"]
-        for event in whole["events"]
-        if event["type"] == begun
-        # What a browser wants for itself, such as updates, comes from no page.
-        and event.get("params", {}).get("initiator", "not an origin") != "not an origin"
-    }
-    return done.stdout, said, asked
 
 
 def test_it_renders_quietly_and_asks_for_nothing(run, plan, study, tmp_path) -> None:
@@ -93,10 +49,13 @@ def test_a_page_that_does_would_be_found_out(tmp_path) -> None:
     assert asked == {"http://127.0.0.1:9/a.png"}
 
 
+LOOKS = (("light", 1200, LIGHT), ("dark", 1200, DARK), ("narrow", 480, LIGHT))
+
+
 def test_it_is_drawn_in_both_themes_and_on_narrow_screens(run, plan, study, tmp_path) -> None:
     page = everything(run, plan, study, tmp_path)
     shots = {}
-    for name, width, theme in (("light", 1200, 1), ("dark", 1200, 0), ("narrow", 480, 1)):
+    for name, width, theme in LOOKS:
         shot = tmp_path / f"{name}.png"
         browse(
             tmp_path,
@@ -109,6 +68,63 @@ def test_it_is_drawn_in_both_themes_and_on_narrow_screens(run, plan, study, tmp_
         assert struct.unpack(">II", data[16:24]) == (width, 900)
         shots[name] = data
     assert shots["light"] != shots["dark"]
+
+
+ORDER = """<script>
+const shown = () => [...document.querySelectorAll(".board tbody tr")]
+  .sort((a, b) => a.getBoundingClientRect().top - b.getBoundingClientRect().top)
+  .map((row) => row.querySelector("a").textContent).join(" ");
+const said = [shown()];
+for (const press of ["learning_rate", "begun [UTC]", "in reverse"]) {
+  [...document.querySelectorAll(".board label")]
+    .find((label) => label.textContent.trim() === press).click();
+  said.push(shown());
+}
+const left = [...document.querySelectorAll(".board tr")]
+  .map((row) => row.children[1].getBoundingClientRect().right);
+said.push(Math.max(...left) - Math.min(...left));
+document.title = said.join("|");
+</script>"""
+
+
+def test_a_leader_board_is_sorted_without_a_script(make_run, tmp_path) -> None:
+    for name, rate, day in (("x", 2e-3, 3), ("y", 1e-3, 1), ("z", 4e-3, 2)):
+        folder = make_run(tmp_path / "runs" / name, rate=rate)
+        config = json.loads((folder / "config.json").read_text())
+        config["sessions"][0]["started"] = f"2026-01-0{day}T00:00:00+00:00"
+        (folder / "config.json").write_text(json.dumps(config))
+    text = write_page([tmp_path / "runs"]).read_text(encoding="utf-8")
+    assert "<script" not in text
+    # The test's own script presses headings, which the page itself would not let it do.
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
+    page = tmp_path / "pressed.html"
+    page.write_text(text.replace("</body>", f"{ORDER}</body>"), encoding="utf-8")
+    shown = browse(tmp_path, page, "--dump-dom").stdout
+    title = re.search("<title>(.*?)</title>", shown)
+    assert title is not None
+    *orders, apart = title[1].split("|")
+    # By the main score, the learning rate, the newest first, the oldest first.
+    assert orders == ["z x y", "y x z", "x z y", "y z x"]
+    # Cells of a column end where its heading does.
+    assert float(apart) < 1
+
+
+@pytest.mark.parametrize(("width", "paper"), [(390, False), (688, True)])
+def test_nothing_is_cut(make_run, plan, study, tmp_path, width, paper) -> None:
+    """On a narrow screen, and between the margins of A4, whose style is taken on a screen here."""
+    scores = {f"test_{name}_mae": 12345.678 for name in "abcdefghijkl"}
+    for name in ("first", "second-of-them"):
+        make_run(tmp_path / "runs" / name, **scores)
+    rows = "|".join(["words and words", *(["1,234.567"] * 13)])
+    head = "|".join([f"heading {number}" for number in range(14)])
+    with (study / "results.md").open("a") as file:
+        file.write(f"\n## Wide\n\n|{head}|\n|{'---|' * 14}\n|{rows}|\n")
+    items = [tmp_path / "runs", tmp_path / "runs" / "first", plan, study]
+    text = write_page(items, tmp_path / "page.html").read_text(encoding="utf-8")
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
+    if paper:
+        text = text.replace("@media print", "@media all")
+    assert cut(tmp_path, tmp_path, text, width, boxes="" if paper else ".scroll") == []
 
 
 def test_it_is_printed(run, plan, study, tmp_path) -> None:

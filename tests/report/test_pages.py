@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from base64 import b64decode
 from pathlib import Path
@@ -16,7 +17,10 @@ from weft.parallel.cost_model import NETWORKS, Machine, Problem, estimate
 from weft.parallel.grid import grids_for
 from weft.parallel.method import Method
 from weft.report import page_path, write_page
-from weft_lab.report import Claim, write_four_papers
+from weft.report.comparison import grouped
+from weft.report.record import read_run
+from weft_lab.bench.result import BenchResult, CandidateResult, CaseResult
+from weft_lab.report import Claim, claims_section, markdown_of, write_four_papers
 
 
 def page_on(*items: Path, out: Path) -> Looked:
@@ -43,12 +47,12 @@ def test_errors_of_forces_have_their_unit(make_run, tmp_path) -> None:
                 line = {"step": step, "epoch": 4, "seconds": step, "validation_force_mae": 0.25}
                 log.write(json.dumps(line) + "\n")
     words = " ".join(page_on(runs[0], out=tmp_path / "page.html").words.split())
-    assert "test force MAE0.25 eV/Å" in words
-    for heading in ("MAE [eV]", "force MAE [eV/Å]", "force RMSE [eV/Å]", "force error [eV/Å]"):
+    assert "test force MAE250 meV/Å" in words
+    for heading in ("MAE [eV]", "force MAE [meV/Å]", "force RMSE [meV/Å]", "force error [meV/Å]"):
         assert heading in words
     assert "loss [" not in words
     words = " ".join(page_on(*runs, out=tmp_path / "both.html").words.split())
-    assert "test force MAE [eV/Å] 0.25 0.25" in words
+    assert "test force MAE [meV/Å] 250 250" in words
 
 
 def test_errors_stand_beside_those_of_no_network_and_by_element(make_run, tmp_path) -> None:
@@ -58,9 +62,10 @@ def test_errors_stand_beside_those_of_no_network_and_by_element(make_run, tmp_pa
     by_element = {"test": {"H": {"mae": 0.75, "trivial": 3.0}, "O": {"mae": 0.0, "trivial": 5.0}}}
     run = make_run(tmp_path / "a", **scores, trivial=trivial, force_mae_by_element=by_element)
     words = " ".join(page_on(run, out=tmp_path / "page.html").words.split())
-    assert "stress MAE [eV/Å³]" in words
-    assert "MAE per atom [eV/atom]" in words
-    assert "H 0.75 3" in words
+    assert "test MAE0.5 eV without training (trivial): 8 eV" in words
+    assert "stress MAE [meV/Å³]" in words
+    assert "MAE per atom [meV/atom]" in words
+    assert "H 750 3,000" in words
     assert "test, trivial" in words
 
 
@@ -70,6 +75,7 @@ def test_a_run_under_way_or_damaged_still_gives_a_page(run, tmp_path) -> None:
         file.write('{"step": 40, "lo')
     page = page_on(run, out=tmp_path / "page.html")
     assert "not finished, so far to epoch 3, step 30" in page.words
+    assert "recent throughput500 graphs/s mean of the epochs so far: 500" in page.words
     assert "The last line of metrics.jsonl is not finished" in page.words
     text = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(f"\0\n[1]\n{text}\n")
@@ -112,7 +118,7 @@ def test_a_run_of_python_m_weft_can_be_done_again(run, tmp_path) -> None:
     (run / "config.json").write_text(json.dumps(config))
     page = page_on(run, out=tmp_path / "page.html")
     assert "python -m weft train nodes" in page.words
-    assert "nodes a second" in page.words
+    assert "500 nodes/s" in page.words
 
 
 def test_what_a_run_of_ranks_and_of_supergraphs_says(make_run, tmp_path) -> None:
@@ -185,7 +191,7 @@ def test_runs_side_by_side(make_run, tmp_path) -> None:
     page = page_on(slow, fast, out=tmp_path / "page.html")
     assert "2 runs compared" in page.words
     assert "Settings that are not the same in all" in page.words
-    assert page.words.index("Side by side") < page.words.index("What was different")
+    assert page.words.index("Side by side") < page.words.index("What came out")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     # exp(-0.01 * 40) * 2, the lower error.
     assert "<strong>1.341</strong>" in text
@@ -202,6 +208,44 @@ def test_what_only_rounding_tells_apart_is_not_better_and_ranks_are_a_difference
     page = page_on(*runs, out=tmp_path / "page.html")
     assert page.all("strong") == []
     assert "ranks 2 4" in " ".join(page.words.split())
+
+
+def test_unlike_runs_are_compared_in_tables_of_their_own(make_run, tmp_path) -> None:
+    alike = [make_run(tmp_path / name, rate=rate) for name, rate in (("a", 1e-3), ("b", 1e-2))]
+    other = make_run(tmp_path / "c", test_mae=None, test_accuracy=0.75, unit="")
+    config = json.loads((other / "config.json").read_text())
+    config["config"] |= {"data": "cora", "target": None}
+    (other / "config.json").write_text(json.dumps({**config, "recipe": "nodes"}))
+    page = page_on(*alike, other, out=tmp_path / "page.html")
+    words = " ".join(page.words.split())
+    assert "Only runs of one recipe on the same data and target are compared" in words
+    assert "c nodes, cora test accuracy 75.0%" in words
+    # The table of the two has nothing of the third.
+    table = words[words.index("Final scores") :].partition("Settings that")[0]
+    assert "test MAE [eV]" in table
+    assert "accuracy" not in table
+    assert "–" not in table
+
+
+def test_a_task_is_one_target_in_one_unit(make_run, tmp_path) -> None:
+    targets = {"a": ("u0", "eV"), "b": ("u", "eV"), "c": ("u0", ""), "d": ("u0", "kcal/mol")}
+    runs = {}
+    for name, (target, unit) in targets.items():
+        folder = make_run(tmp_path / "runs" / name, unit=unit)
+        config = json.loads((folder / "config.json").read_text())
+        config["config"] |= {"data": "qm9", "target": target}
+        (folder / "config.json").write_text(json.dumps(config))
+        runs[name] = read_run(folder)
+    for names in ("abcd", "cadb"):
+        groups = grouped([runs[name] for name in names], names)
+        assert sorted((group.title, sorted(group.runs)) for group in groups) == [
+            ("own model, qm9, u [eV]", ["b"]),
+            ("own model, qm9, u0 [eV]", ["a", "c"]),
+            ("own model, qm9, u0 [kcal/mol]", ["d"]),
+        ]
+    words = " ".join(page_on(tmp_path / "runs", out=tmp_path / "page.html").words.split())
+    # What sighted readers and screen readers see, of the one board with two rows.
+    assert words.count("press a heading to sort by it") == 2
 
 
 def test_runs_of_one_name_are_told_apart(make_run, tmp_path) -> None:
@@ -229,8 +273,8 @@ def test_a_plan(plan, tmp_path) -> None:
 def test_a_plan_inside_a_run(run, plan, tmp_path) -> None:
     shutil.copy(plan, run / "plan.json")
     page = page_on(run, out=tmp_path / "page.html")
-    assert "Plan: candidates" in page.words
-    assert "Plan: choice" in page.words
+    assert "Plan: time per graph" in page.words
+    assert "Everything that was considered" in page.words
 
 
 def test_a_plan_by_formulas(tmp_path) -> None:
@@ -263,6 +307,35 @@ def test_a_plan_by_formulas(tmp_path) -> None:
     with pytest.raises(DataError, match="its fields are not those of one"):
         write_page([path], tmp_path / "other.html")
     assert not (tmp_path / "other.html").exists()
+
+
+@pytest.mark.parametrize("kind", ["run", "plan", "study"])
+def test_pages_begin_with_figures_then_pictures_then_tables(kind, request, tmp_path) -> None:
+    text = write_page([request.getfixturevalue(kind)], tmp_path / "page.html").read_text("utf-8")
+    headings = re.findall(r'<h2 id="[^"]*">([^<]*)</h2>', text)
+    short = headings[0] == "In short"
+    assert headings[short] == "Pictures"
+    assert headings[-1] == "Settings and commands"
+    before, _, after = text.partition(">Settings and commands</h2>")
+    pictures = re.compile(r'<svg role="img"|<img ')
+    # Of the tables before the last picture all are folded away under the pictures.
+    ends = max(found.end() for found in pictures.finditer(before))
+    assert before[:ends].count("<table") == before[:ends].count("<summary>Numbers")
+    assert pictures.search(after) is None
+
+
+def test_the_claims_of_a_study_come_first(study, tmp_path) -> None:
+    claims = [
+        Claim("x", "", "Packing pays", "2.7×", "1.5×", holds=True),
+        Claim("x", "", "Sorting pays", "2×", "0.9×", holds=False),
+        Claim("x", "", "Waiting pays", "left open", "1×"),
+    ]
+    section = claims_section(claims)
+    text = (study / "results.md").read_text()
+    (study / "results.md").write_text("\n".join([text, *markdown_of([section])]))
+    words = " ".join(page_on(study, out=tmp_path / "page.html").words.split())
+    assert "claims that hold here1 of 2" in words
+    assert words.index("Packing pays: 1.5×; published: 2.7×. Holds.") < words.index("Pictures Spy")
 
 
 def test_a_study(study, tmp_path) -> None:
@@ -329,16 +402,83 @@ def test_papers(study, tmp_path) -> None:
     assert page.words.count("Claims of Speckhard (2025)") == 1
 
 
+def test_a_benchmark(tmp_path) -> None:
+    timed = {
+        "weft": CandidateResult(samples=[0.004, 0.005, 0.006], peak_bytes=200_000_000),
+        "weft, compiled": CandidateResult(samples=[0.003, 0.004, 0.004]),
+        "torch <geometric>": CandidateResult(samples=[0.01, 0.012, 0.02]),
+        "jraph": CandidateResult(absent="jraph is not installed"),
+    }
+    counted = {"weft 1d": CandidateResult(samples=[2.0], figures={"GB": 2.0, "% apart": 0.1})}
+    cases = [
+        CaseResult(case="a step", what="32 molecules", unit="s", candidates=timed, says=["So."]),
+        CaseResult(case="bytes", what="P = 64", unit="GB", candidates=counted, missed=["half"]),
+    ]
+    path = tmp_path / "bench.json"
+    BenchResult(name="molecules", cases=cases, command="weft bench x", machine={}).save(path)
+    assert page_path([path]) == tmp_path / "bench.html"
+    page = page_on(path, out=tmp_path / "page.html")
+    words = " ".join(page.words.split())
+    for said in (
+        "a step4 ms weft, compiled; torch <geometric> takes 3 times as long",
+        "Missed: half",
+        "median [ms]",
+        "jraph is not installed",
+        "So.",
+        "weft bench x",
+    ):
+        assert said in words
+    assert words.index("Pictures a step") < words.index("least to largest [ms]")
+    assert len(page.all("svg")) == 1
+    path.write_text('{"schema": "weft bench 1", "name": "x", "cases": 3}')
+    with pytest.raises(DataError, match="is a damaged benchmark"):
+        write_page([path], tmp_path / "page.html")
+
+
 def test_where_pages_go(run, plan, study) -> None:
     assert page_path([run]) == run / "report.html"
     assert page_path([plan]) == plan.parent / "plan.html"
     assert page_path([run, study]) == Path("report.html")
 
 
+def test_a_leader_board(make_run, tmp_path) -> None:
+    folder = tmp_path / "runs"
+    rates = {"b": 2e-3, "a": 1e-3, "c": 4e-3}
+    for name, rate in rates.items():
+        trivial = {"test": {"mae": 3.0}}
+        make_run(folder / name, rate=rate, trivial=trivial)
+    going_on = make_run(folder / "d")
+    (going_on / "summary.json").unlink()
+    make_run(folder / "ensemble" / "member-0")
+    broken = make_run(folder / "e")
+    (broken / "config.json").write_text("{")
+    page = page_on(folder, out=folder / "report.html")
+    words = " ".join(page.words.split())
+    assert "5 runs of 1 task" in words
+    assert "best test MAE1.774 eV c; without training (trivial): 3 eV" in words
+    assert "config.json is damaged" in words
+    # The best first; links to pages that are there.
+    links = [each["href"] for each in page.all("a") if not each["href"].startswith("#")]
+    assert links[:3] == ["c/report.html", "b/report.html", "a/report.html"]
+    assert all((folder / link).is_file() for link in links)
+    headings = [each["value"] for each in page.all("input") if each["type"] == "radio"]
+    assert headings == [str(number) for number in range(len(headings))]
+    assert "learning_rate" in words
+    # A page that is newer than its run is left as it is.
+    (folder / "a" / "report.html").write_text("kept")
+    (folder / "b" / "summary.json").touch()
+    old = (folder / "b" / "report.html").stat().st_mtime_ns
+    page_on(folder, out=folder / "report.html")
+    assert (folder / "a" / "report.html").read_text() == "kept"
+    assert (folder / "b" / "report.html").stat().st_mtime_ns > old
+
+
 def test_what_is_none_of_these(tmp_path) -> None:
     (tmp_path / "notes.json").write_text("{}")
     for item in (tmp_path, tmp_path / "notes.json"):
-        with pytest.raises(DataError, match=r"neither a run .* a study .* nor a plan"):
+        with pytest.raises(
+            DataError, match=r"neither a run .* a study .* with runs, a plan .* nor a bench"
+        ):
             write_page([item], tmp_path / "page.html")
     with pytest.raises(DataError, match="does not exist"):
         write_page([tmp_path / "nothing"], tmp_path / "page.html")

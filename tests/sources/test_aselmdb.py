@@ -85,7 +85,7 @@ def test_databases_that_cannot_be_read(tmp_path: Path) -> None:
         content.truncate(whole.stat().st_size // 2)
     fails(cut, "cut.aselmdb is cut")
     (tmp_path / "b.aselmdb").write_bytes(b"no database" * 1000)
-    fails(tmp_path / "b.aselmdb", "b.aselmdb is no LMDB database")
+    fails(tmp_path / "b.aselmdb", "b.aselmdb is not an LMDB database")
     for name, packed in (
         ("old.lmdb", pickle.dumps({"pos": 1})),
         ("packed.lmdb", zlib.compress(pickle.dumps({"pos": 1}))),

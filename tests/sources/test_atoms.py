@@ -130,7 +130,7 @@ def test_values_beside_cif_files(tmp_path: Path) -> None:
     table = atoms_table(tmp_path / "table", tmp_path, targets=["target"], progress=False)
     assert table.column("target").tolist() == [1.5]
     listed.write_text("a,1.5\na,2.5\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"id_prop\.csv, line 2: a stands there a second time"):
+    with pytest.raises(DataError, match=r"id_prop\.csv, line 2: a appears twice"):
         atoms_table(tmp_path / "other", tmp_path, targets=["target"], progress=False)
 
 

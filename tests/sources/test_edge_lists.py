@@ -205,7 +205,7 @@ def test_ids_spread_over_all_of_int64(tmp_path):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("5 6", r"3 tokens \(src, dst, time\) wanted, fewer found"),
+        ("5 6", r"3 tokens \(src, dst, time\) expected, fewer found"),
         ("5", "fewer found"),
         ("5 6 7 8", "more found"),
         ("5 6 7,", "more found"),

@@ -84,7 +84,7 @@ def test_wrong_archives(tmp_path):
     with pytest.raises(DataError, match="holds the arrays numbers; a graph has 'edge_index'"):
         read_graph(tmp_path / "g.npz")
     (tmp_path / "g.npz").write_bytes(b"no archive")
-    with pytest.raises(DataError, match="no whole npz file"):
+    with pytest.raises(DataError, match="not a complete npz file"):
         read_graph(tmp_path / "g.npz")
     with zipfile.ZipFile(tmp_path / "g.npz", "w") as archive:
         archive.writestr("edge_index.npy", b"\x93NUMPY cut")

@@ -64,7 +64,7 @@ def test_labels_of_nobody_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1 a\n2\n", r"y\.txt, line 2: 2 tokens \(node, label\) wanted; the line is '2'"),
+        ("1 a\n2\n", r"y\.txt, line 2: 2 tokens \(node, label\) expected; the line is '2'"),
         ("1 a b\n", "line 1: 2 tokens"),
         ("1 a\n# x\n1 b\n", "line 3: node 1 has the label a already"),
         ("9 a\n", "labels none of the graph's 2 nodes"),

@@ -90,15 +90,15 @@ def test_no_entries(tmp_path):
         ("coordinate real general", ["3 2 1", "1 1 1"], "3 x 2; a graph needs a square one"),
         ("array real general", ["1 1", "5"], "'array real'"),
         ("coordinate complex general", ["1 1 1", "1 1 5 5"], "'coordinate complex'"),
-        ("coordinate real general", ["2 2 2", "1 1 1"], "not a whole Matrix Market file"),
+        ("coordinate real general", ["2 2 2", "1 1 1"], "not a complete Matrix Market file"),
         ("coordinate real general", ["2 2 1", "3 1 1"], "Line 4"),
         ("coordinate real general", ["2 2 1", "0 1 1"], "Line 4"),
         ("coordinate real general", ["2 2 1", "1 one 1"], "Line 4"),
         ("coordinate real general", ["2 2 2", "1 1 1", "1 2 x"], "Line 5"),
-        ("coordinate real general", ["two 2 1"], "not a whole Matrix Market file"),
-        ("coordinate colourful general", ["1 1 1", "1 1 1"], "not a whole Matrix Market file"),
-        ("coordinate real general", ["2 2 99999999999999999", "1 1 1"], "not a whole"),
-        ("coordinate real general", [], "not a whole Matrix Market file"),
+        ("coordinate real general", ["two 2 1"], "not a complete Matrix Market file"),
+        ("coordinate colourful general", ["1 1 1", "1 1 1"], "not a complete Matrix Market file"),
+        ("coordinate real general", ["2 2 99999999999999999", "1 1 1"], "not a complete"),
+        ("coordinate real general", [], "not a complete Matrix Market file"),
     ],
 )
 def test_bad_matrices_are_named(tmp_path, kind, lines, message):
@@ -121,7 +121,7 @@ def test_other_files_are_named(tmp_path):
         ("unpacked.mtx.gz", text.encode()),
     ):
         (tmp_path / name).write_bytes(data)
-        with pytest.raises(DataError, match=f"{name} is not a whole Matrix Market file"):
+        with pytest.raises(DataError, match=f"{name} is not a complete Matrix Market file"):
             read_matrix_market(tmp_path / name)
 
 

@@ -43,10 +43,10 @@ def test_features_of_npy(tmp_path):
     with pytest.raises(DataError, match=r"x\.npy has shape \[3\]; one row for each node"):
         read_features(tmp_path / "x.npy")
     (tmp_path / "x.npy").write_bytes(b"text")
-    with pytest.raises(DataError, match=r"no \.npy file of numbers"):
+    with pytest.raises(DataError, match=r"not a \.npy file of numbers"):
         read_features(tmp_path / "x.npy")
     np.save(tmp_path / "x.npy", np.array([{}], dtype=object))
-    with pytest.raises(DataError, match=r"no \.npy file of numbers"):
+    with pytest.raises(DataError, match=r"not a \.npy file of numbers"):
         read_features(tmp_path / "x.npy")
 
 

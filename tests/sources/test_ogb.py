@@ -137,5 +137,5 @@ def test_files_that_do_not_fit(raw):
 
 
 def test_another_folder(tmp_path):
-    with pytest.raises(DataError, match="a folder of no layout that is known"):
+    with pytest.raises(DataError, match="a folder of unknown layout"):
         read_graph(tmp_path)

@@ -72,7 +72,7 @@ def test_a_small_pickle_takes_little_memory(tmp_path, bomb):
     path.write_bytes(bomb)
     tracemalloc.start()
     try:
-        with pytest.raises(DataError, match=r"bomb\.pkl is not a whole pickle"):
+        with pytest.raises(DataError, match=r"bomb\.pkl is not a complete pickle"):
             load_pickle(path)
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
@@ -152,7 +152,7 @@ def test_pickle_cannot_change_a_class(tmp_path, name):
     path = tmp_path / "poison.pkl"
     asked = "c" + name.replace(" ", "\n") + "\n"
     path.write_bytes(b"\x80\x02" + asked.encode() + b"N}X\x07\x00\x00\x00toarrayK\x01s\x86b.")
-    with pytest.raises(DataError, match=r"poison\.pkl is not a whole pickle"):
+    with pytest.raises(DataError, match=r"poison\.pkl is not a complete pickle"):
         load_pickle(path)
     assert csr_matrix(np.eye(2)).toarray().tolist() == [[1, 0], [0, 1]]
 
@@ -172,7 +172,7 @@ def test_pickle_cannot_make_an_array_of_pointers(tmp_path):
     dtype = Calls(np.dtype, ("O8", False, True), (3, "|", None, None, None, -1, -1, 0))
     make = np.empty(0).__reduce__()[0]
     array = Calls(make, (np.ndarray, (0,), b"b"), (1, (1,), dtype, False, b"AAAAAAAA"))
-    with pytest.raises(DataError, match=r"evil\.pkl.*something else than numbers"):
+    with pytest.raises(DataError, match=r"evil\.pkl.*something other than numbers"):
         load_pickle(write(tmp_path / "evil.pkl", array, 3))
     (inside,) = load_pickle(write(tmp_path / "inside.pkl", [array], 3))
     assert not isinstance(inside, np.ndarray)
@@ -185,13 +185,13 @@ def test_array_whose_bytes_do_not_fit_its_shape(tmp_path, shape, raw):
     make = np.empty(0).__reduce__()[0]
     state = (1, shape, np.dtype("f8"), False, raw)
     path = write(tmp_path / "odd.pkl", Calls(make, (np.ndarray, (0,), b"b"), state), 3)
-    with pytest.raises(DataError, match=r"odd\.pkl is not a whole pickle"):
+    with pytest.raises(DataError, match=r"odd\.pkl is not a complete pickle"):
         load_pickle(path)
 
 
 @pytest.mark.parametrize("value", [np.array([{}, 1]), np.array(["text"]), np.zeros(2, "f4,i4")])
 def test_array_of_something_else_than_numbers(tmp_path, value):
-    with pytest.raises(DataError, match=r"other\.pkl.*something else than numbers"):
+    with pytest.raises(DataError, match=r"other\.pkl.*something other than numbers"):
         load_pickle(write(tmp_path / "other.pkl", value))
 
 
@@ -206,7 +206,7 @@ def test_matrix_with_indices_outside_is_refused(tmp_path):
 def test_cut_pickle_names_the_file(tmp_path, keep):
     path = write(tmp_path / "cut.pkl", np.arange(100))
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(DataError, match=r"cut\.pkl is not a whole pickle"):
+    with pytest.raises(DataError, match=r"cut\.pkl is not a complete pickle"):
         load_pickle(path)
 
 

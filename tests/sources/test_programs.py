@@ -210,7 +210,9 @@ def test_the_catalogue_keeps_one_table_a_python(folder: Path, tmp_path: Path) ->
     own = load("python", files=[folder], table="mine", data_dir=tmp_path / "data", progress=False)
     assert own.path == tmp_path / "data" / "mine.weft"
     check(own)
-    with pytest.raises(DataError, match="would be taken for 'python' later: name it with --table"):
+    with pytest.raises(
+        DataError, match="would be mistaken for 'python' later: name it with --table"
+    ):
         load("python", files=[folder], data_dir=tmp_path / "data", progress=False)
 
 

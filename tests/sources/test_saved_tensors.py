@@ -95,7 +95,7 @@ def test_nothing_in_a_file_runs(tmp_path, monkeypatch, zipped):
         ({"edge_index": EDGES, "num_nodes": 2}, "edge 1 of 'edge_index' is 1 -> 2, but the nodes"),
         ({"edge_index": EDGES, "x": torch.eye(4), "y": EDGES[0]}, r"'y' is int64\[3\]"),
         ({"edge_index": EDGES, "edge_weight": torch.ones(2)}, "there are 3 edges"),
-        ({"edge_index": EDGES, "x": "text"}, "'x' is no array of numbers"),
+        ({"edge_index": EDGES, "x": "text"}, "'x' is not an array of numbers"),
     ],
 )
 def test_what_is_no_graph_is_refused(tmp_path, value, reason):
@@ -106,7 +106,7 @@ def test_what_is_no_graph_is_refused(tmp_path, value, reason):
 def test_damaged_and_missing_files(tmp_path):
     path = save(tmp_path / "g.pt", {"edge_index": EDGES})
     path.write_bytes(path.read_bytes()[:300])
-    with pytest.raises(DataError, match=r"g\.pt is no whole file of torch.save"):
+    with pytest.raises(DataError, match=r"g\.pt is not a complete file of torch.save"):
         load_tensors(path)
     with pytest.raises(DataError, match="is missing"):
         load_tensors(tmp_path / "no.pt")

@@ -72,7 +72,7 @@ def test_a_damaged_file_and_a_missing_package(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"e\.parquet is missing"):
         read_edge_list(path, columns=ENDS)
     path.write_bytes(b"PAR1 cut")
-    with pytest.raises(DataError, match="no whole Parquet file"):
+    with pytest.raises(DataError, match="not a complete Parquet file"):
         read_edge_list(path, columns=ENDS)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(DataError, match=r"pip install 'weft\[parquet\]'"):

@@ -128,7 +128,7 @@ def test_int8_weights_and_their_error(tmp_path: Path) -> None:
         "onnxruntime with float weights",
     ]
     before = made.path.read_bytes()
-    with pytest.raises(DataError, match=r"8-bit weights are for \.onnx files, and m\.pt2 is none"):
+    with pytest.raises(DataError, match=r"8-bit weights are for \.onnx files, which m\.pt2 is not"):
         export_model(model, tmp_path / "m.pt2", example=torch.randn(8, 32), int8=True)
     with pytest.raises(DataError, match="there are no 8-bit weights to make"):
         export_model(nn.ReLU(), tmp_path / "m.onnx", example=torch.randn(8, 32), int8=True)

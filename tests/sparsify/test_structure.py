@@ -347,7 +347,7 @@ def test_bad_structures_are_one_sentence():
     with pytest.raises(
         ValueError,
         match=r"the sparsity of 0.weight is 0.9, and structure 1:2 has "
-        r"a sparsity of 0.5: ask for that one",
+        r"a sparsity of 0.5: give that one",
     ):
         DropAndGrow(model, optimizer, total_steps=9, every=2, sparsity=0.9, structure="1:2")
     masks = Masks(model, structure="block:3x2", include=["0.weight"])

@@ -96,7 +96,7 @@ def test_every_cut_is_noticed(tmp_path: Path) -> None:
     for size in (0, 1, 100, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:size])
         with pytest.raises(
-            DataError, match=r"last\.pt is cut, damaged or no checkpoint.*remove it"
+            DataError, match=r"last\.pt is cut, damaged or not a checkpoint.*remove it"
         ):
             load_checkpoint(path)
 
@@ -114,7 +114,7 @@ def test_a_flipped_bit_in_the_weights_is_noticed(tmp_path: Path) -> None:
 def test_foreign_files(tmp_path: Path) -> None:
     path = tmp_path / "last.pt"
     torch.save({"weight": torch.ones(2)}, path)
-    with pytest.raises(DataError, match=r"something else than a weft checkpoint.*--init-from"):
+    with pytest.raises(DataError, match=r"is not a weft checkpoint.*--init-from"):
         load_checkpoint(path)
     torch.save({"format": "weft checkpoint", "version": 99}, path)
     with pytest.raises(DataError, match="has version 99; this weft reads version 1"):
@@ -168,7 +168,7 @@ def test_weights_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"neither weights\.safetensors nor last\.pt"):
         load_weights(model(), tmp_path)
     (tmp_path / "bad.safetensors").write_bytes(b"nothing of the kind")
-    with pytest.raises(DataError, match=r"bad\.safetensors is not a whole safetensors file"):
+    with pytest.raises(DataError, match=r"bad\.safetensors is not a complete safetensors file"):
         read_weights(tmp_path / "bad.safetensors")
 
 

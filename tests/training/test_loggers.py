@@ -131,7 +131,9 @@ def test_a_logger_that_fails_warns_once_and_training_goes_on(tmp_path, monkeypat
         raise OSError("the server is gone\nand more")
 
     monkeypatch.setattr(kind, "_open", broken)
-    with pytest.warns(UserWarning, match=f"{name} has failed .the server is gone.; training goes"):
+    with pytest.warns(
+        UserWarning, match=f"{name} has failed .the server is gone.; training continues"
+    ):
         found = trained(tmp_path / "run", name)
     assert found == trained(tmp_path / "plain")
     assert not (tmp_path / "run" / "loggers.json").exists()

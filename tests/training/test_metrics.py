@@ -94,7 +94,7 @@ def test_a_full_disk_takes_one_sentence(
     said = str(caught.value)
     assert re.fullmatch(
         r"cannot write \S+/disk/(metrics\.jsonl|tensorboard): No space left on device; make room, "
-        r"then go on with --resume",
+        r"then resume with --resume",
         said,
     )
     assert "".join(capfd.readouterr()) == ""

@@ -13,8 +13,8 @@ from weft.training.progress import FitProgress
 
 
 def show(console: Console, *, steps: int = 100, quiet: bool = False) -> None:
-    with FitProgress(epochs=10, quiet=quiet, console=console) as progress:
-        progress.note("going on after step 0 of runs/[a]")
+    with FitProgress(epochs=10, counts="pairs", quiet=quiet, console=console) as progress:
+        progress.note("resuming after step 0 of runs/[a]")
         progress.evaluated({"val_accuracy": 0.8125})
         for step in range(1, steps + 1):
             progress.step(
@@ -31,12 +31,12 @@ def test_plain_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch)
     out = io.StringIO()
     show(Console(file=out))
     lines = out.getvalue().splitlines()
-    assert lines[0] == "going on after step 0 of runs/[a]"
+    assert lines[0] == "resuming after step 0 of runs/[a]"
     assert len(lines) == 11
-    assert lines[1].startswith("epoch 1/10, step 10/100, loss 0.1, 12,346 graphs/s")
+    assert lines[1].startswith("epoch 1/10, step 10/100, loss 0.1, 12,346 pairs/s")
     assert lines[1].endswith(" left, val_accuracy 0.8125")
     assert lines[-1] == (
-        "epoch 10/10, step 100/100, loss 0.01, 12,346 graphs/s, val_accuracy 0.8125"
+        "epoch 10/10, step 100/100, loss 0.01, 12,346 pairs/s, val_accuracy 0.8125"
     )
     assert "\x1b" not in out.getvalue()
 
@@ -45,7 +45,7 @@ def test_a_short_run_still_says_how_it_ended() -> None:
     out = io.StringIO()
     show(Console(file=out), steps=100)
     assert out.getvalue().splitlines()[1:] == [
-        "epoch 10/10, step 100/100, loss 0.01, 12,346 graphs/s, val_accuracy 0.8125"
+        "epoch 10/10, step 100/100, loss 0.01, 12,346 pairs/s, val_accuracy 0.8125"
     ]
 
 
@@ -81,6 +81,6 @@ def test_fit_reports_on_standard_error(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_narrow_terminal_keeps_the_rate_and_the_time_left() -> None:
     out = io.StringIO()
     show(Console(file=out, force_terminal=True, width=78))
-    assert "12,346 graphs/s" in out.getvalue()
+    assert "12,346 pairs/s" in out.getvalue()
     assert "ETA" in out.getvalue()
     assert "val_accuracy" not in out.getvalue()

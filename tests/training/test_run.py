@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import weft.training.run
+import weft
 from weft.errors import DataError
-from weft.training import Run
+from weft.training import Run, run_lock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,14 +95,14 @@ def test_two_processes_cannot_share_a_run(tmp_path: Path) -> None:
 def test_a_run_made_by_another_just_before_the_lock_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock = weft.training.run._lock
+    lock = run_lock.hold
 
     def late(folder: Path) -> int | None:
         monkeypatch.undo()
         Run.create(tmp_path, Config(epochs=1)).close()
         return lock(folder)
 
-    monkeypatch.setattr(weft.training.run, "_lock", late)
+    monkeypatch.setattr(run_lock, "hold", late)
     with pytest.raises(DataError, match="holds a run already"):
         Run.create(tmp_path, Config(epochs=2))
     assert json.loads((tmp_path / "config.json").read_text())["config"]["epochs"] == 1

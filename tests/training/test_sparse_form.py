@@ -1,4 +1,4 @@
-"""Training with only the weights that are there: as with masks, and resumed to the bit."""
+"""Training with the active weights only: as with masks, and resumed to the bit."""
 
 from __future__ import annotations
 

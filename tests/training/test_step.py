@@ -12,8 +12,9 @@ import torch
 from small_fits import adam, data, fixed_model, losses, quiet, squared_error
 from torch import Tensor, nn
 
+from stand_in_device import DEVICE, Elsewhere
 from weft.training import Run, fit, read_metrics
-from weft.training.step import LossStep, Mean, Outcome, Step
+from weft.training.step import LossStep, Mean, Outcome, Step, read_together
 
 
 class Halves(Step):
@@ -120,3 +121,28 @@ def test_a_loss_can_weigh_its_terms_by_the_epoch_and_resumes_to_the_bit(tmp_path
     # Stopped inside the first epoch of the other weight.
     trained(tmp_path / "cut", 4, max_steps=8)
     assert trained(tmp_path / "cut", 4) == whole
+
+
+def test_values_on_a_device_are_read_together():
+    with Elsewhere() as there:
+        wide = torch.tensor([0.1, 0.2], dtype=torch.float64).to(DEVICE)
+        whole = torch.tensor([7, 2**53 + 1]).to(DEVICE)
+        steps = [{"loss": wide[0], "n": whole[0], "known": 1.5}, {"loss": wide[1], "n": whole[1]}]
+        there.waits.clear()
+        found = read_together(steps)
+        # Once for each dtype.
+        assert there.waits == ["tolist", "tolist"]
+    assert found == [{"loss": 0.1, "n": 7.0, "known": 1.5}, {"loss": 0.2, "n": float(2**53 + 1)}]
+
+
+def test_a_metric_that_changes_later_is_read_as_it_was():
+    def loss(model: nn.Module, batch: Any) -> Any:
+        seen.add_(1.0)
+        return squared_error(model, batch), {"seen": seen}
+
+    with Elsewhere():
+        seen = torch.zeros(()).to(DEVICE)
+        model = fixed_model().to(DEVICE)
+        batches = [tuple(part.to(DEVICE) for part in data())] * 3
+        found = fit(model, adam(model), batches, loss, config=quiet(epochs=1))
+    assert found.metrics["train_seen"] == pytest.approx(2.0)

@@ -13,10 +13,46 @@ import torch
 
 from weft.batching.epoch_plan import PlannedBatch
 from weft.batching.sampler import GraphSampler
-from weft.graphs import GraphBatch, GraphTable, assemble
+from weft.graphs import Budget, GraphBatch, GraphTable, assemble
 
 # The batch that is used now, and the one before, which a loop's variable still holds.
 _KEPT = 2
+
+
+def locks_memory(device: torch.device | None) -> bool:
+    """Whether the device supports asynchronous copies from page-locked memory."""
+    if device is None or device.type in ("cpu", "mps"):
+        return False
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return found is not None and found.type == device.type
+
+
+class StaticMemory:
+    """Memory on a device for one thing at a time: each is copied over the one before.
+
+    A captured CUDA graph reads the same addresses in every step.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._places = device, list[torch.Tensor]()
+
+    def copy(self, parts: Any) -> Any:
+        """A batch or an adjacency on the device: whatever has a `map`.
+
+        A tensor of another shape than the first one in its place has memory of its own.
+        """
+        left = iter(list(self._places))
+
+        def place(tensor: torch.Tensor) -> torch.Tensor:
+            known = next(left, None)
+            if known is not None and known.shape == tensor.shape:
+                return known.copy_(tensor, non_blocking=True)
+            new = tensor.to(self._device, non_blocking=True)
+            if known is None:
+                self._places.append(new)
+            return new
+
+        return parts.map(place)
 
 
 class GraphLoader:
@@ -40,6 +76,7 @@ class GraphLoader:
         prefetch: int = 2,
         transform: Callable[[GraphBatch], GraphBatch] | None = None,
         device: torch.device | str | None = None,
+        static: bool = False,
     ) -> None:
         """Connect the parts.
 
@@ -47,9 +84,11 @@ class GraphLoader:
             table: the graphs whose sizes the sampler has.
             sampler: which graphs make a batch.
             prefetch: batches made ahead, and held in memory, at most; 0 makes each when it is
-                asked for, without a thread.
+                requested, without a thread.
             transform: changes each batch, in the thread.
             device: where batches go; to a GPU from page-locked memory, without waiting.
+            static: batches with the sampler's budget have one place on the device, where a captured
+                CUDA graph finds each of them; a batch is gone when the next one comes.
 
         Raises:
             ValueError: the sampler was made for other graphs.
@@ -68,9 +107,10 @@ class GraphLoader:
         self.table, self.sampler = table, sampler
         self._prefetch, self._transform = prefetch, transform
         self._device = None if device is None else torch.device(device)
-        self._pin = (
-            self._device is not None and self._device.type == "cuda" and torch.cuda.is_available()
-        )
+        self._pin = locks_memory(self._device)
+        self._static: StaticMemory | None = None
+        if static and self._device is not None and self._device.type != "cpu":
+            self._static = StaticMemory(self._device)
         self.seconds = self.waiting_seconds = 0.0
 
     def __len__(self) -> int:
@@ -102,11 +142,23 @@ class GraphLoader:
             began = time.perf_counter()
             batch = next(batches)
             if self._device is not None:
-                batch = batch.to(self._device, non_blocking=self._pin)
+                batch = self._moved(batch)
             self.waiting_seconds += time.perf_counter() - began
             self.sampler.hand_out(number)
             yield batch
             del batch
+
+    def _moved(self, batch: GraphBatch) -> GraphBatch:
+        """The batch on the device."""
+        assert self._device is not None
+        if self._static is not None and self._has_budget(batch):
+            placed: GraphBatch = self._static.copy(batch)
+            return placed
+        return batch.to(self._device, non_blocking=self._pin)
+
+    def _has_budget(self, batch: GraphBatch) -> bool:
+        size = Budget(nodes=batch.num_nodes, edges=batch.num_edges, graphs=batch.num_graphs)
+        return size == self.sampler.budget
 
     def _ahead(self, plan: Any) -> Iterator[GraphBatch]:
         """The same batches, with up to `prefetch` of them being made or waiting."""

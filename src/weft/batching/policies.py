@@ -146,9 +146,9 @@ class BatchingConfig:
             graphs and nothing else.
         batch_size: graphs in a batch; a padded batch keeps one of them for its padding.
         oversize: what becomes of a graph that is larger than the budget: `raise` an error, `skip`
-            it, or give it a batch `alone` with a padded shape of its own.
-        shuffle: other batches in every epoch; False makes the same ones in each, with the graphs as
-            they come (in `packed` they have no order).
+            it, or give it a batch `alone`, with its own padded shape.
+        shuffle: make different batches in every epoch; False makes the same ones in each, with the
+            graphs in order (in `packed` they have no order).
         seed: Seed of the shuffles.
         budget: for `dynamic` and `packed`, the padded size in place of the one that the graphs'
             sizes suggest: what a device can hold, or what a model was compiled for.

@@ -256,7 +256,7 @@ def graph_numbers(graphs: Sequence[int] | Array | None, count: int) -> Array:
     chosen = _whole_numbers(given, "graphs are chosen by number (np.flatnonzero a mask)")
     bad = chosen[(chosen < 0) | (chosen >= count)]
     if len(bad):
-        raise ValueError(f"graph {bad[0]} asked for, but there are sizes of {count} graphs")
+        raise ValueError(f"graph {bad[0]} is out of range: there are sizes of {count} graphs")
     unique, times = np.unique(chosen, return_counts=True)
     if len(unique) < len(chosen):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The command line: `weft data | train | bench`."""
+"""The command line: `weft data | train | predict | plan | report | ...`."""
 
 from weft.cli.main import main
 

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Compile:
-    """Compile the loops of the recipes' models for this machine, once: training starts at once.
+    """Compile the loops of the recipes' models for this machine, so that training starts at once.
 
-    What is compiled already is only loaded. Without this, the first steps of the first run of each
-    recipe compile what they need. Readers of files, neighbour lists and the preparation of a full
-    graph compile theirs when they are first used, within seconds.
+    Loops that are compiled already are only loaded. Without this command, the first steps of the
+    first run of each recipe compile what they need. Readers of files, neighbour lists and the
+    preparation of a full graph compile theirs when they are first used, within seconds.
     """
 
     def __call__(self, console: Console) -> int:
-        """Compile, with a line that says how far it is."""
+        """Compile, and show the progress in one line."""
         from weft.recipes.compile_ahead import compile_all
 
         start, found = time.perf_counter(), 0

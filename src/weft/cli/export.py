@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +25,7 @@ class Export(ExportOptions):
       weft export runs/molecules-mine-energy model.pt2
       weft export runs/molecules-mine-energy model.onnx --no-forces
       weft export runs/links-CollegeMsg model.onnx --int8
+      weft export runs/programs-python model.onnx --layout banded
       weft export my_program.pt2 model.onnx   (of torch.export.save, any model)
 
     Attributes:
@@ -39,7 +40,8 @@ class Export(ExportOptions):
         """Write the file; print its size, its largest differences and the time of a call."""
         from weft.front_door import export
 
-        made = export(self.model, self.file, forces=self.forces, stress=self.stress, int8=self.int8)
+        options = {each.name: getattr(self, each.name) for each in fields(ExportOptions)}
+        made = export(self.model, self.file, **options)
         console.print(said_of(made), soft_wrap=True, highlight=False)
         return 0
 

@@ -18,24 +18,26 @@ import weft
 # Of other packages: a mapping of a group's name to what it does and its module.
 _ENTRY_POINTS = "weft.commands"
 _OWN = {
-    "data": ("the data sets: list them, get one, look at one", "weft.cli.data"),
+    "data": ("list, get and describe data sets", "weft.cli.data"),
     "train": ("train a model with a recipe", "weft.cli.train"),
     "predict": (
         "apply a trained run to new structures, graphs or code: weft predict RUN [FILE]",
         "weft.cli.predict",
     ),
-    "md": ("move atoms by a trained potential: weft md RUN FILE", "weft.cli.md"),
+    "md": ("move atoms with a trained potential: weft md RUN FILE", "weft.cli.md"),
     "export": (
         "write a trained model for programs without weft: weft export RUN model.pt2",
         "weft.cli.export",
     ),
-    "plan": ("which way to train is fastest here: weft plan molecules", "weft.cli.plan_command"),
-    "report": ("one page on runs, plans and studies: weft report RUN", "weft.cli.report"),
+    "plan": ("find the fastest way to train here: weft plan molecules", "weft.cli.plan_command"),
+    "report": ("write one page on runs, plans and studies: weft report RUN", "weft.cli.report"),
+    "watch": ("watch a run while it trains: weft watch RUN", "weft.cli.watch"),
     "compile": (
         "compile the loops for this machine, so that the first run starts at once",
         "weft.cli.compile",
     ),
-    "completion": ("complete words in your shell: weft completion bash", "weft.cli.completion"),
+    "check": ("check the GPU kernels, with or without a GPU: weft check gpu", "weft.cli.check"),
+    "completion": ("print completions for your shell: weft completion bash", "weft.cli.completion"),
 }
 
 _HELP = """weft {version}: fast training of graph neural networks.
@@ -69,7 +71,7 @@ class Command(Protocol):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `weft`; give the exit code: 0, 2 for a user error, 128 + n for signal n."""
+    """Run `weft` and return the exit code: 0, 2 for a user error, 128 + n for signal n."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         # The name of a file may hold what cannot be printed.
@@ -108,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(group: str, words: Sequence[str]) -> Command:
-    """The command of `group` that `words` ask for, with its options."""
+    """The command of `group` that `words` name, with its options."""
     # Imported only now: `weft --help` should not wait for them.
     from weft.cli.options import parse_options
 

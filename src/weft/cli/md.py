@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Md:
-    """Move the atoms of every structure in a file by a trained potential.
+    """Move the atoms of every structure in a file with a trained potential.
 
-    Lengths are in Å, energies in eV, times in fs. Structures of one file move at once, each by
-    itself and with a trajectory of its own; npt and --relax-cell take them in turn. Velocities are
-    those of the file, or drawn for the temperature. A page with temperature, energy drift and
-    distances stands beside the trajectory. Ctrl-C ends early and keeps what there is. Examples:
+    Lengths are in Å, energies in eV, times in fs. All structures of a file move at once,
+    independently of each other and each with its own trajectory; npt and --relax-cell process them
+    one after the other. Velocities are those of the file, or drawn for the temperature. A page with
+    temperature, energy drift and distances is written beside the trajectory. Ctrl-C ends the run
+    early and keeps what was computed. Examples:
       weft md runs/molecules-water water.extxyz --temperature 300 --steps 20000
       weft md runs/molecules-water water.extxyz --ensemble nve --dtype float64
       weft md runs/crystals-si si.cif --ensemble npt --temperature 600 --pressure 1000
@@ -33,10 +34,10 @@ class Md:
     Attributes:
         run: The folder of a run of `weft train molecules` or `crystals` whose readout is a sum.
         file: The structures: a file that ASE reads (extxyz, CIF, traj, an ASE database).
-        index: Take only this structure of the file, counted from 0; -1 for the last one, as of a
-            trajectory.
+        index: Take only this structure of the file, counted from 0; -1 for the last one, such as
+            the last frame of a trajectory.
         out: Write the trajectory here, .extxyz or .traj; by default FILE-ENSEMBLE.extxyz here.
-        quiet: No progress.
+        quiet: Show no progress.
     """
 
     COMMON: ClassVar[tuple[str, ...]] = (

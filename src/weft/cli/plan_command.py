@@ -1,4 +1,4 @@
-"""`weft plan RECIPE`: the ways to train a recipe, measured."""
+"""`weft plan RECIPE`: measures the ways to train a recipe."""
 
 from __future__ import annotations
 
@@ -18,15 +18,27 @@ RENAMED = {"--column": "--target", "--rounds": "--steps", "--json": "--out"}
 
 
 @dataclass(frozen=True, kw_only=True)
+class MachineOptions:
+    """Options of a recipe that has a model of other machines.
+
+    Attributes:
+        machine: Estimate for an accelerator by a roofline model, instead of measuring here:
+            tpu-v2-8, a100, h100, or a JSON file with its figures.
+    """
+
+    machine: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan(RecipeCommand):
     """`weft plan RECIPE`, for any recipe.
 
     Attributes:
-        run_steps: Plan for a run of so many optimizer steps: compiling has to pay within them. By
-            default they are those that --epochs and --max-steps give.
+        run_steps: Plan for a run of this many optimizer steps, within which compiling has to pay.
+            By default they follow from --epochs and --max-steps.
         minimise: Find the least time, or the least memory.
-        budget: Seconds that planning may take, about; by default two minutes, or 5% of the run
-            if that is more.
+        budget: Seconds that planning may take, approximately; by default two minutes, or 5% of the
+            run if that is more.
         out: Write the plan to this file, for `weft train RECIPE --plan`.
         quiet: Show no progress.
     """
@@ -38,7 +50,9 @@ class Plan(RecipeCommand):
     quiet: bool = False
 
     def __call__(self, console: Console) -> int:
-        """Measure, print the table and the reasons, and write the plan."""
+        """Measure or estimate, print the table and the reasons, and write the plan."""
+        if isinstance(self, MachineOptions) and self.machine is not None:
+            return self._estimate(self.machine, console)
         from weft.planning.explain import show_plan
         from weft.recipes.output import notes
         from weft.recipes.planned_runs import check_plan_file, plan_recipe
@@ -68,14 +82,26 @@ class Plan(RecipeCommand):
         )
         return 0
 
+    def _estimate(self, machine: str, console: Console) -> int:
+        """By a model of another machine; nothing is measured or written."""
+        for each in dataclasses.fields(Plan):
+            if each.name not in ("config", "quiet") and getattr(self, each.name) != each.default:
+                raise ValueError(
+                    f"--{each.name.replace('_', '-')} is for what is measured, and --machine "
+                    f"{machine} is a model; leave out one"
+                )
+        self.recipe.estimate(machine, self.config, self.source(), console, quiet=self.quiet)
+        return 0
+
 
 def _command(name: str) -> type[Any]:
     recipe = recipe_named(name)
     own = recipe.plan_command()
     if own is not None:
         return own
-    common = ("run_steps", "minimise", "budget", "out")
-    command = recipe_command(Plan, recipe, recipe.plan_help, common, recipe.source)
+    common = ("run_steps", "minimise", "budget", "out", "machine")
+    others = (MachineOptions,) if recipe.models_machines else ()
+    command = recipe_command(Plan, recipe, recipe.plan_help, common, recipe.source, *others)
     # The plan's own earlier names, where the recipe has no option that is called so.
     known = {each.name for each in dataclasses.fields(recipe.default())}
     earlier = {"steps": "--run-steps", "target": "--minimise"}

@@ -21,7 +21,7 @@ class Predict(PredictOptions):
     """Predict structures, nodes, links or suspicious names of variables, with a trained run.
 
     Values are in the unit of the training data, forces in eV/Å. In code, every use of a variable
-    is looked at: is another name in scope likelier there? Examples:
+    is checked: would another name in scope be likelier there? Examples:
       weft predict runs/molecules-qm9-u0 new.extxyz
       weft predict runs/molecules-qm9-u0 new.extxyz --out new-predicted.extxyz --forces
       weft predict runs/programs-python my_project/
@@ -35,11 +35,11 @@ class Predict(PredictOptions):
 
     Attributes:
         run: The folder of a run of `weft train`.
-        file: What is predicted: a file that ASE reads (extxyz, CIF, an ASE database), a folder of
+        file: What to predict: a file that ASE reads (extxyz, CIF, an ASE database), a folder of
             CIF files, or crystals as JSON lines or CIF in CSV (predictions as .csv only); a Python
             file or a folder of them; another graph than that of a full-graph run, which is the
-            default there; pairs of nodes, or nodes, of a run on links or nodes, called as in its
-            edge list.
+            default there; pairs of nodes for a run on links, or nodes for a run on nodes, named as
+            in its edge list.
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]

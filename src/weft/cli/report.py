@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 from rich.console import Console
@@ -15,18 +16,24 @@ from weft.errors import DataError
 class Report:
     """One HTML page on runs, plans and studies; several runs are compared.
 
-    The page is one file that needs no network and no script. Examples:
+    A folder of runs becomes a leader board. The page is one file that needs no network and no
+    script. Examples:
       weft report runs/molecules-qm9-u0
+      weft report runs
       weft report plan.json
       weft report runs/eager runs/compiled --out compared.html
 
     Attributes:
-        items: Folders of runs or studies, files of plans.
-        out: Write the page to this file; by default it is report.html in the one folder, or here
-            for several, and plan.html beside plan.json.
+        items: Folders of runs or studies, folders with runs, files of plans or benchmarks.
+        out: Write the page to this file; by default report.html in the folder (in the current one
+            for several items), and plan.html beside plan.json.
     """
 
-    items: tyro.conf.Positional[tuple[Path, ...]]
+    items: Annotated[
+        tuple[Path, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="ITEM [ITEM ...]", help_behavior_hint="(required)"),
+    ]
     out: Path | None = None
 
     def __call__(self, console: Console) -> int:

@@ -54,10 +54,11 @@ class RankOptions:
     """Options of a recipe whose batches several processes can share.
 
     Attributes:
-        ranks: Processes that share every batch, started here; by default the plan's, or one. Their
-            losses are those of one. Over several hosts they are started with torchrun instead.
-        device: Compute on cpu, cuda (with --ranks, a GPU for each of them) or cuda:N. A run may go
-            on with another device.
+        ranks: Processes that share every batch, started here; by default the plan's, or one. The
+            losses are those of a single process. Over several hosts they are started with torchrun
+            instead.
+        device: Compute on cpu, cuda (with --ranks, a GPU for each of them) or cuda:N. A run may be
+            resumed on another device.
     """
 
     ranks: int | None = None
@@ -69,8 +70,8 @@ class EnsembleOptions:
     """Options of a recipe that can train several networks on the same data.
 
     Attributes:
-        seeds: Train so many networks, with the seeds from --seed on, each in a folder member-N of
-            the run: `weft predict` then gives their mean, and of structures the spread.
+        seeds: Train this many networks, with the seeds from --seed on, each in a folder member-N of
+            the run: `weft predict` then gives their mean and, for structures, the spread.
     """
 
     seeds: int = 1
@@ -83,8 +84,8 @@ class Train(RecipeCommand):
     Attributes:
         out: Write metrics, checkpoints and weights to this folder; by default runs/ with a name
             of the recipe and the data.
-        resume: Go on with the run in that folder, where and as it stopped.
-        init_from: Start from the weights of this run folder or file, nothing else of it.
+        resume: Resume the run in that folder where it stopped, with the same settings.
+        init_from: Start from the weights of this run folder or file, and nothing else.
         plan: Follow a plan of `weft plan`, or auto: the one kept for this data, model and machine,
             or a new one, found by measuring first.
         threads: Number of threads to compute with; by default the plan's, or one for each core.
@@ -104,12 +105,12 @@ class Train(RecipeCommand):
     print_config: bool = False
 
     def __call__(self, console: Console) -> int:
-        """Train, then print what came out and where it is."""
+        """Train, then print the results and where they are."""
         from weft.recipes.planned_runs import PlanOption
         from weft.training import prepare_process
         from weft.training.launch import is_a_rank
         from weft.training.loggers import make_loggers
-        from weft.training.run import recorded_config
+        from weft.training.run import check_may_run, recorded_config
 
         recipe = self.recipe
         first = os.environ.get("RANK", "0") == "0"
@@ -140,23 +141,25 @@ class Train(RecipeCommand):
             console.print(
                 f"`weft train {recipe.name}` is now `{recipe.replaced_by}`.", soft_wrap=True
             )
-        prepare_process()
-        finished = recipe.run(
-            asked,
-            Start(
-                folder=folder,
-                resume=self.resume,
-                init_from=self.init_from,
-                source=self.source(),
-                plan=plan,
-                quiet=self.quiet,
-                console=console,
-                ranks=shared.ranks,
-                loggers=self.logger,
-                device=shared.device,
-                seeds=self.seeds if isinstance(self, EnsembleOptions) else 1,
-            ),
+        start = Start(
+            folder=folder,
+            resume=self.resume,
+            init_from=self.init_from,
+            source=self.source(),
+            plan=plan,
+            quiet=self.quiet,
+            console=console,
+            ranks=shared.ranks,
+            loggers=self.logger,
+            device=shared.device,
+            seeds=self.seeds if isinstance(self, EnsembleOptions) else 1,
         )
+        if not is_a_rank():
+            # Before the data is read, which may take minutes.
+            for each in start.folders():
+                check_may_run(each, resume=self.resume)
+        prepare_process()
+        finished = recipe.run(asked, start)
         if finished.result.stopped.startswith("interrupted"):
             return _interrupted(finished.result, folder, console, show=finished.is_first)
         if finished.is_first:
@@ -179,14 +182,14 @@ def _interrupted(result: FitResult, folder: Path, console: Console, *, show: boo
 
 
 def recipe_command(
-    kind: type[Any], recipe: Recipe, told: str, common: tuple[str, ...], *bases: type[Any]
+    kind: type[Any], recipe: Recipe, help_text: str, common: tuple[str, ...], *bases: type[Any]
 ) -> type[Any]:
     """The dataclass of a recipe's command.
 
     Args:
         kind: what the command does.
         recipe: the recipe.
-        told: the help.
+        help_text: the help.
         common: options that the help shows after the recipe's own common ones.
         *bases: dataclasses of more options.
     """
@@ -198,7 +201,7 @@ def recipe_command(
             "recipe": recipe,
             "RENAMED": recipe.renamed,
             "COMMON": (*recipe.common, *common),
-            "__doc__": inspect.cleandoc(told),
+            "__doc__": inspect.cleandoc(help_text),
             "__module__": kind.__module__,
         },
         frozen=True,
@@ -207,7 +210,7 @@ def recipe_command(
 
 
 class RecipeCommands(Mapping[str, type[Any]]):
-    """The commands of all recipes by their names, each made when it is asked for."""
+    """The commands of all recipes by their names, each made when it is first needed."""
 
     def __init__(self, make: Callable[[str], type[Any]]) -> None:
         self._make = make

@@ -27,8 +27,8 @@ class GraphBatch:
     this and masks that are all true.
 
     Edges are sorted by receiver, so a receiver's messages are one segment; `out_order` sorts them
-    by sender, which makes the gradient of a gather a segment sum too. What `assemble` makes is
-    right; fields of another origin are checked when they first reach an operator.
+    by sender, which makes the gradient of a gather a segment sum too. Batches from `assemble` are
+    right; fields from elsewhere are checked when they first reach an operator.
 
     Attributes:
         nodes: node columns, each [N, ...].
@@ -46,8 +46,8 @@ class GraphBatch:
         graph_mask: bool [G].
         pairs: of a table with symmetric edges, else empty. P = ⌈E / 2⌉ pairs of edges that are each
             other's reverse: `forward` and `backward` int [P], the two edges (an edge alone is
-            both), and `of_edge` int [E], the pair of each edge. What depends on a distance is the
-            same for both.
+            both), and `of_edge` int [E], the pair of each edge. Quantities that depend only on a
+            distance are the same for both.
     """
 
     nodes: dict[str, Tensor]
@@ -82,8 +82,22 @@ class GraphBatch:
 
     @property
     def num_real_graphs(self) -> int:
-        """Graphs that are not padding (reads the mask: waits for an accelerator)."""
-        return int(self.graph_mask.sum())
+        """Graphs that are not padding; what `assemble` makes knows it without reading the mask."""
+        # A tracer must not take the number for a constant.
+        known = None if torch.compiler.is_compiling() else self._known_graphs()
+        return int(self.graph_mask.sum()) if known is None else known
+
+    def _known_graphs(self) -> int | None:
+        """`num_real_graphs` as long as the mask is what it was when that was counted."""
+        known: tuple[int, int] = self.__dict__.get("_real_graphs", (0, -1))
+        same = not self.graph_mask.is_inference() and known[1] == self.graph_mask._version
+        return known[0] if same else None
+
+    def _know_graphs(self, count: int | None) -> GraphBatch:
+        """This batch, which remembers its `num_real_graphs`; not a field, as models read those."""
+        if count is not None and not self.graph_mask.is_inference():
+            self.__dict__["_real_graphs"] = count, self.graph_mask._version
+        return self
 
     def __repr__(self) -> str:
         return (
@@ -93,18 +107,22 @@ class GraphBatch:
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> GraphBatch:
         """The same batch on another device."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> GraphBatch:
         """The same batch in page-locked memory, for a faster copy to a GPU."""
-        return self._map(lambda tensor: tensor.pin_memory())
+        return self.map(lambda tensor: tensor.pin_memory())
 
     def replace(self, **changes: Any) -> GraphBatch:
         """A copy with other fields, such as `edges={"weight": w}`."""
-        return GraphBatch(**{f.name: getattr(self, f.name) for f in fields(self)} | changes)
+        changed = GraphBatch(**{f.name: getattr(self, f.name) for f in fields(self)} | changes)
+        if torch.compiler.is_compiling() or changed.graph_mask is not self.graph_mask:
+            return changed
+        return changed._know_graphs(self._known_graphs())
 
     @torch.inference_mode(False)
-    def _map(self, change: Callable[[Tensor], Tensor]) -> GraphBatch:
+    def map(self, change: Callable[[Tensor], Tensor]) -> GraphBatch:
+        """The same batch with every tensor copied by `change`, in a fixed order of the tensors."""
         changed: dict[str, Any] = {}
         for f in fields(self):
             value = getattr(self, f.name)
@@ -116,7 +134,7 @@ class GraphBatch:
         for own, other in zip(_facts(self), _facts(batch), strict=True):
             if is_known(*own):
                 trust(*other)
-        return batch
+        return batch._know_graphs(self._known_graphs())
 
     def unbatch(self) -> list[Graph]:
         """The real graphs, as numpy; their edges in the batch's order."""
@@ -218,7 +236,7 @@ def assemble(
         graph_mask=_prefix_mask(size.graphs, real.graphs),
         pairs=_pairs(senders, receivers, out_order) if table.symmetric else {},
     )
-    return trusted(batch)
+    return trusted(batch)._know_graphs(real.graphs)
 
 
 def trusted(batch: GraphBatch) -> GraphBatch:

@@ -45,7 +45,7 @@ def graph_from_pyg(data: Any, *, levels: Mapping[str, Level] | None = None) -> G
 
     Args:
         data: a `torch_geometric.data.Data`.
-        levels: the level of attributes that cannot be told from their shape.
+        levels: the level of attributes that does not follow from their shape.
 
     Raises:
         DataError: an attribute that no column can hold; the message names it.

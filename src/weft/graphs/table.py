@@ -256,7 +256,7 @@ def check_ids(table: GraphTable, graphs: Sequence[int] | Array) -> Array:
     if ids.size and (ids.min() < 0 or ids.max() >= len(table)):
         bad = int(ids[(ids < 0) | (ids >= len(table))][0])
         holds = f"graphs 0 to {len(table) - 1}" if len(table) else "no graphs"
-        raise DataError(f"graph {bad} asked for, but the table holds {holds}")
+        raise DataError(f"graph {bad} is out of range: the table holds {holds}")
     return ids
 
 

@@ -86,7 +86,7 @@ def accelerate(
     Linear layers that are masked (torch's, and those in torch_geometric's layers) become
     `weft.sparsify.SparseLinear`, where the whole model is faster with them. Such a layer has
     `values` in place of `weight`: make the optimizer afterwards. `restore` gives the layer its
-    `weight` again, the same parameter, with the values of then and zeros.
+    `weight` again, the same parameter, with its current values and zeros.
 
     Args:
         model: any module on the device that it will run on.
@@ -478,6 +478,11 @@ def _table(model: nn.Module, rows: list[LayerReport]) -> str:
         )
     names = [f"{row.name or '(model)'}: {row.kind}" for row in rows]
     width = max(len("layer"), *map(len, names))
+    if all(row.before_ms is None for row in rows):
+        # Without an example nothing was timed.
+        return "\n".join(
+            f"{name:<{width}}  {row.done}" for name, row in zip(names, rows, strict=True)
+        )
     lines = [f"{'layer':<{width}}  {'before ms':>9}  {'after ms':>9}  {'error':>8}  what was done"]
     for name, row in zip(names, rows, strict=True):
         before = "" if row.before_ms is None else f"{row.before_ms:.2f}"

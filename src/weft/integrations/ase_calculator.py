@@ -47,7 +47,7 @@ def calculator(
         device: where to compute, such as `cuda`.
 
     Raises:
-        DataError: no such run, or its target is no energy in eV.
+        DataError: no such run, or its target is not an energy in eV.
         ValueError: the model has no sound forces; the message says why and what to do.
     """
     return WeftCalculator(load_potential(run, dtype=dtype, device=device), skin=skin)

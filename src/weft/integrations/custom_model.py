@@ -1,4 +1,4 @@
-"""`weft.plan`: how to train a model of one's own on many graphs, found by measuring."""
+"""`weft.plan`: how to train your own model on many graphs, found by measuring."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def plan(
 ) -> Plan:
     """Measure ways to train a model on many graphs, and choose the best for so many steps.
 
-    Each way is trained for a moment in a process of its own; the model is made there anew. A script
+    Each way is trained for a moment in a separate process, where the model is made again. A script
     that calls this does so under `if __name__ == "__main__":`. Use what was found so:
 
         batches = weft.loader(data, policy=found.batching(32).policy, batch_size=32)

@@ -234,7 +234,7 @@ def _weights(layer: nn.Module, conv: Any) -> Iterator[tuple[Tensor, Tensor]]:
         yield conv.lin_r.weight, layer.own.T
     elif isinstance(layer, GINLayer):
         yield conv.eps, layer.eps
-        # Its constructor draws the weights of what it is given anew.
+        # Its constructor draws the weights of what it is given again.
         for theirs, ours in ((conv.nn[0], layer.first), (conv.nn[2], layer.second)):
             yield theirs.weight, ours.weight
             yield theirs.bias, ours.bias

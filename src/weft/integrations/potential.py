@@ -13,6 +13,7 @@ from weft.errors import DataError
 from weft.graphs import GraphBatch
 from weft.integrations.md.config import Precision
 from weft.models import Standardised, properties_of
+from weft.parallel.device import checked_device
 from weft.recipes.recipe import member_folders
 from weft.recipes.structures.prediction import check_elements, load_structures
 from weft.sources.verlet_list import Fixed, VerletList
@@ -28,7 +29,7 @@ class Answer:
         energy: float64 [S], eV.
         energies: float64 [N], eV, each atom's part.
         forces: float64 [N, 3], eV/Å.
-        stress: float64 [S, 3, 3], eV/Å³; None if not asked for.
+        stress: float64 [S, 3, 3], eV/Å³; None if not requested.
         energy_spread: float64 [S], standard deviation over the models; None of one model.
         forces_spread: float64 [N, 3], the same of the forces.
     """
@@ -50,6 +51,9 @@ class Potential:
         elements: atomic numbers that all of them were trained on.
         dtype: to compute in; energies are added up in float64.
         device: to compute on.
+
+    Raises:
+        ValueError: there is no such device.
     """
 
     def __init__(
@@ -64,11 +68,11 @@ class Potential:
         if dtype not in _DTYPES:
             raise ValueError(f"dtype is {dtype!r}; choose from {', '.join(_DTYPES)}")
         self.cutoff, self.elements = cutoff, tuple(elements)
-        self.dtype, self.device = _DTYPES[dtype], device
+        self.dtype, self.device = _DTYPES[dtype], None if device is None else checked_device(device)
         self.models = list(models)
         for model in self.models:
             model.network.to(self.dtype)
-            model.to(device).eval().requires_grad_(False)
+            model.to(self.device).eval().requires_grad_(False)
 
     def neighbours(self, fixed: Fixed, *, skin: float, name: str = "the structure") -> VerletList:
         """The neighbour list for these structures; `name` is theirs in messages.
@@ -117,9 +121,12 @@ def load_potential(
     A run that was trained with --seeds is the mean of its members.
 
     Raises:
-        DataError: no such run, or its target is no energy in eV.
+        DataError: no such run, or its target is not an energy in eV.
         ValueError: its forces would not be the gradient of a sound energy; the message says why.
+            Or there is no such device.
     """
+    # Before anything is read.
+    device = None if device is None else checked_device(device)
     named = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
     folders = [folder for run in named for folder in member_folders(run)]
     if not folders:

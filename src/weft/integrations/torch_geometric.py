@@ -95,7 +95,7 @@ class PackedDataLoader(DataLoader):  # type: ignore[misc]
     torch_geometric takes every attribute with `index` in its name for numbers of nodes, and adds
     the number of nodes before the graph; so do unpadded batches. Padded ones refuse such
     attributes, but for labels, which keep their values: one number for each graph that `levels`
-    gives to the `graph`, or that in any graph of the data is no whole number or not below the
+    gives to the `graph`, or that in any graph of the data is not a whole number or not below the
     number of nodes.
 
     Each iteration is the next epoch, with other batches; `set_epoch` goes to a given one.
@@ -404,7 +404,7 @@ def _check_labels(name: str, table: DataTable | None, graphs: Any, *, told: bool
     """Refuse an attribute that is not one number per graph, or may be a node of it in all graphs.
 
     A number of the graph itself, such as the `index` of a molecule in its data set, is a label:
-    in one of the graphs at least it is no whole number, or not below the number of nodes. With
+    in one of the graphs at least it is not a whole number, or not below the number of nodes. With
     `told` it is one in any case.
     """
     numbers = None if table is None else table.one_number(name)

@@ -43,7 +43,7 @@ def torchsim_model(
         compute_stress: whether the stress is computed too, which costs some time.
 
     Raises:
-        DataError: no such run, or its target is no energy in eV.
+        DataError: no such run, or its target is not an energy in eV.
         ValueError: the model has no sound forces.
     """
     potential = load_potential(run, dtype=dtype, device=device)

@@ -2,12 +2,13 @@
 
 Scores, their softmax and the weighted sum of the senders' values are computed in one pass over the
 edges by receiver, which keeps the maximum and the sum of each softmax. The backward pass computes
-the scores anew, twice: by receiver, and by sender. Every row is computed by one thread in a fixed
+the scores again, twice: by receiver, and by sender. Every row is computed by one thread in a fixed
 order, so results are the same at every run.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +19,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.kernels.attention_loops import CHUNK, backward_receivers, backward_senders, forward_rows
+from weft.kernels.backends import forms, require_one_device, runs_triton
 from weft.kernels.custom_op import array_of, differentiable_gradients, have_one_loop, require
 from weft.kernels.fused_messages import EdgeWalks
 from weft.kernels.message_code import MOST_FEATURES
+from weft.kernels.segment_ops import gather, segment_max, segment_sum
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -59,7 +62,7 @@ def attention(
 
     Args:
         edges: from M senders to N receivers, in any order.
-        values: [M, H, C]; float32 or float64, all tensors alike.
+        values: [M, H, C]; floats, all tensors alike.
         sender_scores: [M, H].
         receiver_scores: [N, H].
         keys: [M, H, C].
@@ -75,6 +78,8 @@ def attention(
     given = (values, sender_scores, receiver_scores, keys, queries, vector)
     job = _Job(edges, slope, scale, dropout)
     job.check(given)
+    if not job.is_fused(given):
+        return job.plain(*given)[0]
     out: Tensor = _Attention.apply(*given, job)[0]  # type: ignore[no-untyped-call]
     return out
 
@@ -93,16 +98,14 @@ def attention_part(
 ) -> tuple[Tensor, Tensor]:
     """`attention` over a part of the receivers' edges, and what joins it to the other parts.
 
-    On any device: where there is no loop, in plain torch.
-
     Returns:
         The sums [N, H, C], and log Σ exp of the scores [N, H], -inf for a receiver without edges.
     """
     given = (values, sender_scores, receiver_scores, keys, queries, vector)
     job = _Job(edges, slope, scale, None)
-    if not have_one_loop(*given):
-        return job.plain(*given)
     job.check(given)
+    if not job.is_fused(given):
+        return job.plain(*given)
     out: tuple[Tensor, Tensor] = _Attention.apply(*given, job)  # type: ignore[no-untyped-call]
     return out
 
@@ -123,7 +126,7 @@ def self_attention(
 
     Args:
         edges: from N nodes to the same N nodes, in any order.
-        values: v, [N, H, C]; float32 or float64, all tensors alike.
+        values: v, [N, H, C]; floats, all tensors alike.
         sender_vector: [H, C].
         receiver_vector: [H, C].
         slope: of leaky_relu below 0.
@@ -136,7 +139,11 @@ def self_attention(
     vectors = (sender_vector, receiver_vector)
     right = values.ndim == 3 and all(each.shape == values.shape[1:] for each in vectors)
     require(right, "values [N, H, C] and vectors [H, C] needed", values, *vectors)
-    require(have_one_loop(values, *vectors), "tensors need one dtype, on the CPU", values)
+    require(_one_dtype(values, *vectors), "tensors need one dtype", values, *vectors)
+    if not job.is_fused((values, *vectors)):
+        whole = _with_scores(values, *vectors)
+        job.check(whole)
+        return job.plain(*whole)[0]
     out: Tensor = _SelfAttention.apply(values, *vectors, job)  # type: ignore[no-untyped-call]
     return out
 
@@ -171,27 +178,42 @@ class _Job:
         for tensor, shape in zip(given, [*shapes, wide], strict=True):
             right = tensor is None or tensor.shape == shape
             require(right, f"attention needs the shape {list(shape)}", tensor)
-        require(have_one_loop(*given), "tensors need one dtype, on the CPU", *given)
+        require(_one_dtype(*given), "tensors need one dtype", *given)
+        if not have_one_loop(*given):
+            require_one_device(*given, self.edges.senders, self.edges.receivers)
         require(0 < heads * channels <= MOST_FEATURES, f"1 to {MOST_FEATURES} features", values)
         if self.dropout is not None:
             kept = self.dropout.kept
             right = kept.shape == (self.edges.num_edges, heads) and kept.dtype == torch.bool
-            require(right and kept.is_cpu, "dropout needs bool [E, H]", kept, values)
+            require(right, "dropout needs bool [E, H]", kept, values)
+            require_one_device(values, kept)
             if not 0 <= self.dropout.p < 1:
                 raise ValueError(f"dropout has p = {self.dropout.p}; it must be in [0, 1)")
+
+    def is_fused(self, given: Sequence[Any]) -> bool:
+        """Whether a compiled loop or a kernel takes these tensors; `plain` takes all others."""
+        # A tracer follows the plain form, whose sums are operators that it keeps whole.
+        fused = not torch.compiler.is_compiling()
+        return fused and (have_one_loop(*given) or runs_triton(*given))
+
+    @property
+    def numbers(self) -> tuple[float, float, float]:
+        """The slope of leaky_relu, the scale of the scores, and what dropout multiplies with."""
+        return self.slope, self.scale, 1.0 if self.dropout is None else 1 / (1 - self.dropout.p)
 
     def arguments(self, given: Any, walk: Any, *far: Any) -> tuple[Any, ...]:
         """What every loop takes; `far` are the wide rows that it reads of edges' other ends."""
         offsets, far_of, edge_of = walk
-        kept, share = None, 1.0
+        kept = None
         if self.dropout is None:
             edge_of = None
         else:
-            kept, share = array_of(self.dropout.kept), 1 / (1 - self.dropout.p)
+            kept = array_of(self.dropout.kept)
             # Always an array then, so that the loops are compiled once.
             edge_of = np.arange(len(far_of), dtype=np.int32) if edge_of is None else edge_of
-        numbers = np.array([0, 1, self.slope, self.scale, share], dtype=given[0].dtype)
-        rows = (None if t is None else t.reshape(len(t), -1) for t in far)
+        numbers = np.array([0, 1, *self.numbers], dtype=given[0].dtype)
+        # numpy cannot infer -1 when there are no rows.
+        rows = (None if t is None else t.reshape(len(t), math.prod(t.shape[1:])) for t in far)
         return *given, kept, numbers, offsets, far_of, edge_of, *rows
 
     def operations(self, values: Tensor) -> int:
@@ -201,6 +223,11 @@ class _Job:
     def forward(self, given: Sequence[Any]) -> tuple[Tensor, Tensor]:
         """The output [N, H, C], and maximum and 1 / sum of each softmax, [N, 2, H]."""
         values = given[0]
+        if not have_one_loop(*given):
+            walk, kept = self.edges.into_tensors, self.dropout and self.dropout.kept
+            made: tuple[Tensor, Tensor]
+            made = forms(*given).attention(given, kept, self.numbers, walk)
+            return made
         rows = self.edges.num_receivers
         out: Tensor = values.new_empty(rows, *values.shape[1:])
         tops = values.new_empty(rows, 2, values.shape[1])
@@ -215,6 +242,14 @@ class _Job:
     ) -> list[Any]:
         """The gradient to each of the tensors."""
         values, vector = given[0], given[-1]
+        if not have_one_loop(*given):
+            walks, kept = (self.edges.into_tensors, self.edges.out_tensors), None
+            if self.dropout is not None:
+                kept = self.dropout.kept
+            made: list[Any] = forms(*given).attention_gradients(
+                given, kept, self.numbers, *walks, tops, grad, grad_log_sums
+            )
+            return made
         arrays, g = [array_of(t) for t in given], array_of(grad)
         rows, senders = self.edges.num_receivers, self.edges.num_senders
         dense = torch.contiguous_format
@@ -244,10 +279,16 @@ class _Job:
         return found
 
     def plain(self, *given: Any) -> tuple[Tensor, Tensor]:
-        """The same in plain torch, and log Σ exp: for what the loops have no derivatives for."""
-        senders, receivers = self.edges.senders, self.edges.receivers
-        ends = (senders, senders, receivers, senders, receivers)
-        rows: list[Any] = [t if t is None else t[end] for t, end in zip(given, ends, strict=False)]
+        """The same, and log Σ exp, of rows of edges: what the others have no derivatives for."""
+        edges = self.edges
+        (starts, _, order), (starts_out, _, order_out) = edges.both_walks()
+        leaving = edges.senders, starts_out, order_out
+        entering = edges.receivers, starts, order
+        ends = (leaving, leaving, entering, leaving, entering)
+        rows: list[Any] = [
+            t if t is None else gather(t.flatten(1), *end).view(edges.num_edges, *t.shape[1:])
+            for t, end in zip(given, ends, strict=False)
+        ]
         v, a, b, k, q = rows
         vector = given[-1]
         if vector is not None:
@@ -257,18 +298,23 @@ class _Job:
             scores = functional.leaky_relu(
                 sums if k is None else self.scale * (k * q).sum(-1), self.slope
             )
-        index = receivers[:, None].expand_as(scores)
-        zeros = scores.new_zeros(self.edges.num_receivers, scores.shape[1])
         # The result does not depend on what is subtracted, nor does its gradient.
-        most = zeros.scatter_reduce(0, index, scores.detach(), "amax", include_self=False)
-        weights = (scores - most[receivers]).exp()
-        sums = zeros.scatter_add(0, index, weights)
-        weights = weights / sums[receivers]
+        most = segment_max(scores.detach(), starts, order)[0]
+        weights = (scores - gather(most, *entering)).exp()
+        sums = segment_sum(weights, starts, order, edges.receivers, False)
+        weights = weights / gather(sums, *entering)
         if self.dropout is not None:
             weights = weights * self.dropout.kept / (1 - self.dropout.p)
-        out = v.new_zeros(self.edges.num_receivers, *v.shape[1:])
+        messages = (weights[..., None] * v).flatten(1)
+        out = segment_sum(messages, starts, order, edges.receivers, False)
         log_sums = sums.where(sums > 0, 1).log().add(most).where(sums > 0, -torch.inf)
-        return out.index_add(0, receivers, weights[..., None] * v), log_sums
+        return out.view(edges.num_receivers, *v.shape[1:]), log_sums
+
+
+def _one_dtype(*tensors: Tensor | None) -> bool:
+    """Whether all tensors have the same floats."""
+    dtypes = {t.dtype for t in tensors if t is not None}
+    return len(dtypes) == 1 and dtypes.pop().is_floating_point
 
 
 class _Attention(torch.autograd.Function):
@@ -279,13 +325,13 @@ class _Attention(torch.autograd.Function):
         out, tops = ctx.job.forward(given)
         ctx.save_for_backward(*given, tops)
         most, inverse = tops.unbind(1)
-        return out, most - inverse.where(inverse > 0, 1).log()
+        return out, (most - inverse.where(inverse > 0, 1).log()).to(out.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         # Read once: what is checkpointed is unpacked at each reading.
         *given, tops = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or not ctx.job.is_fused(given):
             asked = [k for k, grad in enumerate(grads) if grad is not None]
 
             def plain(*given: Tensor) -> Any:
@@ -313,7 +359,7 @@ class _SelfAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         values, *vectors, a, b, tops = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or not ctx.job.is_fused((values, a, b)):
 
             def plain(*given: Tensor) -> Any:
                 return ctx.job.plain(*_with_scores(*given))[0]

@@ -2,7 +2,7 @@
 
 All take the same arrays: values v [M, H, C]; scores of senders a [M, H] and of receivers b [N, H];
 keys k [M, H, C] and queries q [N, H, C]; a vector [H, C]; the weights that dropout keeps, bool
-[E, H]; and the wide rows of edges' other ends, which are asked for in time. One of a, k and vector
+[E, H]; and the wide rows of edges' other ends, which are prefetched. One of a, k and vector
 is not None, and says what the scores are. `numbers` are 0, 1, the slope of leaky_relu, the scale of
 the scores, and what dropout multiplies with.
 """

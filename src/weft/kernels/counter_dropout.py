@@ -14,15 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.kernels.backends import forms, runs_triton
 from weft.kernels.custom_op import array_of, has_loop, operator, require
 from weft.runtime import compiled, shared_rows
 
-_ROW = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
-_COLUMN = np.uint32(0x9E3779B9)
-_HASH_1 = np.uint32(0x7FEB352D)
-_HASH_2 = np.uint32(0x846CA68B)
+ROW = np.uint64(0x9E3779B97F4A7C15)
+MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+MIX_2 = np.uint64(0x94D049BB133111EB)
+COLUMN = np.uint32(0x9E3779B9)
+HASH_1 = np.uint32(0x7FEB352D)
+HASH_2 = np.uint32(0x846CA68B)
 
 
 @shared_rows
@@ -46,17 +47,17 @@ def drop_rows(
         # splitmix64 gives every row two independent 32-bit keys; its columns are hashed in 32
         # bits, which fit the vector units.
         number = row if ids is None else ids[row]
-        key = (np.uint64(number) + np.uint64(1)) * _ROW + seed
-        key = (key ^ (key >> np.uint64(30))) * _MIX_1
-        key = (key ^ (key >> np.uint64(27))) * _MIX_2
+        key = (np.uint64(number) + np.uint64(1)) * ROW + seed
+        key = (key ^ (key >> np.uint64(30))) * MIX_1
+        key = (key ^ (key >> np.uint64(27))) * MIX_2
         key = key ^ (key >> np.uint64(31))
         low, high = np.uint32(key), np.uint32(key >> np.uint64(32))
         for column in range(width):
-            h = np.uint32(np.uint32(first_column + column) * _COLUMN) ^ low
-            h = np.uint32((h ^ (h >> np.uint32(16))) * _HASH_1)
-            h = np.uint32((h ^ (h >> np.uint32(15))) * _HASH_2)
+            h = np.uint32(np.uint32(first_column + column) * COLUMN) ^ low
+            h = np.uint32((h ^ (h >> np.uint32(16))) * HASH_1)
+            h = np.uint32((h ^ (h >> np.uint32(15))) * HASH_2)
             h = h ^ (h >> np.uint32(16)) ^ high
-            h = np.uint32((h ^ (h >> np.uint32(16))) * _HASH_1)
+            h = np.uint32((h ^ (h >> np.uint32(16))) * HASH_1)
             h = h ^ (h >> np.uint32(15))
             value = x[row, column] * scale
             keep = h >= limit
@@ -100,16 +101,18 @@ def _plain_keep(x: Tensor, seed: Tensor, p: float, ids: Tensor | None, first_col
         return int(constant.astype(np.int64))
 
     word = 2**32 - 1
-    key = (rows.long() + 1) * signed(_ROW) + seed.to(x.device)
-    key = (key ^ shift(key, 30)) * signed(_MIX_1)
-    key = (key ^ shift(key, 27)) * signed(_MIX_2)
+    # A seed on the CPU is a number there: a copy of it would have to be waited for.
+    number = seed if seed.device == x.device else int(seed)
+    key = (rows.long() + 1) * signed(ROW) + number
+    key = (key ^ shift(key, 30)) * signed(MIX_1)
+    key = (key ^ shift(key, 27)) * signed(MIX_2)
     key = key ^ shift(key, 31)
     low, high = (key & word)[:, None], shift(key, 32)[:, None]
-    h = ((columns * int(_COLUMN)) & word) ^ low
-    h = ((h ^ (h >> 16)) * int(_HASH_1)) & word
-    h = ((h ^ (h >> 15)) * int(_HASH_2)) & word
+    h = ((columns * int(COLUMN)) & word) ^ low
+    h = ((h ^ (h >> 16)) * int(HASH_1)) & word
+    h = ((h ^ (h >> 15)) * int(HASH_2)) & word
     h = h ^ (h >> 16) ^ high
-    h = ((h ^ (h >> 16)) * int(_HASH_1)) & word
+    h = ((h ^ (h >> 16)) * int(HASH_1)) & word
     return (h ^ (h >> 15)) >= _limit(p)
 
 
@@ -129,6 +132,11 @@ def _dropout(
     require(x.ndim == 2 and seed.shape == (1,), "x [N, F] and a seed [1] needed", x, seed)
     require(ids is None or ids.shape == x.shape[:1], "ids must be one per row", ids, x)
     if not has_loop(x):
+        if runs_triton(x):
+            of_kernel: Tensor = forms(x).dropped(
+                x, seed, _limit(p), 1 / (1 - p), relu, ids, first_column
+            )
+            return of_kernel
         kept = _plain_keep(x, seed, p, ids, first_column)
         return (x.relu() if relu else x) * (1 / (1 - p)) * kept
     out = _empty_like(x)
@@ -144,6 +152,9 @@ def _positive_grad(grad: Tensor, out: Tensor, scale: float) -> Tensor:
     """grad · scale [N, F] where `out` is positive (or NaN), else 0."""
     require(grad.ndim == 2 and grad.shape == out.shape, "one shape [N, F] needed", grad, out)
     if not has_loop(grad):
+        if runs_triton(grad, out):
+            of_kernel: Tensor = forms(grad).positive_gradient(grad, out, scale)
+            return of_kernel
         return (grad * scale).masked_fill(out <= 0, 0.0)
     result = _empty_like(grad)
     array = array_of(grad)
@@ -167,9 +178,12 @@ def _dropout_backward(ctx: Any, grad: Tensor) -> tuple[Tensor]:
     return (_dropout(grad, seed, p, False, ids, first_column),)
 
 
-def _seed() -> Tensor:
-    """A fresh seed from torch's generator, so that torch.manual_seed governs dropout too."""
-    return torch.randint(-(2**63), 2**63 - 1, (1,))
+def _seed(device: torch.device | None = None) -> Tensor:
+    """A fresh seed from torch's generator, so that torch.manual_seed governs dropout too.
+
+    It is drawn on the device where it is used: a captured CUDA graph then draws another each time.
+    """
+    return torch.randint(-(2**63), 2**63 - 1, (1,), device=device)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -211,7 +225,7 @@ def _active(p: float, training: bool) -> bool:
 def _apply(x: Tensor, p: float, relu: bool, part: Part | None) -> Tensor:
     flat = x.reshape(x.shape[0], math.prod(x.shape[1:]))
     if part is None:
-        seed, ids, first_column = _seed(), None, 0
+        seed, ids, first_column = _seed(flat.device), None, 0
     else:
         seed, ids, first_column = torch.tensor([part.seed]), part.ids, part.first_column
     out: Tensor = _dropout(flat, seed, p, relu, ids, first_column)

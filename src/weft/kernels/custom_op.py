@@ -7,6 +7,7 @@ straight to the implementation through an autograd Function made of the same par
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast, get_args
@@ -14,6 +15,7 @@ from typing import Any, TypeVar, cast, get_args
 import torch
 from torch import Tensor, nn
 
+from weft.kernels.backends import loops_allowed
 from weft.runtime import gemm_address
 
 _PLAIN = (Tensor, nn.Parameter)
@@ -162,7 +164,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 def has_loop(*tensors: Tensor | None) -> bool:
     """Whether the compiled loops take these tensors: float32 or float64 on the CPU."""
-    return all(
+    return loops_allowed() and all(
         t is None or (t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64))
         for t in tensors
     )
@@ -187,6 +189,15 @@ def is_fusable(*tensors: Tensor | None) -> bool:
     if not (has_loop(first) and gemm_address(dtype)):
         return False
     return all(t is None or (is_plain(t) and t.dtype == dtype and t.is_cpu) for t in tensors)
+
+
+def widest(*tensors: Tensor | None) -> torch.dtype:
+    """The dtype of what torch's own operators make of these tensors; the first is one.
+
+    Under autocast products come in a narrow dtype, and what they are added to in a wide one.
+    """
+    dtypes = [t.dtype for t in tensors if t is not None]
+    return functools.reduce(torch.promote_types, dict.fromkeys(dtypes))
 
 
 def differentiable_gradients(
@@ -222,6 +233,10 @@ def array_of(tensor: Tensor | None) -> Any:
         return None
     if tensor.requires_grad:
         tensor = tensor.detach()
+    if not tensor.is_cpu:
+        raise ValueError(
+            f"the tensors of an operator are on cpu and {tensor.device}: move them to one device"
+        )
     return tensor.contiguous().numpy()
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.checked_indices import check_pairs, check_range, check_segments, right_pairs, trust
-from weft.kernels import plain_torch as plain
+from weft.kernels.backends import forms
 from weft.kernels.custom_op import array_of, has_loop, operator, require
 from weft.kernels.message_passing import SortedEdges
 from weft.kernels.segment_ops import Matrix, spmm_rows
@@ -151,7 +151,7 @@ def pair_spmm(x: Tensor, weight: Tensor, matrix: Matrix, pairs: Pairs) -> Tensor
     pairs.check(matrix.rows)
     matrix.check()
     if not has_loop(x, weight):
-        return plain.spmm(x, weight.index_select(0, pairs.of_edge), columns, offsets, order)
+        return forms(x, weight).pair_spmm(x, weight, pairs.of_edge, columns, offsets, order)
     out: Tensor = pair_spmm.empty(x, weight, matrix)
     starts = array_of(offsets)
     given = map(array_of, (x, weight, pairs.of_edge, columns))
@@ -186,8 +186,7 @@ def pair_products(a: Tensor, b: Tensor, matrix: Matrix, pairs: Pairs) -> Tensor:
     matrix.check()
     rows, columns = matrix[:2]
     if not has_loop(a, b):
-        products = plain.edge_products(a, b, rows, columns, by_feature=True)
-        return plain.pair_sums(products, *pairs[:2])
+        return forms(a, b).pair_products(a, b, rows, columns, *pairs[:2])
     out: Tensor = pair_products.empty(a, b, matrix, pairs)
     arguments = (*map(array_of, (a, b, rows, columns, *pairs[:2])), out.numpy())
     product_rows.share(arguments, out.shape[0], 2 * out.numel())
@@ -211,7 +210,7 @@ def pair_sums(values: Tensor, forward: Tensor, backward: Tensor, of_edge: Tensor
     right = values.ndim == 2 and values.shape[0] == of_edge.numel()
     require(right, "values [E, F] needed, one row per edge", values, of_edge)
     check_pairs(values.shape[0], forward, backward, of_edge)
-    return plain.pair_sums(values, forward, backward)
+    return forms(values).pair_sums(values, forward, backward)
 
 
 @operator(
@@ -223,7 +222,7 @@ def _pair_rows(values: Tensor, forward: Tensor, backward: Tensor, of_edge: Tenso
     right = values.ndim == 2 and values.shape[0] == forward.numel()
     require(right, "values [P, F] needed, one row per pair", values, forward)
     check_pairs(of_edge.numel(), forward, backward, of_edge)
-    return values.index_select(0, of_edge)
+    return forms(values).gather(values, of_edge)
 
 
 @pair_sums.derivative(lambda ctx, inputs, output: inputs[1:])

@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.kernels.custom_op import array_of, require
+from weft.kernels.backends import forms, require_one_device, runs_triton
+from weft.kernels.custom_op import array_of, has_loop, require
 from weft.kernels.fused_messages import EdgeWalks
+from weft.kernels.segment_ops import gather, segment_max, segment_sum
 from weft.kernels.vector_math import exp_of
 from weft.runtime import kernel, shared_rows
 
@@ -58,11 +60,15 @@ def _gradient_rows(
 class _EdgeSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, edges: EdgeWalks) -> Tensor:
-        offsets, _, edge_of = edges.into
-        out = torch.empty_like(scores, memory_format=torch.contiguous_format)
-        arguments = (array_of(scores), offsets, edge_of, out.numpy())
-        _softmax_rows.share(arguments, len(offsets) - 1, 10 * scores.numel(), offsets)
         ctx.edges = edges
+        out: Tensor
+        if has_loop(scores):
+            offsets, _, edge_of = edges.into
+            out = torch.empty_like(scores, memory_format=torch.contiguous_format)
+            arguments = (array_of(scores), offsets, edge_of, out.numpy())
+            _softmax_rows.share(arguments, len(offsets) - 1, 10 * scores.numel(), offsets)
+        else:
+            out = forms(scores).edge_softmax(scores, edges.into_tensors, _SMALL)
         ctx.save_for_backward(out)
         return out
 
@@ -70,10 +76,13 @@ class _EdgeSoftmax(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         (y,) = ctx.saved_tensors
         edges: EdgeWalks = ctx.edges
-        if torch.is_grad_enabled():
-            sums = grad.new_zeros(edges.num_receivers, grad.shape[1])
-            sums = sums.index_add(0, edges.receivers, y * grad)
-            return y * (grad - sums.index_select(0, edges.receivers)), None
+        fused = has_loop(y, grad) or runs_triton(y, grad)
+        if torch.is_grad_enabled() or not fused:
+            offsets, _, order = edges.into_tensors
+            sums = segment_sum(y * grad, offsets, order, edges.receivers, False)
+            return y * (grad - gather(sums, edges.receivers, offsets, order)), None
+        if not has_loop(y, grad):
+            return forms(y, grad).edge_softmax_gradient(y, grad, edges.into_tensors), None
         offsets, _, edge_of = edges.into
         out = torch.empty_like(y)
         arguments = (y.numpy(), array_of(grad), offsets, edge_of, out.numpy())
@@ -84,5 +93,21 @@ class _EdgeSoftmax(torch.autograd.Function):
 def edge_softmax(scores: Tensor, edges: EdgeWalks) -> Tensor:
     """Softmax [E, H] of scores [E, H] over the edges into each receiver, edges in any order."""
     require(scores.ndim == 2 and scores.shape[0] == edges.num_edges, "scores [E, H] needed", scores)
+    # A tracer follows the plain form, whose sums are operators that it keeps whole.
+    if torch.compiler.is_compiling():
+        return _plain(scores, edges)
+    if not has_loop(scores):
+        require_one_device(scores, edges.senders, edges.receivers)
+        if not runs_triton(scores):
+            return _plain(scores, edges)
     out: Tensor = _EdgeSoftmax.apply(scores, edges)  # type: ignore[no-untyped-call]
     return out
+
+
+def _plain(scores: Tensor, edges: EdgeWalks) -> Tensor:
+    (offsets, _, order), _ = edges.both_walks()
+    rows = edges.receivers, offsets, order
+    most = segment_max(scores.detach(), offsets, order)[0]
+    weights = (scores - gather(most, *rows)).exp()
+    sums = segment_sum(weights, offsets, order, edges.receivers, False)
+    return weights / (gather(sums, *rows) + _SMALL)

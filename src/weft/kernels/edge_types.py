@@ -8,15 +8,25 @@ changes no bit.
 """
 
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
+import weakref
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from weft.checked_indices import check_range, check_segments, check_transposes
 from weft.kernels import plain_torch as plain
-from weft.kernels.custom_op import array_of, has_loop, have_one_loop, operator, require
+from weft.kernels.backends import forms, runs_triton
+from weft.kernels.custom_op import (
+    array_of,
+    differentiable_gradients,
+    has_loop,
+    operator,
+    require,
+)
 from weft.runtime import gemm, gemm_address, kernel, shared_rows
 
 # Rows of a block: what is gathered and what it becomes fit into a second-level cache.
@@ -114,6 +124,8 @@ def _backward_chunks(
         kind, end = chunk_types[chunk], chunk_starts[chunk + 1]
         own, target = weight[kind], weight_grad[chunk]
         begin = chunk_starts[chunk]
+        if begin == end:
+            target[:] = 0
         for start in range(begin, end, _BLOCK_ROWS):
             last = min(start + _BLOCK_ROWS, end)
             rows = last - start
@@ -160,7 +172,8 @@ def typed_messages(
     rows = _Rows(*into, *into_t, *out_of, *out_of_t, counts, chunk_types, chunk_starts)
     rows.check_shapes(h, weight, bias)
     same = weight.dtype == h.dtype and (bias is None or bias.dtype == h.dtype)
-    if not (has_loop(h, weight) and gemm_address(h.dtype) and same):
+    fast = has_loop(h, weight) and gemm_address(h.dtype)
+    if not (same and (fast or runs_triton(h, weight, bias))):
         if not torch.compiler.is_compiling():
             rows.check_chunks(weight)
         return _plain(h, weight, bias, rows)
@@ -210,10 +223,12 @@ class _Rows(NamedTuple):
             raise
 
     def check(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        """Refuse what a loop could not follow; the loops multiply matrices of one dtype."""
+        """Refuse what a loop could not follow; loops and kernels multiply matrices of one dtype."""
         self.check_shapes(h, weight, bias)
         learned = (h, weight, bias)
-        require(have_one_loop(*learned), "h, weight and bias must have one dtype", *learned)
+        same = weight.dtype == h.dtype and (bias is None or bias.dtype == h.dtype)
+        right = same and (has_loop(*learned) or runs_triton(*learned))
+        require(right, "h, weight and bias must have one dtype", *learned)
         check_transposes(*self[:4])
         check_transposes(*self[6:8], *self[4:6])
         self.check_chunks(weight)
@@ -223,13 +238,37 @@ def _plain(h: Tensor, weight: Tensor, bias: Tensor | None, rows: _Rows) -> Tenso
     """The same with torch's own operators, for any device and dtype."""
     gathered, often = _row_sums(h, *rows[:4]), rows.counts.to(h.dtype)[:, None]
     parts = []
-    starts = rows.chunk_starts.tolist()
-    for kind, start, stop in zip(rows.chunk_types.tolist(), starts[:-1], starts[1:], strict=True):
+    types, starts = known_chunks(rows.chunk_types, rows.chunk_starts)
+    for kind, start, stop in zip(types, starts[:-1], starts[1:], strict=True):
         part = gathered[start:stop] @ weight[kind]
         parts.append(part if bias is None else part + often[start:stop] * bias[kind])
     made = torch.cat(parts) if parts else gathered.new_zeros(0, weight.shape[2])
     out: Tensor = _row_sums(made, *rows[4:8])
     return out
+
+
+Chunks = tuple[list[int], list[int]]
+# By the types on a device: a reference to the starts, the versions of both, and what they hold.
+_chunks: Any = WeakTensorKeyDictionary()
+
+
+def known_chunks(types: Tensor, starts: Tensor) -> Chunks:
+    """The types [C] and starts [C + 1] of chunks as numbers; read from a device once, or never."""
+    if types.is_cpu or torch.compiler.is_compiling() or types.is_inference():
+        return types.tolist(), starts.tolist()
+    marks = (types._version, starts._version)
+    known = _chunks.get(types)
+    if known is None or known[0]() is not starts or known[1] != marks:
+        known = (weakref.ref(starts), marks, (types.tolist(), starts.tolist()))
+        _chunks[types] = known
+    found: Chunks = known[2]
+    return found
+
+
+def know_chunks(types: Tensor, starts: Tensor, numbers: Chunks) -> None:
+    """Remember what tensors on a device hold, which was copied there from the CPU."""
+    if not (types.is_cpu or types.is_inference()):
+        _chunks[types] = (weakref.ref(starts), (types._version, starts._version), numbers)
 
 
 @operator("weft::row_sums", lambda x, offsets, *_: x.new_empty(offsets.shape[0] - 1, x.shape[1]))
@@ -252,6 +291,8 @@ def _row_sums_backward(ctx: Any, grad: Tensor) -> tuple[Tensor]:
 @operator("weft::typed_messages", lambda h, weight, *_: h.new_empty(h.shape[0], weight.shape[2]))
 def _typed(h: Tensor, weight: Tensor, bias: Tensor | None, rows: _Rows) -> Tensor:
     rows.check(h, weight, bias)
+    if not has_loop(h):
+        return forms(h, weight, bias).typed_messages(h, weight, bias, rows)
     count, outputs = rows.counts.shape[0], weight.shape[2]
     made = h.new_empty(count, outputs)
     given = map(array_of, (h, weight, bias, rows.into_columns, rows.into_offsets))
@@ -274,6 +315,11 @@ def _sums(x: Tensor, offsets: Tensor, columns: Tensor) -> Tensor:
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     # Read once: a step that is computed again for its gradient gives them once.
     saved = ctx.saved_tensors
+    if not (has_loop(*saved[:3]) or runs_triton(*saved[:3])):
+        # The form is another one by now.
+        rows = _Rows(*saved[3:])
+        found = differentiable_gradients(ctx, partial(_plain, rows=rows), saved[:3], (grad,))
+        return tuple(found)
     wanted = ctx.needs_input_grad[0]
     grad_h, grad_weight, grad_bias = _typed_backward(grad, *saved, wanted)
     return grad_h if wanted else None, grad_weight, None if saved[2] is None else grad_bias
@@ -294,6 +340,8 @@ def _typed_backward(
     rows.check(h, weight, bias)
     right = grad.shape == (h.shape[0], weight.shape[2]) and grad.dtype == h.dtype
     require(right, "the gradient must have the shape and dtype of the output", grad, h, weight)
+    if not has_loop(h):
+        return forms(h, weight, bias).typed_gradients(grad, h, weight, bias, rows, wanted)
     count, chunks = rows.counts.shape[0], rows.chunk_types.shape[0]
     grad_rows = h.new_empty(count if wanted else 0, weight.shape[1])
     weight_grad = h.new_empty(chunks, *weight.shape[1:])

@@ -1,8 +1,8 @@
 """A linear layer whose outputs have k inputs each, for a few samples: online inference, training.
 
 B samples (at most 16), I inputs, O outputs, k weights of each output, K = O k. Weights and their
-columns are matrices [O, k] then: no offsets are read, and four outputs are summed side by side,
-which hides the latency of their sums. Samples are the lanes of a vector.
+columns are matrices [O, k] then, and no offsets are read. Samples are the lanes of a vector. Triton
+kernels take any number of samples; plain torch multiplies with the dense weight.
 """
 
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
@@ -11,28 +11,32 @@ from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic, models, register_model
 from torch import Tensor
 from torch.nn import functional
 
 from weft.checked_indices import check_range
-from weft.kernels.custom_op import array_of, have_one_loop, is_plain, operator, require
+from weft.kernels.backends import forms, require_one_device, runs_triton
+from weft.kernels.custom_op import array_of, have_one_loop, operator, require
+from weft.kernels.online_loops import LANES, MOST_SAMPLES, block_of, row_at
+from weft.kernels.sample_vectors import (
+    add,
+    dot,
+    drop_negative,
+    few,
+    line_of,
+    multiply_add,
+    put_line,
+    spread,
+)
+from weft.kernels.sparse_linear import dense_rows, is_one_operator
 from weft.runtime import POOL, kernel, share_rows, shared_rows, threads_for
 
 # numba caches code that names a function by its module, not code that holds the function itself.
 _here = sys.modules[__name__]
 
-MOST_SAMPLES = 16
-"""More of them are faster in blocks of the size of the cache, see `sparse_linear`."""
-# Contraction to fused multiply-add is the only liberty taken: sums keep their order.
-_FUSED = ("contract",)
 # Rows are cut into so many parts for the gradient in the inputs, which each sums for itself. Their
 # number does not depend on the threads, so that these change no bit.
 _PARTS = 4
-# Tuples as long as a vector for so many samples: their lengths are constants when compiled.
-_LANES = [(0,) * next(w for w in (1, 8, 16) if w >= count) for count in range(MOST_SAMPLES + 1)]
 
 
 def fan_in_linear(
@@ -54,66 +58,13 @@ def fan_in_linear(
         relu: give 0 for what is below 0.
     """
     _check_shapes(x, values, bias, columns, outputs)
-    fast = x.shape[0] <= MOST_SAMPLES and have_one_loop(x, values, bias)
-    # What is exported runs elsewhere, where these loops are not.
-    if not fast or torch.compiler.is_exporting():
+    few = x.shape[0] <= MOST_SAMPLES or not have_one_loop(x, values, bias)
+    if not (few and is_one_operator(x, values, bias)):
+        require_one_device(x, values, bias, columns)
         out = functional.linear(x, _dense(values, columns, outputs, x.shape[1]), bias)
         return out.relu() if relu else out
     made: Tensor = _fan_in_linear(x, values, bias, columns, outputs, relu)
     return made
-
-
-class FanInRows:
-    """A layer's weights made ready for passes without gradients, which then cost microseconds less.
-
-    The arrays are of the tensors' own memory, so that a step of an optimizer is seen.
-
-    Args:
-        values: [K], contiguous; see `fan_in_linear`, also for the others.
-        bias: [O], or None.
-        columns: int32 [K]; they are copied.
-        outputs: O.
-        inputs: I.
-
-    Raises:
-        ValueError: they do not fit together.
-    """
-
-    def __init__(
-        self, values: Tensor, bias: Tensor | None, columns: Tensor, outputs: int, inputs: int
-    ) -> None:
-        x = values.new_empty(0, inputs)
-        _check_shapes(x, values, bias, columns, outputs)
-        _require(x, values, columns, bias)
-        self._inputs, self._dtype = inputs, values.dtype
-        # Half of what is read are columns: the narrower, the better.
-        narrow = np.uint16 if inputs <= 2**16 else np.int32
-        self._arrays = (
-            _rows_of(values, outputs),
-            _rows_of(columns, outputs).astype(narrow),
-            array_of(values.new_zeros(outputs) if bias is None else bias),
-        )
-
-    def __call__(self, x: Tensor, relu: bool) -> Tensor | None:
-        """The output [B, O] of x [B, I]; None where the loops do not take it, as more samples."""
-        samples = x.shape[0]
-        right = x.ndim == 2 and x.shape[1] == self._inputs and x.dtype == self._dtype and x.is_cpu
-        if not (right and 0 < samples <= MOST_SAMPLES and is_plain(x)):
-            return None
-        values, columns, bias = self._arrays
-        out = torch.empty(bias.shape[0], samples, dtype=self._dtype)
-        _forward(
-            POOL,
-            threads_for(values.size * samples),
-            *_laid_out(x),
-            values,
-            columns,
-            bias,
-            relu,
-            _LANES[samples],
-            out.numpy(),
-        )
-        return out.t()
 
 
 def _check_shapes(
@@ -144,14 +95,13 @@ def _rows_of(tensor: Tensor, outputs: int) -> Any:
     return array_of(tensor).reshape(outputs, tensor.shape[0] // outputs)
 
 
-def _require(x: Tensor, values: Tensor, columns: Tensor, *others: Tensor | None) -> None:
-    """Refuse what the loops cannot follow."""
-    right = have_one_loop(x, values, *others) and x.shape[0] <= MOST_SAMPLES
-    right = right and columns.dtype == torch.int32 and columns.is_contiguous()
-    if not right:
-        needed = f"up to {MOST_SAMPLES} samples of one dtype and int32 columns needed"
-        require(False, needed, x, values, columns, *others)
+def _require(x: Tensor, values: Tensor, columns: Tensor, other: Tensor | None) -> bool:
+    """Refuse what nothing can follow; whether the loops take the rest."""
+    right = columns.dtype == torch.int32 and columns.is_contiguous()
+    if not (right and is_one_operator(x, values, other)):
+        require(False, "tensors of one dtype and int32 columns needed", x, values, columns, other)
     check_range(columns, x.shape[1])
+    return x.shape[0] <= MOST_SAMPLES and have_one_loop(x, values, other)
 
 
 @operator(
@@ -162,7 +112,12 @@ def _fan_in_linear(
     x: Tensor, values: Tensor, bias: Tensor | None, columns: Tensor, outputs: int, relu: bool
 ) -> Tensor:
     _check_shapes(x, values, bias, columns, outputs)
-    _require(x, values, columns, bias)
+    if not _require(x, values, columns, bias):
+        if not runs_triton(x, values, bias):
+            return dense_rows(x, _dense(values, columns, outputs, x.shape[1]), bias, relu)
+        kernels = forms(x, values, bias, beside=(columns,))
+        out: Tensor = kernels.weighted_rows(x.t(), values, bias, columns, None, None, outputs, relu)
+        return out
     samples = x.shape[0]
     # Not the transpose of another tensor: autograd lets nobody change such a view in place.
     out = x.new_empty_strided((samples, outputs), (1, max(1, samples)))
@@ -171,12 +126,12 @@ def _fan_in_linear(
             POOL,
             threads_for(values.numel() * samples),
             *_laid_out(x),
-            _rows_of(values, outputs),
-            _rows_of(columns, outputs),
+            array_of(values),
+            array_of(columns),
             # One kind of loop for all: each kind is compiled for seconds.
             array_of(values.new_zeros(outputs) if bias is None else bias),
             relu,
-            _LANES[samples],
+            LANES[samples],
             out.t().numpy(),
         )
     return out
@@ -214,7 +169,8 @@ def _fan_in_backward(
     right = grad.ndim == 2 and grad.shape[0] == x.shape[0]
     require(right, "the gradient must have the shape of the output", grad, x, values)
     _check_shapes(x, values, None, columns, grad.shape[1])
-    _require(x, values, columns, grad)
+    if not _require(x, values, columns, grad):
+        return _gradients_there(grad, x, values, columns)
     grad_x, grad_values = x.new_empty(x.shape[1], x.shape[0]), torch.empty_like(values)
     if x.shape[0] == 0:
         return grad_x.t(), grad_values.zero_()
@@ -225,153 +181,34 @@ def _fan_in_backward(
         *_laid_out(x),
         _rows_of(values, grad.shape[1]),
         _rows_of(columns, grad.shape[1]),
-        _LANES[x.shape[0]],
+        LANES[x.shape[0]],
         grad_x.numpy(),
         _rows_of(grad_values, grad.shape[1]),
     )
     return grad_x.t(), grad_values
 
 
-# -- Vectors of samples ----------------------------------------------------------------------------
-
-
-class _Samples(types.Type):  # type: ignore[misc]
-    """So many numbers of one dtype, kept in registers."""
-
-    def __init__(self, dtype: Any, width: int) -> None:
-        self.dtype, self.width = dtype, width
-        super().__init__(name=f"weft.Samples({dtype}, {width})")
-
-
-@register_model(_Samples)
-class _SamplesModel(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, manager: Any, kind: Any) -> None:
-        real = ir.FloatType() if kind.dtype == types.float32 else ir.DoubleType()
-        super().__init__(manager, kind, ir.VectorType(real, kind.width))
-
-
-def _spread(builder: Any, scalar: Any, kind: Any) -> Any:
-    number = ir.IntType(32)
-    one = builder.insert_element(ir.Constant(kind, ir.Undefined), scalar, number(0))
-    places = ir.Constant(ir.VectorType(number, kind.count), [0] * kind.count)
-    return builder.shuffle_vector(one, ir.Constant(kind, ir.Undefined), places)
-
-
-def _place(context: Any, builder: Any, array: Any, given: Any, row: Any, kind: Any) -> Any:
-    """The pointer to row `row` of a C-contiguous array [n, lanes]."""
-    view = context.make_array(array)(context, builder, given)
-    first = builder.bitcast(view.data, kind.as_pointer())
-    return builder.gep(first, [row])
-
-
-@intrinsic
-def _load(typing_context: Any, block: Any, row: Any, lanes: Any) -> Any:
-    """block[row] as a vector, of a contiguous block [n, lanes]."""
-    vector = _Samples(block.dtype, len(lanes))
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind = context.get_value_type(vector)
-        place = _place(context, builder, block, values[0], values[1], kind)
-        return builder.load(place, align=block.dtype.bitwidth // 8)
-
-    return vector(block, types.intp, lanes), generate
-
-
-@intrinsic
-def _store(typing_context: Any, block: Any, row: Any, vector: Any) -> Any:
-    """block[row] = vector."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind = context.get_value_type(vector)
-        place = _place(context, builder, block, values[0], values[1], kind)
-        builder.store(values[2], place, align=block.dtype.bitwidth // 8)
-        return context.get_dummy_value()
-
-    return types.void(block, types.intp, vector), generate
-
-
-@intrinsic
-def _all(typing_context: Any, scalar: Any, lanes: Any) -> Any:
-    """The vector whose numbers are all `scalar`."""
-    vector = _Samples(scalar, len(lanes))
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return _spread(builder, values[0], context.get_value_type(vector))
-
-    return vector(scalar, lanes), generate
-
-
-@intrinsic
-def _multiply_add(typing_context: Any, vector: Any, scalar: Any, other: Any) -> Any:
-    """vector + scalar · other."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        factor = _spread(builder, values[1], values[0].type)
-        product = builder.fmul(factor, values[2], flags=_FUSED)
-        return builder.fadd(values[0], product, flags=_FUSED)
-
-    return vector(vector, vector.dtype, vector), generate
-
-
-@intrinsic
-def _dot(typing_context: Any, a: Any, b: Any) -> Any:
-    """Σ a · b, summed by halves."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        product = builder.fmul(values[0], values[1], flags=_FUSED)
-        while product.type.count > 1:
-            half = product.type.count // 2
-            whole = ir.Constant(product.type, ir.Undefined)
-            kind = ir.VectorType(ir.IntType(32), half)
-            low, high = (
-                builder.shuffle_vector(
-                    product, whole, ir.Constant(kind, list(range(start, start + half)))
-                )
-                for start in (0, half)
-            )
-            product = builder.fadd(low, high, flags=_FUSED)
-        return builder.extract_element(product, ir.IntType(32)(0))
-
-    return a.dtype(a, b), generate
+def _gradients_there(
+    grad: Tensor, x: Tensor, values: Tensor, columns: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`_fan_in_backward` where there is no loop."""
+    outputs, inputs = grad.shape[1], x.shape[1]
+    above = grad.t().contiguous()
+    if not runs_triton(grad, x, values):
+        grad_x = _dense(values, columns, outputs, inputs).t() @ above
+        places = columns.view(outputs, -1).long()
+        return grad_x.t(), (above @ x).gather(1, places).flatten()
+    kernels = forms(grad, x, values, beside=(columns,))
+    grad_values = kernels.weight_gradients(above, x.t(), values, columns, None)
+    # The weights by columns, found at each call: a sort of K numbers beside K B products.
+    ends, order = columns.sort(stable=True)
+    starts = torch.searchsorted(ends, torch.arange(inputs + 1, device=ends.device).int())
+    rows = torch.div(order, max(1, columns.shape[0] // outputs), rounding_mode="floor")
+    by_columns = (rows, starts, order, inputs, False)
+    return kernels.weighted_rows(above, values, None, *by_columns), grad_values
 
 
 # -- The loops -------------------------------------------------------------------------------------
-
-
-@kernel
-def _block_of(x: Any, by_feature: bool, lanes: Any) -> Any:
-    """x as a block [F, lanes], with zeros where there are no more samples.
-
-    x is [F, B] if `by_feature`, else [B, F].
-    """
-    features, samples = x.shape
-    if not by_feature:
-        samples, features = x.shape
-    block = np.empty((features, len(lanes)), dtype=x.dtype)
-    if by_feature:
-        for f in range(features):
-            for s in range(samples):
-                block[f, s] = x[f, s]
-    else:
-        for f in range(features):
-            for s in range(samples):
-                block[f, s] = x[s, f]
-    for f in range(features):
-        for s in range(samples, len(lanes)):
-            block[f, s] = 0
-    return block
-
-
-@kernel
-def _write(out: Any, row: int, sums: Any, own: Any, relu: bool) -> None:
-    """out[row] = the first samples of `sums`; `own` is room for all of them."""
-    _store(own, 0, sums)
-    for s in range(out.shape[1]):
-        number = own[0, s]
-        # As in torch, what is not a number stays.
-        if relu and number <= 0:
-            number = out.dtype.type(0)
-        out[row, s] = number
 
 
 @shared_rows
@@ -380,31 +217,23 @@ def _some_rows(
     block: Any,
     values: Any,
     columns: Any,
+    count: int,
     bias: Any,
     relu: bool,
     lanes: Any,
-    out: Any,
+    to: Any,
     first: int,
     stop: int,
 ) -> None:
-    """Rows 4 first : 4 stop of out [O, B], as far as there are any, for block [I, lanes]."""
-    last, count = values.shape[0] - 1, values.shape[1]
-    own = np.empty((1, len(lanes)), dtype=values.dtype)
-    for four in range(first, stop):
-        # Where there are not four, some rows are computed more than once, alike.
-        row = max(0, min(4 * four, last - 3))
-        one, two, three = min(row + 1, last), min(row + 2, last), min(row + 3, last)
-        a, b = _all(bias[row], lanes), _all(bias[one], lanes)
-        c, d = _all(bias[two], lanes), _all(bias[three], lanes)
-        for j in range(count):
-            a = _multiply_add(a, values[row, j], _load(block, np.uintp(columns[row, j]), lanes))
-            b = _multiply_add(b, values[one, j], _load(block, np.uintp(columns[one, j]), lanes))
-            c = _multiply_add(c, values[two, j], _load(block, np.uintp(columns[two, j]), lanes))
-            d = _multiply_add(d, values[three, j], _load(block, np.uintp(columns[three, j]), lanes))
-        _write(out, row, a, own, relu)
-        _write(out, one, b, own, relu)
-        _write(out, two, c, own, relu)
-        _write(out, three, d, own, relu)
+    """Rows first:stop of to [O, lanes] for block [I, lanes]; `count` weights in each row."""
+    flat = block.reshape(block.size)
+    for row in range(first, stop):
+        begin, end = np.uintp(row * count), np.uintp((row + 1) * count)
+        sums = row_at(values, columns, begin, end, block, flat, lanes)
+        sums = add(sums, spread(bias[row], sums))
+        if relu:
+            sums = drop_negative(sums, sums)
+        put_line(to, row, sums)
 
 
 @kernel
@@ -420,9 +249,17 @@ def _forward(
     lanes: Any,
     out: Any,
 ) -> None:
-    """out [O, B] = W x + bias for x [I, B] if `by_feature`, else [B, I]."""
-    arguments = (_block_of(x, by_feature, lanes), values, columns, bias, relu, lanes, out)
-    share_rows(pool, threads, _here._some_rows, arguments, None, (values.shape[0] + 3) // 4)
+    """out [O, B] = W x + bias for x [I, B] if `by_feature`, else [B, I]; K values and columns."""
+    outputs = bias.shape[0]
+    block = np.empty((x.shape[0] if by_feature else x.shape[1], len(lanes)), dtype=x.dtype)
+    block_of(x, by_feature, block)
+    to = np.empty((outputs, len(lanes)), dtype=x.dtype)
+    count = values.shape[0] // outputs
+    arguments = (block, values, columns, count, bias, relu, lanes, to)
+    share_rows(pool, threads, _here._some_rows, arguments, None, outputs)
+    for row in range(outputs):
+        for s in range(out.shape[1]):
+            out[row, s] = to[row, s]
 
 
 @shared_rows
@@ -442,18 +279,17 @@ def _gradient_parts(
 
     A part is of some outputs: of all gradients in their weights, and their share of that in x.
     """
-    outputs = values.shape[0]
+    outputs, zero = values.shape[0], few(block, lanes)
     for number in range(first, stop):
         part = parts[number]
         part[:] = 0
         for row in range(outputs * number // _PARTS, outputs * (number + 1) // _PARTS):
-            given = _load(above, row, lanes)
+            given = line_of(above, row, zero)
             for j in range(values.shape[1]):
-                column = np.intp(columns[row, j])
-                grad_values[row, j] = _dot(given, _load(block, column, lanes))
-                _store(
-                    part, column, _multiply_add(_load(part, column, lanes), values[row, j], given)
-                )
+                column = columns[row, j]
+                grad_values[row, j] = dot(given, line_of(block, column, zero))
+                sums = multiply_add(line_of(part, column, zero), values[row, j], given)
+                put_line(part, column, sums)
 
 
 @kernel
@@ -472,8 +308,10 @@ def _gradients(
 ) -> None:
     """grad_x [I, B] and grad_values [O, k] for grad [O, B] and x [I, B], or their transposes."""
     parts = np.empty((_PARTS, grad_x.shape[0], len(lanes)), dtype=values.dtype)
-    above = _block_of(grad, grad_by_feature, lanes)
-    block = _block_of(x, by_feature, lanes)
+    above = np.empty((values.shape[0], len(lanes)), dtype=values.dtype)
+    block_of(grad, grad_by_feature, above)
+    block = np.empty((grad_x.shape[0], len(lanes)), dtype=values.dtype)
+    block_of(x, by_feature, block)
     arguments = (above, block, values, columns, lanes, parts, grad_values)
     share_rows(pool, threads, _here._gradient_parts, arguments, None, _PARTS)
     for column in range(grad_x.shape[0]):

@@ -59,6 +59,25 @@ class EdgeWalks:
         return _walk(self.senders, self.receivers, self.num_senders, self.num_receivers)
 
     @cached_property
+    def into_tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """`into` as tensors on the edges' device: offsets, senders, numbers of the edges."""
+        return _walk_tensors(self.receivers, self.senders, self.num_receivers, self.num_senders)
+
+    @cached_property
+    def out_tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """`out` as tensors on the edges' device: offsets, receivers, numbers of the edges."""
+        return _walk_tensors(self.senders, self.receivers, self.num_senders, self.num_receivers)
+
+    def both_walks(self) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+        """`into_tensors` and `out_tensors`; a traced graph sorts them itself, uncached."""
+        if not torch.compiler.is_compiling():
+            return self.into_tensors, self.out_tensors
+        return (
+            _sorted_walk(self.receivers, self.senders, self.num_receivers),
+            _sorted_walk(self.senders, self.receivers, self.num_senders),
+        )
+
+    @cached_property
     def in_degrees(self) -> Tensor:
         """int64 [N]."""
         # What is kept must not be an inference tensor: a later training step may need it.
@@ -82,6 +101,23 @@ def _walk(near: Tensor, far: Tensor, rows: int, others: int) -> Walk:
         return offsets, partners.astype(np.int32), None
     order = counting_order(ends, rows)
     return offsets, partners[order].astype(np.int32), order.astype(np.int32)
+
+
+def _walk_tensors(
+    near: Tensor, far: Tensor, rows: int, others: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`_walk` on any device, whose offsets are int64 and whose other numbers are int32."""
+    right_range(near, rows)
+    right_range(far, others)
+    # What is kept must not be an inference tensor: a later training step may need it.
+    with torch.inference_mode(mode=False):
+        return _sorted_walk(near.clone(), far.clone(), rows)
+
+
+def _sorted_walk(near: Tensor, far: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    ends, order = near.sort(stable=True)
+    starts = torch.arange(rows + 1, device=near.device, dtype=near.dtype)
+    return torch.searchsorted(ends, starts), far.index_select(0, order).int(), order.int()
 
 
 def _ascends(values: Any) -> bool:

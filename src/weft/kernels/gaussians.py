@@ -12,13 +12,24 @@ first: how many threads there are then changes no bit.
 
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from weft.kernels.custom_op import array_of, has_loop, operator, require
+from weft.kernels import plain_torch as plain
+from weft.kernels.backends import forms, runs_triton
+from weft.kernels.custom_op import (
+    array_of,
+    differentiable_gradients,
+    has_loop,
+    is_plain,
+    operator,
+    require,
+    widest,
+)
 from weft.kernels.vector_math import exp_negative
 from weft.runtime import gemm, gemm_address, kernel, shared_rows
 
@@ -133,10 +144,61 @@ def _product_chunks(
                 gemm(address, True, False, band, width, rows, basis, own, target, True)
 
 
-def gaussian_basis(d: Tensor, centres: int, spacing: float, sharpness: float) -> Tensor:
-    """exp(-sharpness · (d - k · spacing)²) for k = 0 .. centres - 1: [P, centres] of d [P]."""
-    places = torch.arange(centres, dtype=d.dtype, device=d.device) * spacing
-    return torch.exp(-sharpness * (d[:, None] - places) ** 2)
+def gaussian_basis(
+    d: Tensor, centres: int, spacing: float, sharpness: float, fade: Tensor | None = None
+) -> Tensor:
+    """exp(-sharpness · (d - k · spacing)²) for k = 0 .. centres - 1: [P, centres] of d [P].
+
+    With fade [P], that of a cutoff, they are multiplied by it, and it is one column more.
+    """
+    # Tracers see plain torch, which compilers make one kernel of.
+    if not torch.compiler.is_compiling() and is_plain(d) and runs_triton(d, fade):
+        basis: Tensor = _basis(d, fade, centres, spacing, sharpness)
+        return basis
+    return plain.gaussian_basis(d, fade, centres, spacing, sharpness)
+
+
+@operator(
+    "weft::gaussian_basis",
+    lambda d, fade, centres, *_: d.new_empty(
+        d.shape[0], centres + (fade is not None), dtype=widest(d, fade)
+    ),
+)
+def _basis(
+    d: Tensor, fade: Tensor | None, centres: int, spacing: float, sharpness: float
+) -> Tensor:
+    right = d.ndim == 1 and (fade is None or fade.shape == d.shape)
+    require(right, "d [P] and fade [P] needed", d, fade)
+    form_of(centres, spacing, sharpness)
+    return forms(d, fade).gaussian_basis(d, fade, centres, spacing, sharpness)
+
+
+@_basis.derivative()
+def _basis_grad(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    _, *form = ctx.others
+    to_d, *to_fade = _basis_backward(grad, *ctx.saved_tensors, *form)
+    return to_d, to_fade[0] if to_fade else None
+
+
+@operator(
+    "weft::gaussian_basis_backward",
+    lambda grad, d, fade, *_: [torch.empty_like(t) for t in (d, fade) if t is not None],
+)
+def _basis_backward(
+    grad: Tensor, d: Tensor, fade: Tensor | None, spacing: float, sharpness: float
+) -> list[Tensor]:
+    """Gradients in d and, where there is one, in fade."""
+    right = d.ndim == 1 and grad.ndim == 2 and grad.shape[0] == d.shape[0]
+    right = right and (fade is None or fade.shape == d.shape)
+    require(right, "a gradient [P, K] of d [P] and fade [P] needed", grad, d, fade)
+    return forms(grad, d, fade).gaussian_basis_backward(grad, d, fade, spacing, sharpness)
+
+
+@_basis_backward.derivative()
+def _basis_backward_grad(ctx: Any, pushes: list[Tensor]) -> list[Tensor | None]:
+    spacing, sharpness = ctx.others
+    backward = partial(plain.gaussian_basis_backward, spacing=spacing, sharpness=sharpness)
+    return differentiable_gradients(ctx, backward, ctx.saved_tensors, pushes)
 
 
 def gaussian_product(d: Tensor, weight: Tensor, *, spacing: float, sharpness: float) -> Tensor:

@@ -4,7 +4,7 @@ A message is an expression over rows of the edge's receiver (`i`), of its sender
 edge itself (`e`). Three loops are written for it: the forward pass, which walks the edges into each
 receiver, and the two halves of the backward pass: by receiver, for the gradients of `i` and `e`
 rows, and by sender, for those of `j` rows. None makes a tensor with a row for every edge unless the
-message is asked for itself. numba compiles them; the machine code is kept like that of any loop.
+messages themselves are needed. numba compiles them; the machine code is kept like that of any loop.
 """
 
 from __future__ import annotations
@@ -477,7 +477,7 @@ def _module(name: str, text: str) -> types.ModuleType:
         except OSError:
             with suppress(OSError):
                 part.unlink()
-            # A folder that cannot be written: every process compiles anew.
+            # A folder that cannot be written: every process compiles again.
             path = Path(f"<{name}>")
     module = types.ModuleType(name)
     module.__file__ = str(path)

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.kernels import plain_torch as plain
-from weft.kernels.custom_op import array_of, has_loop, operator, require
+from weft.kernels.backends import forms
+from weft.kernels.custom_op import array_of, has_loop, operator, require, widest
 from weft.kernels.edge_pairs import BatchEdges, Pairs
 from weft.kernels.message_passing import SortedEdges
 from weft.runtime import compiled, kernel, shared_rows, stack_numbers
@@ -230,7 +230,7 @@ def painn_message(
     return dq, dmu
 
 
-class _Given(NamedTuple):
+class MessageInputs(NamedTuple):
     """What the message is made of; see `painn_message`."""
 
     x: Tensor
@@ -276,17 +276,19 @@ def _pairing(pairs: Pairs | None, field: int, edges: Tensor) -> Any:
     return array_of(torch.arange(len(edges), dtype=edges.dtype) if pairs is None else pairs[field])
 
 
-def _empty_messages(given: _Given, *_: Any) -> tuple[Tensor, Tensor]:
-    nodes, width = given.x.shape[0], given.x.shape[1] // (2 if given.mu is None else 3)
-    return given.x.new_empty(nodes, width), given.x.new_empty(nodes, 3, width)
+def _empty_messages(given: MessageInputs, *_: Any) -> tuple[Tensor, Tensor]:
+    x, mu, filters, direction = given[:4]
+    nodes, width = x.shape[0], x.shape[1] // (2 if mu is None else 3)
+    vectors = x.new_empty(nodes, 3, width, dtype=widest(x, mu, filters, direction))
+    return x.new_empty(nodes, width, dtype=widest(x, filters)), vectors
 
 
 @operator("weft::painn_message", _empty_messages)
-def _message(given: _Given, edges: BatchEdges, pairs: Pairs | None) -> tuple[Tensor, Tensor]:
+def _message(given: MessageInputs, edges: BatchEdges, pairs: Pairs | None) -> tuple[Tensor, Tensor]:
     """See `painn_message`."""
     width = given.check(edges, pairs)
     if not has_loop(*given[:4]):
-        return _plain_message(given, edges, pairs)
+        return forms(*given[:4]).painn_message(given, edges, pairs)
     dq, dmu = _empty_messages(given)
     starts, senders = array_of(edges.in_offsets), edges.senders
     read = (_pairing(pairs, 2, senders), array_of(senders), starts)
@@ -305,13 +307,18 @@ def _message_grad(ctx: Any, grad_q: Tensor, grad_mu: Tensor) -> tuple[Tensor | N
 
 
 def _empty_gradients(
-    grad_q: Tensor, _: Any, given: _Given, edges: BatchEdges, pairs: Any, want_direction: bool
+    grad_q: Tensor,
+    _: Any,
+    given: MessageInputs,
+    edges: BatchEdges,
+    pairs: Any,
+    want_direction: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     nodes, width = grad_q.shape
     x, mu, filters, direction, _ = given
     return (
         x.new_empty(x.shape),
-        x.new_empty(0 if mu is None else nodes, 3, width),
+        (x if mu is None else mu).new_empty(0 if mu is None else nodes, 3, width),
         filters.new_empty(filters.shape),
         direction.new_empty(direction.shape[0] if want_direction else 0, 3),
     )
@@ -321,7 +328,7 @@ def _empty_gradients(
 def _message_backward(
     grad_q: Tensor,
     grad_mu: Tensor,
-    given: _Given,
+    given: MessageInputs,
     edges: BatchEdges,
     pairs: Pairs | None,
     want_direction: bool,
@@ -332,7 +339,8 @@ def _message_backward(
     right = grad_q.shape == (nodes, width) and grad_mu.shape == (nodes, 3, width)
     require(right, "gradients must have the shapes of the outputs", grad_q, grad_mu)
     if not has_loop(grad_q, grad_mu, *given[:4]):
-        return _plain_backward(grad_q, grad_mu, given, edges, pairs, want_direction)
+        backward = forms(grad_q, grad_mu, *given[:4]).painn_message_backward
+        return backward(grad_q, grad_mu, given, edges, pairs, want_direction)
     grads = _empty_gradients(grad_q, grad_mu, given, edges, pairs, want_direction)
     grad_x, grad_mu_in, grad_filters, grad_direction = grads
     read = ((array_of(grad_q), array_of(grad_mu)), given.arrays(width))
@@ -388,59 +396,4 @@ def _backward_grad(
         None if mu is None else mu1 + mu2,
         filters1 + filters3,
         direction1 + direction2 if want else None,
-    )
-
-
-def _edge_parts(
-    given: _Given, edges: BatchEdges, pairs: Pairs | None
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """The parts of each edge's filters, 0 for padding, and of its sender's x; each [E, F]."""
-    x, mu, filters, _, mask = given
-    parts = 2 if mu is None else 3
-    rows = filters if pairs is None else filters.index_select(0, pairs.of_edge)
-    of_senders = x.index_select(0, edges.senders)
-    return (rows * mask[:, None]).chunk(parts, dim=1), of_senders.chunk(parts, dim=1)
-
-
-def _plain_message(given: _Given, edges: BatchEdges, pairs: Pairs | None) -> tuple[Tensor, Tensor]:
-    senders, _, in_offsets, _, _ = edges
-    _, mu, _, direction, _ = given
-    w, xs = _edge_parts(given, edges, pairs)
-    width = xs[0].shape[1]
-    vectors = (w[1] * xs[1])[:, None] * direction[:, :, None]
-    if mu is not None:
-        vectors = vectors + (w[2] * xs[2])[:, None] * mu.index_select(0, senders)
-    flat = vectors.reshape(-1, 3 * width)
-    return (
-        plain.segment_reduce(w[0] * xs[0], in_offsets, None, "sum"),
-        plain.segment_reduce(flat, in_offsets, None, "sum").view(-1, 3, width),
-    )
-
-
-def _plain_backward(
-    grad_q: Tensor,
-    grad_mu: Tensor,
-    given: _Given,
-    edges: BatchEdges,
-    pairs: Pairs | None,
-    want_direction: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    x, mu, _, direction, mask = given
-    senders, receivers, _, out_offsets, out_order = edges
-    w, xs = _edge_parts(given, edges, pairs)
-    width = grad_q.shape[1]
-    gq, gv = grad_q.index_select(0, receivers), grad_mu.index_select(0, receivers)
-    factors = [gq, (direction[:, :, None] * gv).sum(1)]
-    grad_mu_in = x.new_empty(0, 3, width)
-    if mu is not None:
-        factors.append((mu.index_select(0, senders) * gv).sum(1))
-        flat = ((w[2] * xs[2])[:, None] * gv).reshape(-1, 3 * width)
-        grad_mu_in = plain.segment_reduce(flat, out_offsets, out_order, "sum").view(-1, 3, width)
-    to_x = torch.cat([a * b for a, b in zip(w, factors, strict=True)], dim=1)
-    by_edge = torch.cat([a * b for a, b in zip(xs, factors, strict=True)], dim=1) * mask[:, None]
-    return (
-        plain.segment_reduce(to_x, out_offsets, out_order, "sum"),
-        grad_mu_in,
-        by_edge if pairs is None else plain.pair_sums(by_edge, *pairs[:2]),
-        ((w[1] * xs[1])[:, None] * gv).sum(2) if want_direction else x.new_empty(0, 3),
     )

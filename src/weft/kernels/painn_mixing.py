@@ -7,10 +7,18 @@ In plain torch these are some thirty passes over memory a layer, forwards and ba
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from weft.kernels.custom_op import array_of, differentiable_gradients, has_loop, operator, require
+from weft.kernels import plain_torch as plain
+from weft.kernels.backends import forms
+from weft.kernels.custom_op import (
+    array_of,
+    differentiable_gradients,
+    has_loop,
+    operator,
+    require,
+    widest,
+)
 from weft.runtime import kernel, shared_rows
 
 # Multiply-adds a row and feature, to tell whether threads pay.
@@ -106,7 +114,8 @@ def _parts(tensor: Tensor, *shape: int) -> Any:
 
 def _empty_invariants(mixed: Tensor, q: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     rows, width = q.shape
-    return q.new_empty(rows, 2 * width), q.new_empty(rows, width), q.new_empty(rows, 3, width)
+    context = q.new_empty(rows, 2 * width, dtype=widest(mixed, q))
+    return context, mixed.new_empty(rows, width), mixed.new_empty(rows, 3, width)
 
 
 @operator("weft::painn_invariants", _empty_invariants)
@@ -124,9 +133,7 @@ def invariants(mixed: Tensor, q: Tensor, epsilon: float) -> tuple[Tensor, Tensor
     rows, width = q.shape
     require(mixed.shape == (rows, 3, 2 * width), "mixed must be [N, 3, 2 F]", mixed, q)
     if not has_loop(mixed, q):
-        left, right = mixed.chunk(2, dim=2)
-        length = (left.square().sum(1) + epsilon).sqrt()
-        return torch.cat([q, length], dim=1), (left * right).sum(1), right.contiguous()
+        return forms(mixed, q).painn_invariants(mixed, q, epsilon)
     context, dot, right = _empty_invariants(mixed, q)
     a_mixed = _parts(mixed, 3, 2, width)
     arguments = (
@@ -149,17 +156,6 @@ def _invariants_grad(
     return grad_mixed, grad_context[:, : grad_dot.shape[1]]
 
 
-def _plain_invariants_backward(
-    grad_context: Tensor, grad_dot: Tensor, grad_right: Tensor, mixed: Tensor, context: Tensor
-) -> Tensor:
-    width = grad_dot.shape[1]
-    left, right = mixed.chunk(2, dim=2)
-    by_length = (grad_context[:, width:] / context[:, width:])[:, None]
-    return torch.cat(
-        [by_length * left + grad_dot[:, None] * right, grad_dot[:, None] * left + grad_right], dim=2
-    )
-
-
 @operator("weft::painn_invariants_backward", lambda *inputs: inputs[3].new_empty(inputs[3].shape))
 def _invariants_backward(
     grad_context: Tensor, grad_dot: Tensor, grad_right: Tensor, mixed: Tensor, context: Tensor
@@ -171,7 +167,7 @@ def _invariants_backward(
     fits = fits and grad_right.shape == (rows, 3, width) and mixed.shape == (rows, 3, 2 * width)
     require(fits, "gradients must have the shapes of the outputs", *inputs)
     if not has_loop(*inputs):
-        return _plain_invariants_backward(*inputs)
+        return forms(*inputs).painn_invariants_backward(*inputs)
     grad_mixed = mixed.new_empty(mixed.shape)
     grads = (_parts(grad_context, 2, width), array_of(grad_dot), array_of(grad_right))
     given = (*grads, _parts(mixed, 3, 2, width), _parts(context, 2, width))
@@ -182,10 +178,18 @@ def _invariants_backward(
 
 @_invariants_backward.derivative()
 def _invariants_backward_grad(ctx: Any, *pushes: Tensor) -> list[Tensor | None]:
-    return differentiable_gradients(ctx, _plain_invariants_backward, ctx.saved_tensors, pushes)
+    backward = plain.painn_invariants_backward
+    return differentiable_gradients(ctx, backward, ctx.saved_tensors, pushes)
 
 
-@operator("weft::painn_update", lambda q, mu, *_: (q.new_empty(q.shape), mu.new_empty(mu.shape)))
+def _empty_update(
+    q: Tensor, mu: Tensor, mixes: Tensor, dot: Tensor, right: Tensor
+) -> tuple[Tensor, Tensor]:
+    out_q = q.new_empty(q.shape, dtype=widest(q, mixes, dot))
+    return out_q, mu.new_empty(mu.shape, dtype=widest(mu, mixes, right))
+
+
+@operator("weft::painn_update", _empty_update)
 def update(
     q: Tensor, mu: Tensor, mixes: Tensor, dot: Tensor, right: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -203,9 +207,8 @@ def update(
     fits = fits and mixes.shape == (rows, 3 * width)
     require(fits, "every row must be an atom, every part F wide", q, mu, mixes, dot, right)
     if not has_loop(q, mu, mixes, dot, right):
-        a, b, c = mixes.chunk(3, dim=1)
-        return q + a + c * dot, mu + b[:, None] * right
-    out_q, out_mu = update.empty(q, mu)
+        return forms(q, mu, mixes, dot, right).painn_update(q, mu, mixes, dot, right)
+    out_q, out_mu = _empty_update(q, mu, mixes, dot, right)
     given = array_of(q), array_of(mu), _parts(mixes, 3, width), array_of(dot), array_of(right)
     arguments = (given, (out_q.numpy(), out_mu.numpy()))
     _update_rows.share(arguments, rows, _WORK * rows * width)
@@ -215,14 +218,6 @@ def update(
 @update.derivative(lambda ctx, inputs, output: inputs[2:])
 def _update_grad(ctx: Any, grad_q: Tensor, grad_mu: Tensor) -> tuple[Tensor, ...]:
     return grad_q, grad_mu, *_update_backward(grad_q, grad_mu, *ctx.saved_tensors)
-
-
-def _plain_update_backward(
-    grad_q: Tensor, grad_mu: Tensor, mixes: Tensor, dot: Tensor, right: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    _, b, c = mixes.chunk(3, dim=1)
-    grad_mixes = torch.cat([grad_q, (grad_mu * right).sum(1), grad_q * dot], dim=1)
-    return grad_mixes, grad_q * c, grad_mu * b[:, None]
 
 
 @operator(
@@ -239,7 +234,7 @@ def _update_backward(
     fits = fits and mixes.shape == (rows, 3 * width) and dot.shape == (rows, width)
     require(fits, "gradients must have the shapes of the outputs", *inputs)
     if not has_loop(*inputs):
-        return _plain_update_backward(*inputs)
+        return forms(*inputs).painn_update_backward(*inputs)
     grad_mixes, grad_dot, grad_right = _update_backward.empty(*inputs)
     parts = (_parts(mixes, 3, width), array_of(dot), array_of(right))
     made = (_parts(grad_mixes, 3, width), grad_dot.numpy(), grad_right.numpy())
@@ -250,4 +245,5 @@ def _update_backward(
 
 @_update_backward.derivative()
 def _update_backward_grad(ctx: Any, *pushes: Tensor) -> list[Tensor | None]:
-    return differentiable_gradients(ctx, _plain_update_backward, ctx.saved_tensors, pushes)
+    backward = plain.painn_update_backward
+    return differentiable_gradients(ctx, backward, ctx.saved_tensors, pushes)

@@ -162,7 +162,7 @@ def tangent_invariants(mixed: Tensor, q: Tensor, epsilon: float) -> tuple[Tensor
     """
     rows, width = q.shape
     require(mixed.shape == (rows, 3, 2 * width), "mixed must be [2 N, 3, 2 F]", mixed, q)
-    return _Invariants.apply(mixed, q, epsilon)  # type: ignore[no-any-return, no-untyped-call]
+    return _Invariants.apply(mixed, q, epsilon)  # type: ignore[no-untyped-call]
 
 
 class _Invariants(torch.autograd.Function):
@@ -205,7 +205,7 @@ def tangent_update(
     fits = mu.shape == right.shape == (rows, 3, width) and dot.shape == q.shape
     fits = fits and mixes.shape == (rows, 3 * width)
     require(fits, "every row must be an atom, every part F wide", q, mu, mixes, dot, right)
-    return _Update.apply(q, mu, mixes, dot, right)  # type: ignore[no-any-return, no-untyped-call]
+    return _Update.apply(q, mu, mixes, dot, right)  # type: ignore[no-untyped-call]
 
 
 class _Update(torch.autograd.Function):

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from weft.kernels.softplus import _LN2
+from weft.kernels.plain_torch import painn_invariants, painn_update, shifted_softplus
+from weft.kernels.recurrent import plain_gru
 
 
 class portable_ops(TorchFunctionMode):  # noqa: N801
@@ -76,14 +75,10 @@ def _sorted_pairs(
     return vectors.square().sum(1).clamp(min=1e-12).sqrt(), *others[:3]
 
 
-def _shifted_softplus(x: Tensor) -> Tensor:
-    return functional.softplus(x) - _LN2
-
-
 def _edge_softplus(
     a: Tensor, b: Tensor, c: Tensor, senders: Tensor, receivers: Tensor, *_: Any
 ) -> Tensor:
-    return _shifted_softplus(a.index_select(0, senders) + b.index_select(0, receivers) + c)
+    return shifted_softplus(a.index_select(0, senders) + b.index_select(0, receivers) + c)
 
 
 def _painn_message(
@@ -105,28 +100,21 @@ def _painn_message(
     return _sums(scalars, receivers, offsets), _sums(vectors, receivers, offsets)
 
 
-def _painn_invariants(mixed: Tensor, q: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    left, right = mixed.chunk(2, dim=2)
-    length = (left.square().sum(1) + epsilon).sqrt()
-    return torch.cat([q, length], dim=1), (left * right).sum(1), right
-
-
-def _painn_update(
-    q: Tensor, mu: Tensor, mixes: Tensor, dot: Tensor, right: Tensor
-) -> tuple[Tensor, Tensor]:
-    a, b, c = mixes.chunk(3, dim=1)
-    return q + a + c * dot, mu + b[:, None] * right
+def _gru(x: Tensor, h: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
+    # Nothing reads the gates but a backward pass, which plain operations do not need.
+    return plain_gru(x, h, *weights), h
 
 
 _FORMS: dict[str, Callable[..., Any]] = {
+    "gru": _gru,
     "segment_sum": _segment_sum,
     "gather": _gather,
     "spmm": _spmm,
     "pair_spmm": _spmm,
     "sorted_pairs": _sorted_pairs,
-    "shifted_softplus": _shifted_softplus,
+    "shifted_softplus": shifted_softplus,
     "edge_softplus": _edge_softplus,
     "painn_message": _painn_message,
-    "painn_invariants": _painn_invariants,
-    "painn_update": _painn_update,
+    "painn_invariants": painn_invariants,
+    "painn_update": painn_update,
 }

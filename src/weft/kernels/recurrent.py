@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from weft.kernels.backends import forms, runs_triton
 from weft.kernels.custom_op import (
     array_of,
     differentiable_gradients,
@@ -192,7 +193,7 @@ def gru(
     fast = has_loop(x, h, *weights) and gemm_address(h.dtype) and same
     # What is exported runs elsewhere, where these loops are not.
     if torch.compiler.is_exporting() or not fast:
-        return _plain(x, h, *weights)
+        return plain_gru(x, h, *weights)
     out: Tensor = _gru(x, h, *weights)[0]
     return out
 
@@ -220,7 +221,7 @@ def _empty_states(x: Tensor, h: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return h.new_empty(h.shape), h.new_empty(h.shape[0], 4 * h.shape[1])
 
 
-def _plain(
+def plain_gru(
     x: Tensor,
     h: Tensor,
     input_weight: Tensor,
@@ -228,11 +229,62 @@ def _plain(
     input_bias: Tensor,
     state_bias: Tensor,
 ) -> Tensor:
-    inputs = functional.linear(x, input_weight, input_bias).chunk(3, dim=1)
-    states = functional.linear(h, state_weight, state_bias).chunk(3, dim=1)
-    r, z = (torch.sigmoid(inputs[k] + states[k]) for k in range(2))
-    n = torch.tanh(inputs[2] + r * states[2])
+    """New states [N, H] by torch's own products; see `gru`."""
+    inputs = functional.linear(x, input_weight, input_bias)
+    states = functional.linear(h, state_weight, state_bias)
+    if torch.compiler.is_exporting() or not runs_triton(inputs, states, h):
+        return _plain_gates(inputs, states, h)
+    out: Tensor = _gated_states(inputs, states, h)
+    return out
+
+
+def _plain_gates(inputs: Tensor, states: Tensor, h: Tensor) -> Tensor:
+    of_inputs, of_states = inputs.chunk(3, dim=1), states.chunk(3, dim=1)
+    r, z = (torch.sigmoid(of_inputs[k] + of_states[k]) for k in range(2))
+    n = torch.tanh(of_inputs[2] + r * of_states[2])
     return n + z * (h - n)
+
+
+def _empty_next(inputs: Tensor, _: Tensor, h: Tensor) -> Tensor:
+    return h.new_empty(h.shape, dtype=torch.promote_types(inputs.dtype, h.dtype))
+
+
+@operator("weft::gated_states", _empty_next)
+def _gated_states(inputs: Tensor, states: Tensor, h: Tensor) -> Tensor:
+    """New states of h [N, H], of the sums [N, 3 H] of inputs and of states: where Triton runs."""
+    _check_sums(inputs, states, h)
+    out = _empty_next(inputs, states, h)
+    forms(inputs, states, h).gated_states(inputs, states, h, out)
+    return out
+
+
+@_gated_states.derivative()
+def _gated_states_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    given = ctx.saved_tensors
+    # The form may be another one by now.
+    if torch.is_grad_enabled() or not runs_triton(*given):
+        return tuple(differentiable_gradients(ctx, _plain_gates, given, (grad,)))
+    found: tuple[Tensor, ...] = _gate_gradients_of(*given, grad)
+    return found
+
+
+@operator(
+    "weft::gated_states_backward", lambda *given: tuple(t.new_empty(t.shape) for t in given[:3])
+)
+def _gate_gradients_of(
+    inputs: Tensor, states: Tensor, h: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients in all that `_gated_states` takes."""
+    _check_sums(inputs, states, h)
+    require(grad.shape == h.shape, "a gradient [N, H] needed", grad, h)
+    found: tuple[Tensor, Tensor, Tensor] = forms(h).gate_gradients(inputs, states, h, grad)
+    return found
+
+
+def _check_sums(inputs: Tensor, states: Tensor, h: Tensor) -> None:
+    right = h.ndim == 2 and inputs.shape == states.shape == (h.shape[0], 3 * h.shape[1])
+    right = right and runs_triton(inputs, states, h)
+    require(right, "sums [N, 3 H] and h [N, H] for Triton needed", inputs, states, h)
 
 
 @operator("weft::gru", _empty_states)
@@ -270,8 +322,9 @@ def _saved(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
 @_gru.derivative(_saved)
 def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     *given, gates = ctx.saved_tensors
-    if torch.is_grad_enabled():
-        return tuple(differentiable_gradients(ctx, _plain, given, (grad,)))
+    # The form may be another one by now.
+    if torch.is_grad_enabled() or not have_one_loop(*given):
+        return tuple(differentiable_gradients(ctx, plain_gru, given, (grad,)))
     wanted = ctx.needs_input_grad[1]
     grad_x, grad_h, *others = _gru_backward(*given[:4], gates, grad, wanted)
     return grad_x, grad_h if wanted else None, *others

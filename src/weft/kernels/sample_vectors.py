@@ -96,6 +96,17 @@ def zeros(typing_context: Any, array: Any, lines: Any) -> Any:
 
 
 @intrinsic
+def few(typing_context: Any, array: Any, lanes: Any) -> Any:
+    """A vector of zeros of an array's dtype, as many as the tuple `lanes` is long."""
+    vector = _Vector(array.dtype, len(lanes))
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return ir.Constant(context.get_value_type(vector), [0.0] * vector.width)
+
+    return vector(array, lanes), generate
+
+
+@intrinsic
 def spread(typing_context: Any, scalar: Any, like: Any) -> Any:
     """The vector as long as `like` whose numbers are all `scalar`."""
 
@@ -115,6 +126,46 @@ def load(typing_context: Any, array: Any, row: Any, column: Any, like: Any) -> A
         return builder.load(place, align=array.dtype.bitwidth // 8)
 
     return like(array, types.intp, types.intp, like), generate
+
+
+def _row(context: Any, builder: Any, block: Any, given: Any, row: Any, kind: Any) -> Any:
+    """The pointer to a row of a C-contiguous block [N, width]: no stride is multiplied with."""
+    data = context.make_array(block)(context, builder, given).data
+    number = builder.zext(row, ir.IntType(64)) if row.type.width < 64 else row
+    return builder.gep(builder.bitcast(data, kind.as_pointer()), [number])
+
+
+def _is_block(block: Any) -> bool:
+    return bool(block.layout == "C" and block.ndim == 2)
+
+
+@intrinsic
+def line_of(typing_context: Any, block: Any, row: Any, like: Any) -> Any:
+    """block[row], of a C-contiguous block [N, width] as wide as the vector `like`."""
+    if not _is_block(block):
+        raise TypingError("a block must be C-contiguous")
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind = context.get_value_type(like)
+        place = _row(context, builder, block, values[0], values[1], kind)
+        return builder.load(place, align=block.dtype.bitwidth // 8)
+
+    return like(block, row, like), generate
+
+
+@intrinsic
+def put_line(typing_context: Any, block: Any, row: Any, vector: Any) -> Any:
+    """block[row] = vector, see `line_of`."""
+    if not _is_block(block):
+        raise TypingError("a block must be C-contiguous")
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind = context.get_value_type(vector)
+        place = _row(context, builder, block, values[0], values[1], kind)
+        builder.store(values[2], place, align=block.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(block, row, vector), generate
 
 
 @intrinsic
@@ -144,7 +195,7 @@ def multiply_add(typing_context: Any, vector: Any, scalar: Any, other: Any) -> A
 
 def _folded_product(builder: Any, one: Any, other: Any, lanes: int) -> Any:
     """one · other, its cache lines summed to one."""
-    sums = None
+    sums, lanes = None, min(lanes, one.type.count)
     for start in range(0, one.type.count, lanes):
         parts = (_part(builder, value, start, lanes) for value in (one, other))
         product = builder.fmul(*parts, flags=_FUSED)
@@ -257,42 +308,39 @@ def turn(
 def products_at(
     typing_context: Any, sums: Any, values: Any, x: Any, columns: Any, start: Any
 ) -> Any:
-    """sums + values[start + i] · x[columns[start + i]] for the i of a cache line."""
-    lanes = sums.width
+    """sums + values[start + i] · x[columns[start + i]], for as many i as there are sums.
+
+    The numbers of x are read one by one, which is faster than an instruction that gathers them.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = context.get_value_type(sums)
-        data = [
+        kind, begin = context.get_value_type(sums), arguments[4]
+        weights, numbers, places = (
             context.make_array(array)(context, builder, given).data
             for array, given in zip((values, x, columns), arguments[1:4], strict=True)
-        ]
-        weights, numbers, places = data
-
-        def vector_at(pointer: Any, item: Any) -> Any:
-            own = builder.gep(pointer, [arguments[4]])
-            whole = ir.VectorType(item, lanes)
-            return builder.load(builder.bitcast(own, whole.as_pointer()), align=4)
-
-        own = vector_at(weights, kind.element)
-        indices = vector_at(places, _INDEX)
-        whole, size = ir.VectorType(ir.IntType(64), lanes), sums.dtype.bitwidth // 8
-        offsets = builder.mul(builder.zext(indices, whole), ir.Constant(whole, [size] * lanes))
-        first = _spread(builder, builder.ptrtoint(numbers, whole.element), whole)
-        pointers = ir.VectorType(kind.element.as_pointer(), lanes)
-        bits = ir.VectorType(ir.IntType(1), lanes)
-        number = "f32" if size == 4 else "f64"
-        gather = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(kind, [pointers, _INDEX, bits, kind]),
-            f"llvm.masked.gather.v{lanes}{number}.v{lanes}p0",
         )
-        where = builder.inttoptr(builder.add(first, offsets), pointers)
-        every, nothing = ir.Constant(bits, [1] * lanes), ir.Constant(kind, ir.Undefined)
-        given = builder.call(gather, [where, _INDEX(size), every, nothing])
-        product = builder.fmul(own, given, flags=_FUSED)
+        own = builder.bitcast(builder.gep(weights, [begin]), kind.as_pointer())
+        given: Any = ir.Constant(kind, ir.Undefined)
+        for lane in range(sums.width):
+            place = builder.gep(places, [builder.add(begin, begin.type(lane))])
+            column = builder.zext(builder.load(place), begin.type)
+            number = builder.load(builder.gep(numbers, [column]))
+            given = builder.insert_element(given, number, _INDEX(lane))
+        factors = builder.load(own, align=sums.dtype.bitwidth // 8)
+        product = builder.fmul(factors, given, flags=_FUSED)
         return builder.fadd(arguments[0], product, flags=_FUSED)
 
-    return sums(sums, values, x, columns, types.intp), generate
+    return sums(sums, values, x, columns, types.uintp), generate
+
+
+@intrinsic
+def add(typing_context: Any, vector: Any, other: Any) -> Any:
+    """vector + other."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.fadd(*values, flags=_FUSED)
+
+    return vector(vector, vector), generate
 
 
 @intrinsic

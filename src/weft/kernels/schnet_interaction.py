@@ -23,7 +23,7 @@ from weft.kernels.edge_pairs import EdgePairs, pair_spmm
 from weft.kernels.segment_ops import spmm_rows
 from weft.kernels.softplus import shifted_softplus
 from weft.kernels.vector_math import add_and_activate, add_rows, multiply_by_derivative, sum_chunks
-from weft.runtime import POOL, gemm, gemm_address, kernel, share_rows, threads_for
+from weft.runtime import POOL, gemm, gemm_address, kernel, share_rows, shared_rows, threads_for
 
 # numba caches code that names a function by its module, not code that holds the function itself.
 _here = sys.modules[__name__]
@@ -45,7 +45,7 @@ def chunk_of(nodes: int) -> int:
 
 
 @kernel
-def _over_edges(x: Any, offsets: Any, start: int) -> None:
+def over_edges(x: Any, offsets: Any, start: int) -> None:
     """x[i] becomes x[i] / (edges of row start + i), where there are any."""
     for i in range(x.shape[0]):
         edges = max(offsets[start + i + 1] - offsets[start + i], 1)
@@ -54,8 +54,9 @@ def _over_edges(x: Any, offsets: Any, start: int) -> None:
             x[i, j] *= factor
 
 
+@shared_rows
 @kernel
-def _message_chunks(
+def message_chunks(
     address: int, h: Any, weight: Any, chunk: int, messages: Any, first: int, stop: int
 ) -> None:
     """Chunks first:stop of messages [N, F] = h [N, H] @ weightᵀ [F, H]."""
@@ -94,7 +95,7 @@ def _update_chunks(
             spmm_rows(messages, weight, *edges, False, sums, start, last)
             own, active, new = sums[start:last], inner[start:last], result[start:last]
             if mean:
-                _over_edges(own, edges[2], start)
+                over_edges(own, edges[2], start)
             gemm(address, False, True, rows, width, filters, own, update, active, False)
             add_and_activate(active, update_bias, True)
             new[:] = h[start:last]
@@ -121,7 +122,7 @@ def _forward_loop(
     _, columns, offsets, order, _, _, _, _, of_edge = topology
     chunks = -(-h.shape[0] // chunk)
     arguments = (address, h, message, chunk, messages)
-    share_rows(pool, threads, _here._message_chunks, arguments, None, chunks)
+    share_rows(pool, threads, _here.message_chunks, arguments, None, chunks)
     edges = (of_edge, columns, offsets, order)
     others = (address, h, messages, weight, edges, mean, layers, chunk, made)
     share_rows(pool, threads, _here._update_chunks, others, None, chunks)
@@ -165,7 +166,7 @@ def _receiver_chunks(
             multiply_by_derivative(active, before)
             gemm(address, False, False, rows, filters, width, before, update, own_grad, False)
             if mean:
-                _over_edges(own_grad, offsets, start)
+                over_edges(own_grad, offsets, start)
             more = start > begin
             of_out, of_update = out_grad[number], update_grad[number]
             gemm(address, True, False, width, width, rows, given, active, of_out, more)

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from weft.checked_indices import check_range, check_segments
-from weft.kernels import plain_torch as plain
+from weft.kernels.backends import forms
 from weft.kernels.custom_op import array_of, has_loop, operator, require
-from weft.runtime import SharedLoop, kernel, prefetch, shared_rows
+from weft.runtime import SharedLoop, kernel, number_of, numbers_in_line, prefetch, shared_rows
 
 # Rows to be read this many edges ahead: rows come from all over memory and the hardware cannot
 # guess them. Eight to sixteen hide most of the latency; the loss is flat around it.
@@ -49,6 +49,7 @@ def spmm_rows(
 ) -> None:
     """out[r] = Σ weight[e] · x[columns[e]] over row r's edges e; weight None, [E] or [E, F].
 
+    x may be bfloat16, as the int16 that have its bits; the sums are of out's dtype.
     Where of_edge [E] is given, weight [P, F] has a row for each pair of edges, weight[of_edge[e]].
     With `add` the sums are added to what `out` holds.
     """
@@ -66,7 +67,7 @@ def spmm_rows(
                 edge, ahead_edge = order[k], order[ahead]
             if of_edge is None:
                 ahead_column = np.intp(columns[ahead_edge])
-                for line in range(0, width, _LINE):
+                for line in range(0, width, numbers_in_line(x)):
                     prefetch(x, ahead_column, np.intp(line))
             else:
                 ahead_pair = np.intp(of_edge[ahead_edge])
@@ -75,15 +76,15 @@ def spmm_rows(
             column = columns[edge]
             if weight is None:
                 for f in range(width):
-                    out[row, f] += x[column, f]
+                    out[row, f] += number_of(x[column, f])
             elif weight.ndim == 1:
                 scale = weight[edge]
                 for f in range(width):
-                    out[row, f] += scale * x[column, f]
+                    out[row, f] += scale * number_of(x[column, f])
             else:
                 own = edge if of_edge is None else of_edge[edge]
                 for f in range(width):
-                    out[row, f] += weight[own, f] * x[column, f]
+                    out[row, f] += weight[own, f] * number_of(x[column, f])
 
 
 @shared_rows
@@ -267,7 +268,8 @@ def segment_sum(
     require(values.ndim == 2, "values must be a matrix", values)
     check_segments(values.shape[0], offsets, order, index)
     if not has_loop(values):
-        return plain.segment_reduce(values, offsets, order, "mean" if mean else "sum")
+        found = forms(values, beside=(offsets, order))
+        return found.segment_reduce(values, offsets, order, "mean" if mean else "sum")
     out = segment_sum.empty(values, offsets)
     starts = array_of(offsets)
     arguments = (array_of(values), starts, array_of(order), mean, out.numpy())
@@ -307,7 +309,7 @@ def gather(x: Tensor, index: Tensor, offsets: Tensor, order: Tensor | None) -> T
     _require_rows(x, offsets)
     check_segments(index.numel(), offsets, order, index)
     if not has_loop(x):
-        return x.index_select(0, index)
+        return forms(x, beside=(index,)).gather(x, index)
     out = gather.empty(x, index)
     arguments = (array_of(x), array_of(index), out.numpy())
     return _filled(_gather_rows, out, x.shape[1], None, *arguments)
@@ -333,7 +335,7 @@ def segment_max(values: Tensor, offsets: Tensor, order: Tensor | None) -> tuple[
     require(values.ndim == 2, "values must be a matrix", values)
     check_segments(values.shape[0], offsets, order, None)
     if not has_loop(values):
-        return plain.segment_max(values, offsets, order)
+        return forms(values, beside=(offsets, order)).segment_max(values, offsets, order)
     out, winners = _empty_maxima(values, offsets)
     starts = array_of(offsets)
     arguments = (array_of(values), starts, array_of(order), out.numpy(), winners.numpy())
@@ -373,7 +375,8 @@ def spmm(x: Tensor, weight: Tensor | None, matrix: Matrix) -> Tensor:
         require(right, f"weights must be [{edges}] or [{edges}, {x.shape[1]}]", weight)
     _, columns, offsets, order, _, _ = matrix
     if not has_loop(x, weight):
-        return plain.spmm(x, weight, columns, offsets, order)
+        found = forms(x, weight, beside=(columns, offsets, order))
+        return found.spmm(x, weight, columns, offsets, order)
     by_edge = weight is not None and weight.ndim == 2
     if order is not None and order.numel() >= _WORTH_SORTING and not by_edge:
         weight = None if weight is None else _in_order(weight, order)
@@ -412,18 +415,21 @@ def add_product(out: Tensor, weight: Tensor, columns: Tensor, offsets: Tensor, x
         weight: [E].
         columns: int [E], row of `x` that each entry reads.
         offsets: int [N + 1], CSR offsets.
-        x: [M, F].
+        x: [M, F], of out's dtype, or bfloat16 for float32 sums.
     """
     right = x.ndim == 2 and out.shape == (offsets.numel() - 1, x.shape[1])
     require(right and out.is_contiguous(), "out must be [N, F] and contiguous", out, offsets, x)
     require(weight.shape == columns.shape, "an entry has a weight and a column", weight, columns)
     check_segments(columns.numel(), offsets, None, None)
     check_range(columns, x.shape[0])
-    if not has_loop(out, weight, x):
+    rounded = x.dtype == torch.bfloat16 and x.is_cpu and out.dtype == torch.float32
+    if not has_loop(out, weight, None if rounded else x):
         empty = not (out.numel() and weight.numel())
-        return out if empty else out.add_(plain.spmm(x, weight, columns, offsets, None))
+        x = x.to(out.dtype)
+        return out if empty else out.add_(forms(x, weight).spmm(x, weight, columns, offsets, None))
     starts = array_of(offsets)
-    given = (array_of(x), array_of(weight), None, array_of(columns))
+    rows = array_of(x.view(torch.int16) if rounded else x)
+    given = (rows, array_of(weight), None, array_of(columns))
     arguments = (*given, starts, None, True, out.numpy())
     return _filled(spmm_rows, out, x.shape[1], starts, *arguments)
 
@@ -445,7 +451,7 @@ def edge_products(a: Tensor, b: Tensor, matrix: Matrix, by_feature: bool) -> Ten
     matrix.check()
     rows, columns = matrix[:2]
     if not has_loop(a, b):
-        return plain.edge_products(a, b, rows, columns, by_feature)
+        return forms(a, b, beside=(rows, columns)).edge_products(a, b, rows, columns, by_feature)
     out = _empty_products(a, b, matrix, by_feature)
     arguments = (array_of(a), array_of(b), array_of(rows), array_of(columns), out.numpy())
     return _filled(_product_rows, out, a.shape[1], None, *arguments)

@@ -4,20 +4,18 @@ Also the activation of an edge from its two ends and its own state, in one pass 
 """
 
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from weft.kernels import segment_ops
-from weft.kernels.custom_op import array_of, has_loop, operator, require
+from weft.kernels.backends import forms
+from weft.kernels.custom_op import array_of, has_loop, operator, require, widest
 from weft.kernels.edge_pairs import BatchEdges, Pairs, pair_sums
 from weft.kernels.vector_math import softplus_derivative_of, softplus_of
 from weft.runtime import SharedLoop, kernel, shared_rows
 
-_LN2 = math.log(2)
 # Multiply-adds that an element costs, about.
 _WORK = 16
 
@@ -60,7 +58,7 @@ def _empty_like(x: Tensor, *_: Any) -> Tensor:
 def shifted_softplus(x: Tensor) -> Tensor:
     """ln(1 + e^x) - ln 2 of every element, any shape; 0 at 0."""
     if not has_loop(x):
-        return functional.softplus(x) - _LN2
+        return forms(x).shifted_softplus(x)
     out = _empty_like(x)
     _fill(_softplus_rows, _flat(x), out)
     return out
@@ -76,7 +74,7 @@ def _softplus_backward(y: Tensor, grad: Tensor) -> Tensor:
     """The gradient in x of y = shifted_softplus(x), from y: it need not keep x."""
     require(y.shape == grad.shape, "y and its gradient must have one shape", y, grad)
     if not has_loop(y, grad):
-        return grad * (1 - 0.5 * torch.exp(-y))
+        return forms(y, grad).softplus_backward(y, grad)
     out = _empty_like(y)
     _fill(_gradient_rows, _flat(y), _flat(grad), out)
     return out
@@ -112,7 +110,10 @@ def _edge_rows(
 
 
 @operator(
-    "weft::edge_softplus", lambda a, b, c, edges, _: a.new_empty(edges.senders.shape[0], a.shape[1])
+    "weft::edge_softplus",
+    lambda a, b, c, edges, _: a.new_empty(
+        edges.senders.shape[0], a.shape[1], dtype=widest(a, b, c)
+    ),
 )
 def edge_softplus(
     a: Tensor, b: Tensor, c: Tensor, edges: BatchEdges, pairs: Pairs | None
@@ -137,9 +138,7 @@ def edge_softplus(
     senders, receivers = edges[:2]
     of_edge = None if pairs is None else pairs.of_edge
     if not has_loop(a, b, c):
-        own = c if of_edge is None else c[of_edge.long()]
-        activated: Tensor = shifted_softplus(a[senders.long()] + b[receivers.long()] + own)
-        return activated
+        return forms(a, b, c).edge_softplus(a, b, c, senders, receivers, of_edge)
     out: Tensor = edge_softplus.empty(a, b, c, edges, pairs)
     arguments = (*map(array_of, (a, b, c, senders, receivers, of_edge)), out.numpy())
     _edge_rows.share(arguments, out.shape[0], out.numel() * _WORK)

@@ -1,10 +1,10 @@
-"""A linear layer whose weight is mostly zeros: only the weights that are there are multiplied.
+"""A linear layer whose weight is mostly zeros: only the active weights are multiplied.
 
 B samples, I inputs, O outputs, K weights. The outputs and gradients of one layer are stored feature
 by feature (strides (1, B)), as the next such layer reads them; elementwise functions keep that
 order. A chain of layers is one operator, whose hidden layers never leave the cache for another
-order. Where the input is itself mostly zeros, only pairs of an input and a weight that are both
-there are multiplied.
+order. Where there is no loop, Triton kernels do so, too; plain torch multiplies with the dense
+weight.
 """
 
 # No `from __future__ import annotations`: torch reads the operators' schemas off the annotations.
@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from weft.checked_indices import check_range, check_segments, once
+from weft.checked_indices import once
 from weft.kernels import sparse_linear_loops as loops
+from weft.kernels.backends import forms, require_one_device, runs_triton
 from weft.kernels.custom_op import (
     array_of,
     differentiable_gradients,
@@ -32,7 +33,7 @@ from weft.runtime import POOL, compiled, threads_for
 
 # A chunk of samples sums the gradient of the weights for itself: enough of them to share, not to
 # fill memory. Their number depends on the shapes alone, so that of threads changes no bit.
-_CHUNKS = 4
+CHUNKS = 4
 
 
 class Pattern(NamedTuple):
@@ -121,15 +122,16 @@ def sparse_linear(
         outputs: O.
         relu: give 0 for what is below 0.
     """
-    _check_shapes(x, values, bias, pattern, outputs)
-    if not _has_fast_loop(x, values, bias):
+    check_shapes(x, values, bias, pattern, outputs)
+    if not is_one_operator(x, values, bias):
+        require_one_device(x, values, bias, pattern)
         sums = functional.linear(x, dense_weight(values, pattern, outputs, x.shape[1]), bias)
         return sums.relu() if relu else sums
     out: Tensor = _sparse_linear(x, values, bias, pattern, outputs, relu)
     return out
 
 
-def _check_shapes(
+def check_shapes(
     x: Tensor, values: Tensor, bias: Tensor | None, pattern: Tensor, outputs: int
 ) -> None:
     """Refuse what does not fit together."""
@@ -141,17 +143,28 @@ def _check_shapes(
         require(right, needed, x, values, bias, pattern)
 
 
-def _check_pattern(pattern: Tensor, outputs: int, inputs: int) -> None:
+def check_pattern(pattern: Tensor, outputs: int, inputs: int) -> None:
     """Refuse a pattern that `pattern_of` did not make; the shapes are right."""
     once(_pattern, (pattern,), outputs, inputs)
 
 
 def _pattern(pattern: Tensor, outputs: int, inputs: int) -> None:
     right = pattern.dtype == torch.int32 and pattern.is_contiguous()
-    if right:
+    if right and not pattern.is_cpu:
+        right = _is_pattern_there(pattern, outputs, inputs)
+    elif right:
         parts = (array_of(part) for part in parts_of(pattern, outputs, inputs))
         right = bool(_is_pattern(*parts))
     require(right, f"the pattern of weights [{outputs}, {inputs}] must be pattern_of's", pattern)
+
+
+def _is_pattern_there(pattern: Tensor, outputs: int, inputs: int) -> bool:
+    """`_is_pattern` on a device other than the CPU."""
+    parts = parts_of(pattern, outputs, inputs)
+    ends, columns = parts.offsets, parts.columns
+    wrong = (ends.diff() < 0).any() | (ends[0] != 0) | (ends[-1] != columns.shape[0])
+    wrong |= ((columns < 0) | (columns >= inputs)).any()
+    return not bool(wrong) and torch.equal(pattern, pattern_of(parts.positions, outputs, inputs))
 
 
 @compiled()
@@ -178,12 +191,17 @@ def _is_pattern(columns: Any, offsets: Any, rows: Any, column_offsets: Any, orde
     return True
 
 
-def _has_fast_loop(x: Tensor, values: Tensor, bias: Tensor | None) -> bool:
-    """Whether the compiled loops take these tensors, here and now."""
+def is_one_operator(x: Tensor, values: Tensor, bias: Tensor | None) -> bool:
+    """Whether these tensors go through an operator of weft: they are alike, and stay here."""
     same = x.dtype == values.dtype and x.device == values.device
     same = same and (bias is None or (bias.dtype == x.dtype and bias.device == x.device))
-    # What is exported runs elsewhere, where these loops are not.
-    return same and has_loop(values) and not torch.compiler.is_exporting()
+    # What is exported runs elsewhere, where the operators are not.
+    return same and not torch.compiler.is_exporting()
+
+
+def _has_fast_loop(x: Tensor, values: Tensor, bias: Tensor | None) -> bool:
+    """Whether the compiled loops take these tensors, here and now."""
+    return is_one_operator(x, values, bias) and has_loop(values)
 
 
 class Link(NamedTuple):
@@ -208,7 +226,7 @@ def sparse_chain(x: Tensor, links: Sequence[Link]) -> Tensor:
     """The output [B, O] of one layer after another, row by row, for x [B, I]."""
     learned = [each for link in links for each in link[:2]]
     for link, inputs in zip(links, _widths(x, links), strict=False):
-        _check_link(link, inputs)
+        check_link(link, inputs)
     plain = all(t is None or is_plain(t) for t in (x, *learned))
     fast = plain and all(_has_fast_loop(x, link.values, link.bias) for link in links)
     if torch.compiler.is_compiling() or not fast:
@@ -231,7 +249,7 @@ def _widths(x: Tensor, links: Sequence[Link]) -> list[int]:
     return [x.shape[1], *(link.outputs for link in links)]
 
 
-def _check_link(link: Link, inputs: int) -> None:
+def check_link(link: Link, inputs: int) -> None:
     """Refuse what does not fit together, whatever x is."""
     values, bias, pattern, outputs, _ = link
     right = values.ndim == 1 and pattern.shape == (3 * values.shape[0] + outputs + inputs + 2,)
@@ -247,11 +265,9 @@ def _laid_out(x: Tensor) -> tuple[Any, bool]:
     return array_of(turned if by_feature else x), by_feature
 
 
-def _block_size(samples: int, dtype: torch.dtype, learning: bool) -> int:
+def _block_size(samples: int, dtype: torch.dtype) -> int:
     """Samples in a block."""
     line = LINE // dtype.itemsize
-    if samples == 1 and not learning:
-        return 1
     # Few samples would leave most of a wide block empty.
     return line * (loops.WIDE if samples > 3 * line else loops.NARROW)
 
@@ -259,7 +275,7 @@ def _block_size(samples: int, dtype: torch.dtype, learning: bool) -> int:
 def _blocks_of(samples: int, size: int) -> tuple[int, int, int]:
     """Blocks of samples, blocks in a chunk, chunks."""
     blocks = -(-samples // size)
-    chunk = max(1, -(-blocks // _CHUNKS))
+    chunk = max(1, -(-blocks // CHUNKS))
     return blocks, chunk, -(-blocks // chunk)
 
 
@@ -270,7 +286,7 @@ def _table(links: Sequence[Link], inputs: int, grads: Sequence[Tensor] = ()) -> 
     """
     rows, alive = [], []
     for number, (values, bias, pattern, outputs, relu) in enumerate(links):
-        _check_pattern(pattern, outputs, inputs)
+        check_pattern(pattern, outputs, inputs)
         values = values.contiguous()
         bias = None if bias is None else bias.contiguous()
         places = [t.data_ptr() for t in grads[2 * number : 2 * number + 2]] or [0, 0]
@@ -286,7 +302,7 @@ def _run(
 ) -> tuple[Tensor, Tensor]:
     """Output [B, O], and what a backward pass needs of the hidden layers if it is `learning`."""
     samples, outputs = x.shape[0], links[-1].outputs
-    size = _block_size(samples, x.dtype, learning)
+    size = _block_size(samples, x.dtype)
     blocks, _, _ = _blocks_of(samples, size)
     table, alive = _table(links, x.shape[1])
     hidden = x.new_empty(blocks if learning else 0, sum(link.outputs for link in links[:-1]), size)
@@ -390,9 +406,27 @@ class _Chain(torch.autograd.Function):
 def _sparse_linear(
     x: Tensor, values: Tensor, bias: Tensor | None, pattern: Tensor, outputs: int, relu: bool
 ) -> Tensor:
-    _check_shapes(x, values, bias, pattern, outputs)
-    require(have_one_loop(x, values, bias), "x, values and bias must have one dtype", x, values)
-    return _run(x, [Link(values, bias, pattern, outputs, relu)], by_feature=True)[0]
+    check_shapes(x, values, bias, pattern, outputs)
+    right = is_one_operator(x, values, bias)
+    require(right, "x, values and bias must have one dtype and device", x, values)
+    if have_one_loop(x, values, bias):
+        return _run(x, [Link(values, bias, pattern, outputs, relu)], by_feature=True)[0]
+    kernels = forms(x, values, bias, beside=(pattern,))
+    check_pattern(pattern, outputs, x.shape[1])
+    if runs_triton(x, values, bias):
+        columns, offsets, *_ = parts_of(pattern, outputs, x.shape[1])
+        given = (values, bias, columns, offsets, None, outputs, relu)
+        out: Tensor = kernels.weighted_rows(x.t(), *given)
+        return out
+    return dense_rows(x, dense_weight(values, pattern, outputs, x.shape[1]), bias, relu)
+
+
+def dense_rows(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    """x Wᵀ + bias [B, O], stored feature by feature."""
+    sums = functional.linear(x, weight, bias)
+    # Not the transpose of another tensor: autograd lets nobody change such a view in place.
+    out = x.new_empty_strided(sums.shape, (1, max(1, sums.shape[0])))
+    return out.copy_(sums.relu() if relu else sums)
 
 
 @_sparse_linear.derivative(
@@ -429,17 +463,43 @@ def _sparse_linear_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients in x (empty unless `wanted`: the first layer of many has none), values and bias."""
     right = grad.ndim == 2 and x.ndim == 2 and grad.shape[0] == x.shape[0]
-    right = right and (made is None or made.shape == grad.shape)
-    right = right and have_one_loop(x, values, grad, made)
+    right = right and (made is None or (made.shape == grad.shape and made.dtype == x.dtype))
+    right = right and is_one_operator(x, values, grad)
     require(right, "gradients must have the shape and dtype of the output", grad, x, made)
-    _check_shapes(x, values, None, pattern, grad.shape[1])
+    check_shapes(x, values, None, pattern, grad.shape[1])
+    if not have_one_loop(x, values, grad, made):
+        return _gradients_there(grad, x, values, pattern, made, wanted)
     links = [Link(values, None, pattern, grad.shape[1], made is not None)]
-    hidden = x.new_empty(1, 0, _block_size(x.shape[0], x.dtype, True))
+    hidden = x.new_empty(1, 0, _block_size(x.shape[0], x.dtype))
     grad_x, (grad_values, grad_bias) = _run_back(x, grad, made, links, hidden, wanted, True)
     return grad_x, grad_values, grad_bias
 
 
-def _sum_of_chunks(
+def _gradients_there(
+    grad: Tensor, x: Tensor, values: Tensor, pattern: Tensor, made: Tensor | None, wanted: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`_sparse_linear_backward` where there is no loop."""
+    kernels = forms(x, values, grad, made, beside=(pattern,))
+    size = (grad.shape[1], x.shape[1])
+    check_pattern(pattern, *size)
+    if made is not None:
+        grad = grad.masked_fill(made <= 0, 0)
+    above, parts = grad.t().contiguous(), parts_of(pattern, *size)
+    grad_x = x.new_empty(x.shape[1] if wanted else 0, x.shape[0]).t()
+    if runs_triton(x, values, grad):
+        columns, offsets, rows, column_offsets, order = parts
+        grad_values = kernels.weight_gradients(above, x.t(), values, columns, offsets)
+        if wanted:
+            by_columns = (rows, column_offsets, order)
+            grad_x = kernels.weighted_rows(above, values, None, *by_columns, x.shape[1], False)
+    else:
+        grad_values = (above @ x).flatten()[parts.positions]
+        if wanted:
+            grad_x = (dense_weight(values, pattern, *size).t() @ above).t()
+    return grad_x, grad_values, above.sum(1)
+
+
+def sum_of_chunks(
     parts: Tensor, pattern: Tensor, outputs: int, inputs: int, chunks: int
 ) -> tuple[Tensor, Tensor]:
     """The gradients in the weights [K] by rows and in the bias [O].
@@ -457,128 +517,3 @@ def _sum_of_chunks(
         table, _ = _table([link], inputs, [values, bias])
         loops.sum_chunks.share((table, parts.numpy()), parts.shape[1], parts.numel())
     return values, bias
-
-
-def sparse_input_linear(
-    x: Tensor, values: Tensor, bias: Tensor | None, pattern: Tensor, outputs: int
-) -> Tensor:
-    """x Wᵀ + bias [B, O]; there is no gradient in x.
-
-    Args:
-        x: [B, I], of torch's sparse CSR layout.
-        values: [K], the weights by rows.
-        bias: [O], or None.
-        pattern: where they are, see `sparse_linear`.
-        outputs: O.
-    """
-    _check_shapes(x, values, bias, pattern, outputs)
-    if x.requires_grad:
-        raise ValueError(
-            "the gradient in a sparse input is not computed; give x.to_dense() if it is wanted"
-        )
-    given, places, starts = x.values(), x.col_indices(), x.crow_indices()
-    inputs = x.shape[1]
-    require(starts.shape == (x.shape[0] + 1,), "x [B, I] has B + 1 row offsets", x, starts)
-    if not _has_fast_loop(given, values, bias):
-        weight = dense_weight(values, pattern, outputs, inputs)
-        return functional.linear(x.to_dense(), weight, bias)
-    out: Tensor = _few_inputs(given, values, bias, places, starts, pattern, outputs)
-    return out
-
-
-def _by_columns(pattern: Tensor, count: int, outputs: int) -> tuple[Tensor, Tensor]:
-    """The second half of the pattern, and its `order`."""
-    return pattern[count + outputs + 1 :], pattern[pattern.shape[0] - count :]
-
-
-def _check_sparse_input(
-    x_values: Tensor,
-    x_columns: Tensor,
-    x_offsets: Tensor,
-    pattern: Tensor,
-    count: int,
-    outputs: int,
-) -> None:
-    """Refuse what the loops cannot follow; torch may have been told not to check a CSR tensor."""
-    inputs = pattern.numel() - 3 * count - outputs - 2
-    require(outputs >= 0 and inputs >= 0 and pattern.ndim == 1, "a pattern needed", pattern)
-    _check_pattern(pattern, outputs, inputs)
-    check_segments(x_values.numel(), x_offsets, None, None)
-    right = x_values.shape == x_columns.shape
-    require(right, "an input has a value and a column", x_values, x_columns)
-    check_range(x_columns, inputs)
-
-
-def _products(x_values: Tensor, by_columns: Tensor, count: int) -> int:
-    """Products of an input and a weight, about."""
-    inputs = by_columns.shape[0] - 2 * count - 1
-    return x_values.shape[0] * count // max(1, inputs)
-
-
-@operator(
-    "weft::sparse_input_linear",
-    lambda x_values, *others: x_values.new_empty(others[3].shape[0] - 1, others[5]),
-)
-def _few_inputs(
-    x_values: Tensor,
-    values: Tensor,
-    bias: Tensor | None,
-    x_columns: Tensor,
-    x_offsets: Tensor,
-    pattern: Tensor,
-    outputs: int,
-) -> Tensor:
-    _check_sparse_input(x_values, x_columns, x_offsets, pattern, values.shape[0], outputs)
-    right = bias is None or bias.shape == (outputs,)
-    require(
-        right and _has_fast_loop(x_values, values, bias), "values and bias must fit", values, bias
-    )
-    samples = x_offsets.shape[0] - 1
-    by_columns, order = _by_columns(pattern, values.shape[0], outputs)
-    out = x_values.new_empty(samples, outputs)
-    given = (x_values, x_columns, x_offsets, values.detach().index_select(0, order), by_columns)
-    arguments = (*map(array_of, (*given, bias)), out.numpy())
-    operations = _products(x_values, by_columns, values.shape[0])
-    loops.few_inputs.share(arguments, samples, operations, array_of(x_offsets))
-    return out
-
-
-def _few_inputs_saved(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> tuple[Any, ...]:
-    x_values, values, _, *topology, _ = inputs
-    ctx.count = values.shape[0]
-    return x_values, *topology
-
-
-@_few_inputs.derivative(_few_inputs_saved)
-def _few_inputs_grad(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    values, bias = _few_inputs_backward(grad, *ctx.saved_tensors, ctx.count)
-    return None, values, bias if ctx.needs_input_grad[2] else None
-
-
-@operator(
-    "weft::sparse_input_linear_backward",
-    lambda grad, *others: (grad.new_empty(others[-1]), grad.new_empty(grad.shape[1])),
-)
-def _few_inputs_backward(
-    grad: Tensor,
-    x_values: Tensor,
-    x_columns: Tensor,
-    x_offsets: Tensor,
-    pattern: Tensor,
-    count: int,
-) -> tuple[Tensor, Tensor]:
-    """Gradients in the weights by rows [K], and in the bias."""
-    samples, outputs = grad.shape
-    _check_sparse_input(x_values, x_columns, x_offsets, pattern, count, outputs)
-    right = x_offsets.shape == (samples + 1,) and grad.dtype == x_values.dtype
-    require(right, "the gradient must have the shape and dtype of the output", grad, x_offsets)
-    by_columns, _ = _by_columns(pattern, count, outputs)
-    chunk = max(1, -(-samples // _CHUNKS))
-    chunks = -(-samples // chunk)
-    parts = grad.new_empty(max(1, chunks), count + outputs)
-    given = (x_values, x_columns, x_offsets, grad, by_columns)
-    arguments = (*map(array_of, given), chunk, parts.numpy())
-    operations = _products(x_values, by_columns, count)
-    loops.few_inputs_backward.share(arguments, chunks, operations)
-    inputs = by_columns.shape[0] - 2 * count - 1
-    return _sum_of_chunks(parts, pattern, outputs, inputs, chunks)

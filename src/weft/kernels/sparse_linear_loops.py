@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 from numba import carray
 
+from weft.kernels.online_loops import sum_at
 from weft.kernels.sample_vectors import (
     LINE,
     SQUARE,
+    add,
     add_to,
     address_as,
     dot,
@@ -24,10 +26,9 @@ from weft.kernels.sample_vectors import (
     four_dots,
     load,
     multiply_add,
-    products_at,
+    put_line,
     spread,
     store,
-    total,
     turn,
     zeros,
 )
@@ -167,39 +168,29 @@ def _rows(layer: Any, block: Any, to: Any, first: int, stop: int, zero: Any) -> 
 
 
 @kernel
-def _rows_of_one(layer: Any, block: Any, to: Any, first: int, stop: int) -> None:
-    """`_rows` for a single sample: the vectors are then of weights."""
+def _narrow_rows(layer: Any, block: Any, to: Any, first: int, stop: int, zero: Any) -> None:
+    """`_rows` for blocks so narrow that a sum has to be cut to hide a multiply-add's latency."""
     values, pattern = _numbers(layer[VALUES], layer[COUNT], block), _pattern(layer)
     columns, offsets = pattern[: layer[COUNT]], pattern[layer[COUNT] :]
     bias = _numbers(layer[BIAS], layer[OUTPUTS], block)
-    x, zero = block[:, 0], zeros(block, 1)
-    lanes = LINE // block.itemsize
+    has_bias, relu = layer[BIAS] != 0, layer[RELU] != 0
     for row in range(first, stop):
-        begin, end = np.intp(offsets[row]), np.intp(offsets[row + 1])
-        high = end - (end - begin) % lanes
-        sums = zero
-        for k in range(begin, high, lanes):
-            sums = products_at(sums, values, x, columns, k)
-        own = total(sums)
-        for k in range(np.uintp(high), np.uintp(end)):
-            own += values[k] * x[np.uintp(columns[k])]
-        if layer[BIAS] != 0:
-            own += bias[row]
-        if layer[RELU] != 0 and own <= 0:
-            own = values.dtype.type(0)
-        to[row, 0] = own
+        begin, end = np.uintp(offsets[row]), np.uintp(offsets[row + 1])
+        sums = sum_at(values, columns, begin, end, block, zero)
+        if has_bias:
+            sums = add(sums, spread(bias[row], sums))
+        if relu:
+            sums = drop_negative(sums, sums)
+        put_line(to, row, sums)
 
 
 @kernel
 def _some_rows(layer: Any, block: Any, to: Any, first: int, stop: int) -> None:
     """Rows first:stop of to [O, S] = the layer's output for block [I, S]."""
-    size = block.shape[1]
-    if size == 1:
-        _rows_of_one(layer, block, to, first, stop)
-    elif size * block.itemsize == WIDE * LINE:
+    if block.shape[1] * block.itemsize == WIDE * LINE:
         _rows(layer, block, to, first, stop, zeros(block, WIDE))
     else:
-        _rows(layer, block, to, first, stop, zeros(block, NARROW))
+        _narrow_rows(layer, block, to, first, stop, zeros(block, NARROW))
 
 
 @shared_rows
@@ -271,18 +262,13 @@ def forward(
         arguments = (layers, x, by_feature, hidden, out, out_by_feature)
         share_rows(pool, threads, _here._forward_blocks, arguments, None, count)
         return
-    top = layers[0, INPUTS]
-    rows = top
-    for step in range(layers.shape[0]):
-        rows += layers[step, OUTPUTS]
-    space = _lined_up(count * rows, size, x).reshape((count, rows, size))
-    blocks = space[:, :top]
+    inputs = layers[0, INPUTS]
+    blocks = _lined_up(count * inputs, size, x).reshape((count, inputs, size))
     for number in range(count):
         _fill(x, by_feature, number * size, blocks[number])
     for step in range(layers.shape[0]):
         layer = layers[step]
-        to = space[:, top : top + layer[OUTPUTS]]
-        top += layer[OUTPUTS]
+        to = _lined_up(count * layer[OUTPUTS], size, x).reshape((count, layer[OUTPUTS], size))
         # To wake a thread costs more than a small layer.
         own = threads if count * size * layer[COUNT] >= WORTH_SHARING else 1
         share_rows(pool, own, _here._layer_rows, (layer, blocks, to), None, layer[OUTPUTS])

@@ -19,9 +19,10 @@ from torch.utils import _pytree as pytree
 
 from weft.errors import DataError
 from weft.graphs import Array, GraphBatch
+from weft.kernels.block_products import block_products
 from weft.layout.config import Outside
 from weft.layout.csr import TypedEdges, distinct_edges, edges_of
-from weft.layout.dense import Blocks, multiplied
+from weft.layout.dense import Blocks, takes_bytes, times_weight
 from weft.layout.orders import ORDERS
 
 
@@ -96,9 +97,23 @@ class BandedAdjacency(Blocks):
 
     def propagate(self, h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """The same sums [N, O] as `TypedEdges.propagate`, of the same arguments."""
+        dtype = self._dtype_for(h, weight)
+        if takes_bytes(h):
+            sums = block_products(h.to(dtype), self.C, self.U, self.L, False)
+            out, deg = times_weight(sums, weight), self.deg.to(dtype)
+        else:
+            rows, deg = self._cast(dtype)
+            out = times_weight(torch.bmm(rows, self._sources(h)), weight)
+            # Cut only where there is padding: an exported program has no operator for nothing.
+            out = out[: self.num_nodes] if out.shape[0] > self.num_nodes else out
+        if bias is not None:
+            out = out + deg @ bias
+        return out if self.spill is None else out + self.spill.propagate(h, weight, bias)
+
+    def _sources(self, h: Tensor) -> Tensor:
+        """[K, J, H], what the rows of each block are multiplied with."""
         blocks, size = self.C.shape[:2]
         padding = blocks * size - self.num_nodes
-        rows, deg = self._cast(h, weight)
         own = functional.pad(h, (0, 0, 0, padding)) if padding else h
         own = own.reshape(blocks, size, h.shape[1])
         if blocks > 1:
@@ -106,11 +121,7 @@ class BandedAdjacency(Blocks):
             # result, P times as large as h, is then written once.
             around = functional.pad(own, (0, 0, 0, 0, 1, 1))
             own = torch.cat([around[:-2], own, around[2:]], dim=1)
-        out = multiplied(rows, own, weight)
-        out = out[: self.num_nodes] if padding else out
-        if bias is not None:
-            out = out + deg @ bias
-        return out if self.spill is None else out + self.spill.propagate(h, weight, bias)
+        return own
 
     def _rows(self) -> Tensor:
         """[L C U] as int8 [K, S P, 3 S], or C alone if there is no other block."""

@@ -23,7 +23,7 @@ class LayoutConfig:
         block: S of a banded or dense form; None takes what the cost model prefers for a batch, or
             its largest graph if dense, so that shapes may change between batches.
         outside: what becomes of edges outside the blocks of a banded form.
-        hidden: H, features of a node, for costs.
+        hidden: H, features of a node, for the cost model.
         memory_gb: a banded or dense form that takes more than this in float32 is refused.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from weft.errors import DataError
 from weft.graphs import Array, GraphBatch
 from weft.kernels import typed_messages
 from weft.kernels.custom_op import require
+from weft.kernels.edge_types import know_chunks, known_chunks
 
 TYPE = "type"
 """The edge column with an edge's type."""
@@ -177,13 +179,21 @@ class TypedEdges:
         # A row has one sender or one receiver.
         return int((self.into_offsets.diff() * self.out_t_offsets.diff()).sum())
 
-    def to(self, device: torch.device | str) -> TypedEdges:
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> TypedEdges:
         """The same on another device."""
-        moved = {name: getattr(self, name).to(device) for name in (*_INDICES, "counts")}
+        return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> TypedEdges:
+        """The same with every tensor copied by `change`, in a fixed order of the tensors."""
+        moved: dict[str, Any] = {
+            name: change(getattr(self, name)) for name in (*_INDICES, "counts")
+        }
         there = replace(self, **moved)
         for own, fact in zip(self._facts(), there._facts(), strict=True):
             if is_known(*own):
                 trust(*fact)
+        chunks = known_chunks(self.chunk_types, self.chunk_starts)
+        know_chunks(there.chunk_types, there.chunk_starts, chunks)
         return there
 
     def _facts(self) -> list[tuple[Any, ...]]:

@@ -5,6 +5,7 @@ N nodes in G graphs of at most S, P edge types, H features.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -16,6 +17,8 @@ from torch.nn import functional
 
 from weft.errors import DataError
 from weft.graphs import GraphBatch
+from weft.kernels.backends import runs_triton
+from weft.kernels.block_products import block_products
 from weft.kernels.custom_op import require
 from weft.layout.csr import TypedEdges, distinct_edges, edges_of
 
@@ -46,21 +49,27 @@ class Blocks:
         """S."""
         return self.C.shape[1]
 
-    def to(self: Own, device: torch.device | str) -> Own:
+    def to(self: Own, device: torch.device | str, *, non_blocking: bool = False) -> Own:
         """The same on another device; blocks travel as bytes and are cast there."""
+        return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def map(self: Own, change: Callable[[Tensor], Tensor]) -> Own:
+        """The same with every tensor copied by `change`, in a fixed order of the tensors."""
         moved: dict[str, Any] = {}
         for f in fields(self):
             value = getattr(self, f.name)
-            if isinstance(value, (Tensor, TypedEdges)):
-                moved[f.name] = value.to(device)
+            if isinstance(value, Tensor):
+                moved[f.name] = change(value)
+            elif isinstance(value, TypedEdges):
+                moved[f.name] = value.map(change)
         return replace(self, **moved)
 
     def _rows(self) -> Tensor:
         """int8 [K, S P, J], what is multiplied with J sources of each block."""
         return self.C.flatten(1, 2)
 
-    def _cast(self, h: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """`_rows` and deg as a product with h [N, H] takes them, cast once for all steps."""
+    def _dtype_for(self, h: Tensor, weight: Tensor) -> torch.dtype:
+        """That of a product with h [N, H] here and now."""
         nodes, types = self.deg.shape
         right = h.ndim == 2 and h.shape[0] == nodes and weight.shape[:2] == (types, h.shape[1])
         needed = f"h [{nodes}, H] and weight [{types}, H, O] needed"
@@ -68,8 +77,13 @@ class Blocks:
         device = h.device.type
         dtype = h.dtype
         # Autocast leaves float64 alone.
-        if dtype != torch.float64 and torch.is_autocast_enabled(device):
+        known = torch.amp.is_autocast_available(device)
+        if known and dtype != torch.float64 and torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
+        return dtype
+
+    def _cast(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """`_rows` and deg as a product takes them, cast once for all steps."""
         # A tracer's tensors must not outlive its trace; the compiler finds equal casts itself.
         if torch.compiler.is_compiling():
             return self._rows().to(dtype), self.deg.to(dtype)
@@ -84,11 +98,15 @@ class Blocks:
         return {}
 
 
-def multiplied(rows: Tensor, sources: Tensor, weight: Tensor) -> Tensor:
-    """Σ_p A_p E W_p, [K S, O], of rows [K, S P, J], E [K, J, H] and W [P, H, O]."""
+def takes_bytes(h: Tensor) -> bool:
+    """Whether `block_products` multiplies blocks as they are; what is exported has torch's own."""
+    return runs_triton(h) and not torch.compiler.is_exporting()
+
+
+def times_weight(sums: Tensor, weight: Tensor) -> Tensor:
+    """Σ_p B_p W_p, [N, O], of B with N P H numbers in this order and W [P, H, O]."""
     types, width, outputs = weight.shape
-    sums = torch.bmm(rows, sources).reshape(-1, types * width)
-    return sums @ weight.reshape(types * width, outputs)
+    return sums.reshape(-1, types * width) @ weight.reshape(types * width, outputs)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -152,12 +170,17 @@ class DenseAdjacency(Blocks):
     def propagate(self, h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """The same sums [N, O] as `TypedEdges.propagate`, of the same arguments."""
         graphs, size = self.C.shape[:2]
-        blocks, deg = self._cast(h, weight)
+        dtype = self._dtype_for(h, weight)
         own = h
         if self.place is not None:
             # Padding nodes share one extra row, which is cut off: their values reach no graph.
             own = h.new_zeros(graphs * size + 1, h.shape[1]).index_copy(0, self.place, h)[:-1]
-        out = multiplied(blocks, own.reshape(graphs, size, h.shape[1]), weight)
+        if takes_bytes(h):
+            sums, deg = block_products(own.to(dtype), self.C, None, None, False), self.deg.to(dtype)
+        else:
+            blocks, deg = self._cast(dtype)
+            sums = torch.bmm(blocks, own.reshape(graphs, size, h.shape[1]))
+        out = times_weight(sums, weight)
         if self.place is not None:
             out = functional.pad(out, (0, 0, 0, 1)).index_select(0, self.place)
         return out if bias is None else out + deg @ bias

@@ -132,7 +132,7 @@ def neighbours_of(batch: GraphBatch, *, step: float, dtype: torch.dtype) -> Neig
 
 
 def learns_from_places(batch: GraphBatch) -> bool:
-    """Whether gradients in the atoms' places are asked for, as forces are."""
+    """Whether gradients in the atoms' places are requested, as forces are."""
     shift = batch.edges.get("shift")
     # A shift needs a gradient where the cell does: that gives the stress.
     return batch.nodes["pos"].requires_grad or (shift is not None and shift.requires_grad)

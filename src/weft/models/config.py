@@ -82,7 +82,7 @@ class LayerOptions:
     """Options of the layers of a network over one graph, other than their kind and widths.
 
     Attributes:
-        aggregate: what GraphSAGE takes of the neighbours.
+        aggregate: how GraphSAGE combines the neighbours.
         heads: of attention; they share a layer's width, and the last layer takes their mean.
         steps: products of appnp and sgc.
         teleport: the share of a node's own prediction in each product of appnp.
@@ -161,7 +161,7 @@ class GGNNConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianConfig:
-    """What models have in common that describe a distance by Gaussians.
+    """Options shared by the models that describe a distance by Gaussians.
 
     Attributes:
         hidden: features of an atom.
@@ -215,8 +215,7 @@ class SchNetConfig(GaussianConfig):
 class MPEUConfig(GaussianConfig):
     """The defaults are those of Speckhard et al. (2025): 173,152 weights.
 
-    `hidden` features belong to an edge as to an atom; an edge begins as the Gaussians of its
-    length.
+    Edges have `hidden` features, as atoms do; an edge begins as the Gaussians of its length.
     """
 
 

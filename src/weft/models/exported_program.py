@@ -50,6 +50,7 @@ TOLERANCE = 1e-5
 INT8_TOLERANCE = 0.1
 """Largest difference with 8-bit weights, as a share of the largest absolute value of an output."""
 _SUFFIXES = (".pt2", ".onnx")
+_STABLEHLO = (".mlir", ".stablehlo")
 _OPSET = 18
 # Backward operations that ONNX does not know.
 _DECOMPOSED = (
@@ -205,7 +206,7 @@ def program_of(
         text = re.split(r" \(unhinted| consider using| Caused by", " ".join(str(error).split()))[0]
         raise DataError(
             f"{type(model).__name__} cannot be exported: torch.export stops with "
-            f"{type(error).__name__}, {text[:300]}; what the code of a model does must not depend "
+            f"{type(error).__name__}, {text[:300]}; the control flow of a model must not depend "
             "on the values of its inputs"
         ) from error
 
@@ -245,12 +246,17 @@ def _with_weights(graph: nn.Module, weights: Tensors, inputs: Sequence[str]) -> 
 
 def check_file(path: Path, *, int8: bool = False) -> None:
     """Raise DataError where no program can be written to `path`."""
+    if path.suffix in _STABLEHLO:
+        raise DataError(
+            f"torch {torch.__version__} writes no StableHLO by itself: torch_xla does, from a "
+            "program of torch.export (torch_xla.stablehlo); export to .onnx, or see docs/export.md"
+        )
     if path.suffix not in _SUFFIXES:
         raise DataError(f"models are exported as {' or '.join(_SUFFIXES)}, not as {path.name}")
     if int8 and path.suffix != ".onnx":
-        raise DataError(f"8-bit weights are for .onnx files, and {path.name} is none")
+        raise DataError(f"8-bit weights are for .onnx files, which {path.name} is not")
     if int8 and find_spec("onnxruntime") is None:
-        raise DataError("8-bit weights need onnxruntime: pip install onnxruntime")
+        raise DataError("8-bit weights need onnxruntime: pip install 'weft[export]'")
     if not path.absolute().parent.is_dir():
         raise DataError(f"{path} cannot be written: there is no folder {path.parent}")
     if path.is_dir():

@@ -61,18 +61,26 @@ class MisuseDetector(nn.Module):
         self.place = nn.Linear(width, 1)
         self.fine = nn.Linear(width, 1)
 
-    def forward(self, batch: GraphBatch, adjacency: Adjacency) -> Judgement:
-        """Scores of all pairs and functions."""
+    def forward(
+        self, batch: GraphBatch, adjacency: Adjacency, pairs: Tensor | None = None
+    ) -> Judgement:
+        """Scores of all pairs and functions.
+
+        Args:
+            batch: functions.
+            adjacency: their edges.
+            pairs: int [P], the batch's `judged_pairs`, where they are known.
+        """
         start = self._start(batch)
         h = self.gated(start, adjacency)
         z = torch.tanh(self.mix(torch.cat([h, start], dim=1)))
-        pairs = (batch.edges["type"] == MAY_STAND_IN).nonzero()[:, 0]
+        pairs = judged_pairs(batch) if pairs is None else pairs
         uses, variables = (ends[pairs].long() for ends in (batch.receivers, batch.senders))
         both = torch.tanh(self.use(z)[uses] + self.variable(z)[variables])
         fit = self.fit(both)[:, 0]
         written = batch.edges["written"][pairs] == 1
         # How the written variable fits, at every pair of its use; 0 at blanks.
-        now = fit.new_zeros(len(z)).index_add(0, uses[written], fit[written])
+        now = fit.new_zeros(len(z)).index_add(0, uses, fit.masked_fill(~written, 0.0))
         doubt = fit - now[uses] + self.place(z)[uses, 0]
         doubt = doubt.masked_fill(written | (batch.nodes["role"][uses] == SLOT), -math.inf)
         is_use = (batch.nodes["role"] == USE).to(z.dtype)[:, None]
@@ -91,6 +99,11 @@ class MisuseDetector(nn.Module):
         if self.subtokens is None:
             return start
         return start + subtoken_means(batch, self.subtokens)
+
+
+def judged_pairs(batch: GraphBatch) -> Tensor:
+    """int [P], the edges MayStandIn; their number is that of the batch, not of its shape."""
+    return (batch.edges["type"] == MAY_STAND_IN).nonzero()[:, 0]
 
 
 def log_shares(values: Tensor, groups: Tensor, count: int, extra: Tensor | None = None) -> Tensor:

@@ -178,9 +178,9 @@ class PaiNN(nn.Module):
         length = lengths(vectors)
         d = length.index_select(0, batch.pairs["forward"]) if batch.pairs else length
         config = self.config
-        fade = envelope(d, config.cutoff)[:, None]
-        basis = gaussian_basis(d, config.radial, config.spacing, config.sharpness) * fade
-        return torch.cat([basis, fade], dim=1), vectors / length[:, None]
+        fade = envelope(d, config.cutoff)
+        basis = gaussian_basis(d, config.radial, config.spacing, config.sharpness, fade)
+        return basis, vectors / length[:, None]
 
 
 def _perceptron(width_in: int, hidden: int, width_out: int) -> nn.Sequential:

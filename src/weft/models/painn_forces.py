@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -91,7 +92,18 @@ class PaiNNForces:
         gradient[forward] += by_distance[:, None] * self.directions[forward]
         return energy, atomic, gradient
 
-    def directional(self, tangents: Tensor) -> tuple[Tensor, Tensor]:
+    def gradients(
+        self, tangents: Tensor, to_energy: Tensor | None, learned: Sequence[Tensor]
+    ) -> Sequence[Tensor | None]:
+        """See `weft.models.potential.Evaluation`."""
+        with torch.enable_grad():
+            energy, along = self._directional(tangents)
+            total = along.masked_fill(~self.batch.graph_mask, 0.0).sum()
+            if to_energy is not None:
+                total = total + (energy * to_energy).sum()
+        return torch.autograd.grad(total, learned, retain_graph=True, allow_unused=True)
+
+    def _directional(self, tangents: Tensor) -> tuple[Tensor, Tensor]:
         """Energies [G] and their derivatives along the edges' tangents [E, 3]."""
         model, batch, near = self.model, self.batch, self.near
         along = (self.directions * tangents).sum(1, keepdim=True)

@@ -7,7 +7,7 @@ derivative along one direction of all positions and cells, which is taken forwar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -36,8 +36,14 @@ class Evaluation(Protocol):
     def energy_and_gradient(self) -> tuple[Tensor, Tensor, Tensor]:
         """Energies [G], each atom's part [N], and the derivative in the edges' vectors [E, 3]."""
 
-    def directional(self, tangents: Tensor) -> tuple[Tensor, Tensor]:
-        """Energies [G] and their derivatives along tangents [E, 3] of the edges' vectors."""
+    def gradients(
+        self, tangents: Tensor, to_energy: Tensor | None, learned: Sequence[Tensor]
+    ) -> Sequence[Tensor | None]:
+        """Gradients in the weights `learned`, after `energy_and_gradient`.
+
+        They are of Σ to_energy · energy, where to_energy [G] is not None, and of the derivative of
+        the energies of real graphs along tangents [E, 3] of the edges' vectors.
+        """
 
 
 _FAST: dict[type, Callable[[Any, GraphBatch], Evaluation]] = {
@@ -107,7 +113,10 @@ def derivatives(model: Any, batch: GraphBatch, *, strain: bool, training: bool) 
         if not training:
             with torch.no_grad():
                 return _derivatives(make(model, batch), batch, strain)
-        learned = [weight for weight in model.parameters() if weight.requires_grad]
+        # As model.parameters() gives them, in a fraction of its time.
+        every = (weight for each in model.modules() for weight in each._parameters.values())
+        by_id = {id(weight): weight for weight in every if weight is not None}
+        learned = [weight for weight in by_id.values() if weight.requires_grad]
         with torch.enable_grad():
             evaluation = make(model, batch)
             found = _Learned.apply(evaluation, batch, strain, *learned)  # type: ignore[no-untyped-call]
@@ -131,7 +140,7 @@ class _Learned(torch.autograd.Function):
     def forward(
         ctx: Any, evaluation: Evaluation, batch: GraphBatch, strain: bool, *learned: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        ctx.given = evaluation, batch
+        ctx.given = evaluation, batch, learned
         ctx.save_for_backward(*learned)
         ctx.set_materialize_grads(False)
         found = _derivatives(evaluation, batch, strain)
@@ -151,8 +160,9 @@ class _Learned(torch.autograd.Function):
                 "forces to learn from can be differentiated once; for higher derivatives, "
                 "differentiate model(batch) in the positions with create_graph=True"
             )
-        evaluation, batch = ctx.given
-        learned = ctx.saved_tensors
+        evaluation, batch, learned = ctx.given
+        # Read although it is not needed: torch refuses weights that were changed meanwhile.
+        _ = ctx.saved_tensors
         tangents = torch.zeros_like(batch.nodes["pos"][batch.senders.long()])
         if to_positions is not None:
             tangents = gather_senders(batch, to_positions) - gather_receivers(batch, to_positions)
@@ -161,10 +171,5 @@ class _Learned(torch.autograd.Function):
             by_node = gather(symmetric.flatten(1), batch.node_graph, batch.node_offsets, None)
             stretch = gather_receivers(batch, by_node).view(-1, 3, 3)
             tangents = tangents + (edge_vectors(batch)[:, :, None] * stretch).sum(1)
-        with torch.enable_grad():
-            energy, along = evaluation.directional(tangents)
-            total = along.masked_fill(~batch.graph_mask, 0.0).sum()
-            if to_energy is not None:
-                total = total + (energy * to_energy).sum()
-        grads = torch.autograd.grad(total, learned, retain_graph=True, allow_unused=True)
+        grads = evaluation.gradients(tangents, to_energy, learned)
         return None, None, None, *grads

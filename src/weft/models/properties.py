@@ -24,10 +24,10 @@ class Properties:
 
     Attributes:
         energy: [G].
-        atomic: [N], each atom's part of the energy; None if not asked for.
-        forces: -dE/dpos [N, 3] in the energy's unit per Å; None if not asked for.
+        atomic: [N], each atom's part of the energy; None if not requested.
+        forces: -dE/dpos [N, 3] in the energy's unit per Å; None if not requested.
         stress: dE/dstrain / volume [G, 3, 3], symmetric, in the energy's unit per Å³, positive
-            where the structure is stretched (as in ASE); None if not asked for.
+            where the structure is stretched (as in ASE); None if not requested.
     """
 
     energy: Tensor

@@ -89,7 +89,8 @@ def at_distances(
         sharpness: of the Gaussians, 1 / Å².
         cutoff: where the functions end, Å, or None.
     """
-    if d.dtype == torch.float32 and len(d):
+    # The series are loops on the CPU, and elsewhere the largest distance would be waited for.
+    if d.is_cpu and d.dtype == torch.float32 and len(d):
         width = aligned_width(sharpness, cutoff)
         end = min((centres - 1) * spacing + reach(sharpness), float(d.max()))
         bins = max(1, math.ceil(end / width))

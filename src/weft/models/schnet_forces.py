@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from weft.graphs import GraphBatch
-from weft.kernels import shifted_softplus
-from weft.kernels.schnet_interaction import interaction
-from weft.kernels.tangents import row_dots, tangent_softplus, tangent_spmm
+from weft.kernels.filter_tables import TableSettings, filter_tables
+from weft.kernels.schnet_potential import Layer, Potential, Readout
 from weft.models.atomistic import edge_vectors, neighbours_of, pool
 from weft.models.radial import (
     aligned_width,
     at_distances,
-    envelope_with_slope,
-    gaussians_with_slopes,
-    linear_tangents,
-    with_bias,
 )
 from weft.models.schnet import SchNet
 
@@ -31,19 +26,23 @@ class SchNetForces:
         self.model, self.batch = model, batch
         config = model.config
         dtype = model.elements.embedding.weight.dtype
+        first, second = self._ends()
+        self._weights = [Layer(*layer.weights()) for layer in self._layers()]
+        self._readout = Readout(first.weight, first.bias, second.weight, second.bias)
         width = aligned_width(config.sharpness, config.cutoff)
         self.near = near = neighbours_of(batch, step=width, dtype=dtype)
         self.vectors = edge_vectors(batch, near.forward)
         self.units = (self.vectors / near.distance[:, None]).to(dtype)
+        self._radial = [
+            weight
+            for layer in self._layers()
+            for part in (layer.basis, layer.filter)
+            for weight in part.parameters()
+        ]
         rows = at_distances(
             near.distance,
             model,
-            [
-                weight
-                for layer in self._layers()
-                for part in (layer.basis, layer.filter)
-                for weight in part.parameters()
-            ],
+            self._radial,
             self._tables,
             centres=config.centres,
             spacing=config.spacing,
@@ -55,82 +54,81 @@ class SchNetForces:
     def energy_and_gradient(self) -> tuple[Tensor, Tensor, Tensor]:
         """Energies [G], each atom's part [N], and the derivative in the edges' vectors [E, 3]."""
         config, batch, near = self.model.config, self.batch, self.near
-        mean = config.aggregation == "mean"
-        leaves = [weight.detach().requires_grad_() for weight in self.filters]
-        h = self.model.elements(batch.nodes["z"]).detach()
-        with torch.enable_grad():
-            for layer, weight in zip(self._layers(), leaves, strict=True):
-                message, update, update_bias, out, out_bias = _detached(*layer.weights())
-                layers = (message, update, update_bias, out, out_bias)
-                h = interaction(h, weight, *layers, near.pairs, mean=mean)
-            first, second = self._readout()
-            weights = (first.weight, first.bias, second.weight, second.bias)
-            one, one_bias, two, two_bias = _detached(*weights)
-            inner = shifted_softplus(functional.linear(h, one, one_bias))
-            atomic = functional.linear(inner, two, two_bias)[:, 0]
-            energy = pool(batch, atomic, config.readout)
-            total = energy.masked_fill(~batch.graph_mask, 0.0).sum()
-            grads = torch.autograd.grad(total, leaves)
-        by_distance = row_dots(list(grads), [slope.detach() for slope in self.slopes])
+        self._potential = potential = Potential(
+            self.model.elements(batch.nodes["z"]).detach(),
+            self._weights,
+            self._readout,
+            self.filters,
+            self.slopes,
+            self._by_atom(batch.graph_mask),
+            near.pairs,
+            mean=config.aggregation == "mean",
+        )
+        energy = pool(batch, potential.atomic, config.readout)
         gradient = self.units.new_zeros(batch.num_edges, 3)
-        gradient[near.forward.long()] = by_distance[:, None] * self.units
-        return energy.detach(), atomic.detach(), gradient
+        gradient[near.forward.long()] = potential.by_distance[:, None] * self.units
+        return energy, potential.atomic, gradient
 
-    def directional(self, tangents: Tensor) -> tuple[Tensor, Tensor]:
-        """Energies [G] and their derivatives along the edges' tangents [E, 3]."""
-        model, batch, near = self.model, self.batch, self.near
-        push = (self.units * tangents[near.forward.long()]).sum(1)
-        h = model.elements(batch.nodes["z"])
-        h = torch.cat([h, torch.zeros_like(h)])
-        scale = None
-        if model.config.aggregation == "mean":
-            counts = batch.in_offsets.diff().clamp(min=1).to(h.dtype)
-            scale = counts.reciprocal()[:, None].repeat(2, 1)
-        layers = zip(self._layers(), self.filters, self.slopes, strict=True)
-        for layer, weight, slope in layers:
-            sent = functional.linear(h, layer.message.weight)
-            sums = tangent_spmm(sent, weight, slope, push, near.pairs)
-            sums = sums if scale is None else sums * scale
-            inner = tangent_softplus(linear_tangents(layer.update, sums))
-            h = h + linear_tangents(layer.out, inner)
-        first, second = self._readout()
-        atoms = linear_tangents(second, tangent_softplus(linear_tangents(first, h)))
-        values, moved = atoms.chunk(2)
-        how = model.config.readout
-        return pool(batch, values, how), pool(batch, moved, how)
+    def gradients(
+        self, tangents: Tensor, to_energy: Tensor | None, learned: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        """See `weft.models.potential.Evaluation`."""
+        batch = self.batch
+        push = (self.units * tangents[self.near.forward.long()]).sum(1)
+        if to_energy is None:
+            to_energy = push.new_zeros(batch.num_graphs)
+        found = self._potential.learned(push, self._by_atom(to_energy))
+        # By identity: tensors are slow to hash.
+        known: dict[int, Tensor] = {}
+
+        def take(weights: Sequence[Tensor | None], grads: Sequence[Tensor | None]) -> None:
+            for weight, grad in zip(weights, grads, strict=True):
+                if grad is not None:
+                    # Layers may share a weight.
+                    before = known.get(id(weight))
+                    known[id(weight)] = grad if before is None else before + grad
+
+        for layer, grads in zip(self._weights, found.layers, strict=True):
+            take(layer, grads)
+        take(self._readout, found.readout)
+        rows = self.model.elements.rows[batch.nodes["z"].long()]
+        embedding = self.model.elements.embedding.weight
+        summed = torch.ops.aten.embedding_dense_backward(found.h, rows, len(embedding), -1, False)
+        take([embedding], [summed])
+        of_filters = set(map(id, self._radial))
+        radial = [weight for weight in learned if id(weight) in of_filters]
+        if radial:
+            outputs = (*self.filters, *self.slopes)
+            upper = (*found.filters, *found.slopes)
+            take(radial, torch.autograd.grad(outputs, radial, upper, retain_graph=True))
+        return [known.get(id(weight)) for weight in learned]
+
+    def _by_atom(self, of_graph: Tensor) -> Tensor:
+        """Of a value for each graph [G], that of each atom's part [N]."""
+        batch = self.batch
+        seeds = of_graph.to(self.units.dtype)[batch.node_graph.long()]
+        if self.model.config.readout == "mean":
+            seeds = seeds / batch.node_offsets.diff()[batch.node_graph.long()]
+        return seeds
 
     def _layers(self) -> list[Any]:
         return list(self.model.interactions)
 
-    def _readout(self) -> list[Any]:
+    def _ends(self) -> list[Any]:
         return list(self.model.readout)
 
     def _tables(self, d: Tensor) -> Tensor:
         """Filters of all layers and then their derivatives at distances d [R]: [2 L, R, F]."""
-        config, rows = self.model.config, len(d)
-        layers = self._layers()
-        count, width = len(layers), config.filters
-        basis = torch.cat(
-            gaussians_with_slopes(d, config.centres, config.spacing, config.sharpness)
+        config, layers = self.model.config, self._layers()
+        settings = TableSettings(
+            config.spacing, config.sharpness, config.cutoff or 0.0, config.activate_filter
         )
-        inner = basis @ torch.cat([layer.basis.weight for layer in layers]).t()
-        if config.bias:
-            inner = with_bias(inner, torch.cat([layer.basis.bias for layer in layers]))
-        inner = tangent_softplus(inner).view(2 * rows, count, width).transpose(0, 1)
-        outer = inner @ torch.stack([layer.filter.weight for layer in layers]).transpose(1, 2)
-        values = outer.view(count, 2, rows, width).transpose(0, 1)
-        if config.bias:
-            bias = torch.stack([layer.filter.bias for layer in layers])[:, None]
-            values = torch.stack([values[0] + bias, values[1]])
-        if config.activate_filter:
-            values = tangent_softplus(values.reshape(2 * count, rows * width))
-            values = values.view(2, count, rows, width)
-        if config.cutoff is not None:
-            fade, fall = envelope_with_slope(d, config.cutoff)
-            one, slope = values
-            values = torch.stack([one * fade, slope * fade + one * fall])
-        return values.reshape(2 * count, rows, width)
-
-
-def _detached(*weights: Tensor | None) -> Any:
-    return [None if weight is None else weight.detach() for weight in weights]
+        first, second = ([getattr(layer, kind) for layer in layers] for kind in ("basis", "filter"))
+        return filter_tables(
+            d,
+            [part.weight for part in first],
+            [part.bias for part in first if config.bias],
+            [part.weight for part in second],
+            [part.bias for part in second if config.bias],
+            settings,
+        )

@@ -80,7 +80,7 @@ def cluster_table(table: GraphTable, clusters: Sequence[int], normalisation: str
 
 
 class ClusterSteps:
-    """Training steps on clusters that are drawn anew in every epoch, each of them once.
+    """Training steps on clusters that are drawn again in every epoch, each of them once.
 
     Each rank takes a batch of its own, and what travels are gradients alone.
 

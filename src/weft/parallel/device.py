@@ -51,8 +51,8 @@ def device_of(name: DeviceName, *, gpus: int, local_rank: int, local_ranks: int)
         )
     if local_ranks > gpus:
         raise ValueError(
-            f"{local_ranks} ranks on a host with {gpus} GPU{'s' * (gpus > 1)}, and each needs one "
-            f"of its own; start {gpus} on this host, or choose the device cpu"
+            f"{local_ranks} ranks on a host with {gpus} GPU{'s' * (gpus > 1)}, and each needs its "
+            f"own; start {gpus} on this host, or choose the device cpu"
         )
     return torch.device("cuda", local_rank)
 
@@ -83,13 +83,27 @@ def replica_device(name: str = "cpu", *, ranks: int | None = None) -> torch.devi
                 "choose cuda"
             )
         return own_device("cuda" if kind == "cuda" else "cpu", ranks=ranks)
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if int(number or 0) >= gpus:
-        raise ValueError(
-            f"device is {name}, but torch finds {gpus or 'no'} GPU{'s' * (gpus != 1)} here; choose "
-            "cpu, or install a torch for this machine's GPUs"
-        )
+    checked_device(name)
     return torch.device("cuda", int(number or 0))
+
+
+def checked_device(device: torch.device | str) -> torch.device:
+    """The device, where it is there.
+
+    Raises:
+        ValueError: torch does not know it, or finds no such GPU here.
+    """
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device is {device!r}; choose from cpu, cuda, cuda:N") from None
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found.type == "cuda" and (found.index or 0) >= gpus:
+        raise ValueError(
+            f"device is {found}, but torch finds {gpus or 'no'} GPU{'s' * (gpus != 1)} here; "
+            "choose cpu, or install a torch for this machine's GPUs"
+        )
+    return found
 
 
 def backend_of(device: torch.device) -> str:

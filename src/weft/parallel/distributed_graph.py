@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from weft.graphs import GraphTable
 from weft.kernels import dropout as counter_dropout
 from weft.kernels.attention import attention_part
-from weft.kernels.counter_dropout import Part
+from weft.kernels.counter_dropout import Part, relu_dropout
 from weft.kernels.custom_op import have_one_loop
 from weft.kernels.fused_messages import EdgeWalks, fused_messages
 from weft.kernels.message_code import MOST_FEATURES, Leaf, MessageProgram
 from weft.parallel.grid import check_grid
 from weft.parallel.grid_layers import cross_entropy, scores
-from weft.parallel.grid_matrix import GridMatrix, RowExchange
+from weft.parallel.grid_matrix import GridMatrix, RowExchange, exact_reads
 from weft.parallel.method import Method
 from weft.parallel.node_exchange import Halo, Layout, join_layers, linear
 from weft.parallel.shard import GraphShard, read_nodes
@@ -113,7 +113,7 @@ class DistributedGraph:
     def kept(self, name: tuple[str, str], compute: Callable[[], Tensor]) -> Tensor:
         """What `compute` makes of the features alone, computed once for all steps."""
         if name not in self._kept:
-            with torch.no_grad():
+            with torch.no_grad(), exact_reads():
                 self._kept[name] = compute()
         return self._kept[name]
 
@@ -265,28 +265,32 @@ class DistributedGraph:
         if not self_loops:
             self._need_original("attention without loops")
         heads, width = values.shape[1:]
-        # All that travels of a node, as one message.
-        block = self._block_of(torch.cat([values, more, receivers], -1))
-        sent, asked = torch.split(block, [width + more.shape[-1], receivers.shape[-1]], -1)
-        halo, panel = self._halo_of(sent), self._panel_of(asked)
-        v, rest = halo[..., :width].contiguous(), halo[..., width:].contiguous()
+        if self.world.ranks == 1:
+            # Nothing travels: the rows are read where they are.
+            v, rest, panel = values.contiguous(), more, receivers
+        else:
+            # All that travels of a node, as one message.
+            block = self._block_of(torch.cat([values, more, receivers], -1))
+            sent, asked = torch.split(block, [width + more.shape[-1], receivers.shape[-1]], -1)
+            halo, panel = self._halo_of(sent), self._panel_of(asked)
+            v, rest = halo[..., :width].contiguous(), halo[..., width:]
         own = self.world.grid.slice_widths(heads)
         first = sum(own[: self.world.place.column])
         mine = slice(first, first + own[self.world.place.column])
-        panel = panel.contiguous()
         if not v.shape[1]:
             # A column without heads takes part in every message all the same.
             out = panel.new_zeros(len(panel), 0, width) + (v.sum() + rest.sum() + panel.sum())
             sums = panel.new_zeros(len(panel), 0)
         else:
             edges = self.halo.loops if self_loops else self.halo.edges
-            given = {"queries": panel}
+            given = {"queries": panel.contiguous()}
             if vector is not None:
                 given["vector"] = vector[mine]
             elif scale is not None:
-                given["keys"] = rest
+                given["keys"] = rest.contiguous()
             else:
-                given = {"sender_scores": rest[..., 0], "receiver_scores": panel[..., 0]}
+                scores = (part[..., 0].contiguous() for part in (rest, panel))
+                given = dict(zip(("sender_scores", "receiver_scores"), scores, strict=True))
             out, sums = _attention(edges, v, given, slope=slope, scale=scale or 1.0)
         return self._own_of(join_layers(out, sums, self.layout), heads)
 
@@ -328,15 +332,15 @@ class DistributedGraph:
             lambda grad: self.flat.all_reduce("world", grad.clone(), "nodes"),
         )
 
-    def dropout(self, x: Tensor, p: float, training: bool = True) -> Tensor:
-        """Dropout of x [m, F] with a mask that depends on the node, not on its rank.
+    def dropout(self, x: Tensor, p: float, training: bool = True, *, relu: bool = False) -> Tensor:
+        """Dropout of x [m, F], or of relu(x), with a mask that depends on the node, not its rank.
 
         Its seed is drawn by torch, so all ranks need torch's random state to be the same.
         """
         if not (training and p > 0):
-            return x
-        seed = int(torch.randint(2**62, (1,)))
-        return counter_dropout(x, p, part=Part(seed=seed, ids=self.ids))
+            return x.relu() if relu else x
+        part = Part(seed=int(torch.randint(2**62, (1,))), ids=self.ids)
+        return relu_dropout(x, p, part=part) if relu else counter_dropout(x, p, part=part)
 
     # Training.
 
@@ -439,9 +443,11 @@ def _attention(
 ) -> tuple[Tensor, Tensor]:
     """`attention_part`, by so many heads at a time as its loops have room for."""
     heads, width = values.shape[1:]
-    room = max(1, MOST_FEATURES // max(1, width))
     if width > MOST_FEATURES:
         raise ValueError(f"a head has {width} features; attention takes at most {MOST_FEATURES}")
+    room = max(1, MOST_FEATURES // max(1, width))
+    if heads <= room:
+        return attention_part(edges, values, slope=slope, scale=scale, **given)
     found = []
     for first in range(0, heads, room):
         part = slice(first, first + room)

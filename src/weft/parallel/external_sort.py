@@ -70,7 +70,7 @@ def sorted_by(
 ) -> Iterator[Records]:
     """The records in the order of one of their arrays, those of one key as they came.
 
-    They are read once, when the first one is asked for.
+    They are read once, when the first one is requested.
 
     Args:
         chunks: of records.

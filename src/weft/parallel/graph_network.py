@@ -58,9 +58,13 @@ class GATLayer(nn.Module):
     def forward(self, graph: DistributedGraph, x: Tensor) -> Tensor:
         """Output [m, width_out] for x [m, width_in]."""
         values = (x @ self.weight).view(len(x), self.heads, -1)
-        senders, receivers = (
-            (values * vector).sum(-1) for vector in (self.sender_vector, self.receiver_vector)
-        )
+        # Products of the values and the vectors, of the weights first: none is as wide as values.
+        weights = self.weight.view(-1, *self.sender_vector.shape)
+        vectors = (self.sender_vector, self.receiver_vector)
+        rows = torch.cat([(weights * vector).sum(-1).t() for vector in vectors])
+        # Not x @ columns: of so few columns the gradient is then four times as slow.
+        scores = nn.functional.linear(x, rows)
+        senders, receivers = scores[:, : self.heads], scores[:, self.heads :]
         found = graph.attend_additively(values, receivers, senders=senders)
         return _joined_heads(found, self.concat) + self.bias
 
@@ -158,7 +162,7 @@ class GraphNetwork(nn.Module):
         out = _apply(config, self.layers[number], graph, x)
         if self.norms:
             out = self.norms[number](graph, out)
-        out = graph.dropout(out.relu(), config.dropout, self.training)
+        out = graph.dropout(out, config.dropout, self.training, relu=True)
         return out + x if config.residual and x.shape == out.shape else out
 
     def _sgc(self, graph: DistributedGraph, x: Tensor) -> Tensor:

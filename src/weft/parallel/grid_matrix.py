@@ -6,7 +6,9 @@ only those of their rows that another rank's nonzeros touch (`RowExchange`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -20,6 +22,9 @@ from weft.kernels.segment_ops import add_product
 from weft.parallel.grid import balanced
 from weft.parallel.method import Method
 from weft.parallel.world import Pending, World
+
+FIRST_PRODUCT = "first product"
+"""Purpose of the product that is computed once for all steps."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -123,11 +128,35 @@ class GridMatrix:
             return self.world.all_reduce("layer", partial, purpose)
         return self.world.reduce_scatter("layer", partial, self._heights, 0, purpose)
 
+    def read(self, values: Tensor, purpose: str) -> Tensor:
+        """The rows [m, F] as a product reads them: its weights' dtype, or bfloat16.
+
+        The first product is computed once, so that its precision costs nothing.
+        """
+        rounds = self.method.reads == "bfloat16" and self.dtype == torch.float32
+        rounds = rounds and purpose != FIRST_PRODUCT and not getattr(_here, "exact", False)
+        return values.to(torch.bfloat16 if rounds else self.dtype)
+
     def partial_product(self, x: Tensor, purpose: str) -> Tensor:
         """What this rank's stages add to the panel's rows, [height, F]; layers are not summed."""
         partial = x.new_zeros(self.height, x.shape[1])
         self.exchange.add_to(partial, x.contiguous(), purpose)
         return partial
+
+
+# Of this thread: tests run several ranks in one process.
+_here = threading.local()
+
+
+@contextmanager
+def exact_reads() -> Iterator[None]:
+    """Within this context products read in full precision, whatever the method says."""
+    before = getattr(_here, "exact", False)
+    _here.exact = True
+    try:
+        yield
+    finally:
+        _here.exact = before
 
 
 class _Propagate(torch.autograd.Function):
@@ -174,7 +203,7 @@ class BlockExchange:
             block = self._received(number, edges)
             found = features.wait()
             own = self.stages[number].row == self.world.place.row
-            values = x if own else found.to(x.dtype)
+            values = self.matrix.read(x if own else found, purpose)
             add_product(partial, block.weights, block.columns, block.offsets, values)
             if following and not self.method.overlap:
                 coming = self._start(number + 1, x, purpose)
@@ -248,8 +277,8 @@ class RowExchange:
     """
 
     def __init__(self, matrix: GridMatrix, blocks: Sequence[CSRBlock | None]) -> None:
-        world, self.method = matrix.world, matrix.method
-        self.world = world
+        self.matrix, self.method = matrix, matrix.method
+        self.world = world = matrix.world
         own = world.position("row")
         self.local: list[CSRBlock] = []
         # By rank of the group: the rows wanted from it, and the nonzeros that they multiply.
@@ -277,15 +306,16 @@ class RowExchange:
         """Add the product of the stages with everyone's blocks x [n, F] to partial [rows, F]."""
         overlap = self.method.overlap
         coming = self._start(0, x, purpose) if overlap and self.rounds else None
+        values = self.matrix.read(x, purpose) if self.local else x
         for block in self.local:
-            add_product(partial, block.weights, block.columns, block.offsets, x)
+            add_product(partial, block.weights, block.columns, block.offsets, values)
         for number, part in enumerate(self.rounds):
             found = (coming or self._start(number, x, purpose)).wait()
             last = number + 1 == len(self.rounds)
             coming = self._start(number + 1, x, purpose) if overlap and not last else None
             rows = torch.split(found, [block.num_columns for block in part.blocks])
             for block, values in zip(part.blocks, rows, strict=True):
-                values = values.to(x.dtype)
+                values = self.matrix.read(values, purpose)
                 add_product(partial, block.weights, block.columns, block.offsets, values)
 
     def _start(self, number: int, x: Tensor, purpose: str) -> Pending:

@@ -25,7 +25,7 @@ CUT_FOR_GRID = ("metis", "volume", "balanced")
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """What travels in a product, and when; every setting but `wire="bfloat16"` is exact.
+    """What travels in a product, and when; all is exact but for `bfloat16` in wire or reads.
 
     Attributes:
         reductions: multiply in the cheaper order, keep the first product, and get the gradient
@@ -36,6 +36,9 @@ class Method:
             `sent`: each has its share, and they travel in every product.
         overlap: the next block travels while this one is multiplied.
         wire: features travel in full precision or rounded to bfloat16; sums are never rounded.
+        reads: sparse products read features in full precision or from a copy in bfloat16, which
+            halves the memory traffic of float32; sums are never rounded, nor is the first product,
+            which is computed once. The error is printed after training.
     """
 
     reductions: bool = True
@@ -43,12 +46,13 @@ class Method:
     panels: Panels = "kept"
     overlap: bool = True
     wire: Precision = "full"
+    reads: Precision = "full"
 
     def __post_init__(self) -> None:
-        check_choices(self, exchange=Exchange, panels=Panels, wire=Precision)
+        check_choices(self, exchange=Exchange, panels=Panels, wire=Precision, reads=Precision)
         if self.exchange == "rows" and self.panels == "sent":
             raise ValueError(
-                "exchange 'rows' asks for the rows that a rank's own edges touch, so its panel "
+                "exchange 'rows' requests the rows that a rank's own edges touch, so its panel "
                 "must be kept: set panels to 'kept', or exchange to 'blocks'"
             )
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from weft.models import GCN, GraphSAGE
 from weft.parallel.distributed_graph import DistributedGraph
+from weft.parallel.grid_matrix import exact_reads
 from weft.parallel.network import GridNetwork
 from weft.parallel.shard import GraphShard
 from weft.parallel.targets import Target
@@ -66,6 +67,23 @@ class ModuleNetwork:
         finally:
             self.model.train(training)
         return found
+
+
+@torch.no_grad()
+def reads_error(network: GridNetwork | ModuleNetwork) -> float:
+    """What `Method.reads` changes at an output at most, beside the largest output.
+
+    All ranks call it together.
+    """
+    rounded = network.outputs()[1]
+    with exact_reads():
+        exact = network.outputs()[1]
+    found = torch.zeros(2, dtype=torch.float64)
+    if exact.numel():
+        found = torch.stack([(rounded - exact).abs().amax(), exact.abs().amax()]).double()
+    found = network.world.all_reduce("world", found.to(network.world.device), "scores", "max")
+    error, largest = found.tolist()
+    return error / largest if largest else 0.0
 
 
 def network_of(

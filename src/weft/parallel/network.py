@@ -18,7 +18,7 @@ from weft.parallel.grid_layers import (
     slice_of,
     sum_gradients,
 )
-from weft.parallel.grid_matrix import propagate
+from weft.parallel.grid_matrix import FIRST_PRODUCT, propagate
 from weft.parallel.method import LayerPlan, plan_layers
 from weft.parallel.shard import GraphShard
 from weft.parallel.targets import Target, predictions_of, target_of
@@ -124,7 +124,7 @@ class GridNetwork:
         plan, x = self.plans[0], self.shard.x()
         if plan.kept:
             with torch.no_grad():
-                self._sums = self.shard.matrix.multiply(x, "first product")
+                self._sums = self.shard.matrix.multiply(x, FIRST_PRODUCT)
                 if plan.gather:
                     self._sums = gather_columns(self.world, self._sums, plan.width_in)
                     x = gather_columns(self.world, x, plan.width_in) if self._sage else x

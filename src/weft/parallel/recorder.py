@@ -23,7 +23,7 @@ class Event:
         bytes: received by this rank, without headers. Of m bytes a broadcast brings m (nothing
             to its source) and an all_reduce 2 (g - 1) / g of m. A reduce_scatter brings the rank's
             own part from each of the g - 1 others, an all_gather a part as large as the largest,
-            an all_to_all what was asked for.
+            an all_to_all what was requested.
         seconds: that this rank spent in it, waiting included, without what overlapped with other
             work. On a GPU the time starts when all earlier work is done.
         purpose: what it was for.

@@ -126,7 +126,7 @@ class GraphShard:
         )
 
     def x(self) -> Tensor:
-        """This rank's rows and slice of the features, [n, f / C], read anew."""
+        """This rank's rows and slice of the features, [n, f / C], read again."""
         own, columns = _own_nodes(self.world, self.offsets), slice_of(self.world, self.features)
         return read_nodes(self.table, "x", *own, columns).to(self.world.device, self.dtype)
 
@@ -273,7 +273,7 @@ def row_offsets(table: GraphTable, grid: Grid) -> Array:
     """Where each of the grid's blocks of nodes begins, int64 [grid.blocks + 1].
 
     The partition's own blocks, if there are as many; an order without blocks of its own
-    (contiguous, random, rcm) is cut anew.
+    (contiguous, random, rcm) is cut again.
 
     Raises:
         ValueError: blocks that were made for another number of them, or fewer nodes than blocks.
@@ -342,7 +342,7 @@ def _check_prepared(table: GraphTable) -> None:
     if table.metadata.get("kind") != KIND or len(table) != 1:
         raise DataError(
             f"the table{f' {table.path}' if table.path else ''} is not a graph that was prepared "
-            "for training in full; make one with weft.parallel.prepare"
+            f"for full-graph training; make one with weft.parallel.prepare"
         )
 
 

@@ -284,7 +284,9 @@ class World:
         if self.rank > 0:
             self.reduce(failed)
             if failed.item():
-                raise FirstFailed(f"rank {self.rank} stops because rank 0 has; see its message")
+                raise FirstFailed(
+                    f"rank {self.rank} stops because rank 0 has stopped; see its message"
+                )
             yield
             return
         try:
@@ -349,9 +351,9 @@ def alone(grid: Grid, rank: int, device: torch.device | None = None) -> World:
     return World(grid, rank, None, device or torch.device("cpu"))
 
 
-def single() -> World:
-    """This process alone, on the CPU."""
-    return World(Grid(rows=1), 0, {}, torch.device("cpu"))
+def single(device: torch.device | None = None) -> World:
+    """This process alone, by default on the CPU."""
+    return World(Grid(rows=1), 0, {}, device or torch.device("cpu"))
 
 
 @contextmanager
@@ -449,7 +451,7 @@ def _groups(
 def _backend(device: torch.device, timeout: timedelta) -> tuple[str, Any]:
     """Backend and options of one group of a mesh, whose own timeout would be half an hour.
 
-    Made anew for each: a group of NCCL writes its name into its options.
+    Made again for each: a group of NCCL writes its name into its options.
     """
     options: Any
     if device.type == "cuda":

@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.planning.plan import CHOSEN, NOT_TRIED, STOPPED, UNFINISHED, Measured, Plan
-from weft.training.compilation import worth_compiling
 
 _TIMES = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
@@ -96,6 +95,9 @@ def _accelerating(best: Measured, others: Sequence[Measured]) -> list[str]:
 
 def _compiling(plan: Plan, best: Measured, others: Sequence[Measured]) -> list[str]:
     """Whether compiling pays: the chosen one beside its nearest relative that does the other."""
+    # Imported here and not above: words for times and sizes need no torch.
+    from weft.training.compilation import worth_compiling
+
     if plan.target != "time":
         return []
     relatives = [each for each in others if each.compiles != best.compiles]

@@ -78,21 +78,22 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The settings found to be best, and the account of it.
+    """The settings found to be best, and how they were found.
 
     Attributes:
         recipe: what was planned: a recipe's name, or the user's own model.
-        settings: the chosen ones, by dotted name; see `weft.planning.applied`.
-        target: what was to be least.
+        settings: the chosen settings by dotted name; see `weft.planning.applied`.
+        target: what was minimised.
         units: what the work is counted in.
-        total_units: of the run that was planned for.
-        steps: of that run, where it was asked for in steps.
+        total_units: size of the planned run, in `units`.
+        steps: steps of that run, where its size was given in steps.
         measured: all candidates: the chosen one, then the others from fast to slow, then those
             without a time.
         reasons: why, in sentences.
-        planning_seconds: that finding out has taken.
-        key: data, model, machine and versions that it holds for; see `weft.planning.plan_key`.
-        command: that makes it again.
+        planning_seconds: how long planning took.
+        key: the data, model, machine and versions that the plan holds for; see
+            `weft.planning.plan_key`.
+        command: the command that makes the plan again.
         created: when, UTC, ISO 8601.
     """
 
@@ -123,13 +124,13 @@ class Plan:
         return mode
 
     def batching(self, batch_size: int) -> BatchingConfig:
-        """The chosen policy for a `weft.batching.GraphSampler`; shuffled anew in every epoch.
+        """The chosen policy for a `weft.batching.GraphSampler`; shuffled again in every epoch.
 
         Raises:
             ValueError: the plan is of work without a policy of batching.
         """
         if "batching.policy" not in self.settings:
-            raise ValueError(f"a plan for {self.recipe} says nothing of batching")
+            raise ValueError(f"a plan for {self.recipe} has no batching")
         return BatchingConfig(policy=self.settings["batching.policy"], batch_size=batch_size)
 
     def to_json(self) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def best_plan(
     Each candidate trains in a process of its own. They take turns of about a second, so that
     whatever else the machine does disturbs all of them alike. A candidate that takes clearly longer
     than the best (twice, beyond both intervals) is dropped; then the better half goes on with twice
-    as many turns, until the best is told apart from the rest or the time is used up. No candidate
+    as many turns, until the best is apart from the rest or the time is used up. No candidate
     is dropped after one turn, which something may have disturbed, unless it took many times as
     long. A candidate that has spent more on compiling and warming up than the whole run would take
     with the best one is stopped at once, so that a short run need not wait for the compiler.
@@ -90,7 +90,7 @@ def best_plan(
         ValueError: the work cannot be pickled, or there is nothing to plan.
     """
     if total_units <= 0:
-        raise ValueError(f"total_units is {total_units}; a run to be planned has some")
+        raise ValueError(f"total_units is {total_units}; it must be above 0")
     search = Search(work, total_units, seconds, target, tell, memory_limit)
     try:
         for wave in _told(candidates, search.results):

@@ -38,11 +38,11 @@ _FOLDER = "plans"
 
 
 class PlanTask(ABC):
-    """What `weft train` was asked for, with its data, before anything is trained.
+    """The training that `weft train` was given, with its data, before anything is trained.
 
     Attributes:
         name: of the recipe.
-        config: its configuration, as asked for.
+        config: its configuration, as requested.
         work: what is measured.
         data: a hash of the data.
         known: candidates of which the outcome is known without a trial, as they come up.
@@ -62,12 +62,12 @@ class PlanTask(ABC):
     @property
     @abstractmethod
     def steps(self) -> int:
-        """Of the run that is asked for."""
+        """Of the run that is requested."""
 
     @property
     @abstractmethod
     def step_units(self) -> float:
-        """What the work is counted in, in a step as asked for."""
+        """What the work is counted in, in a step as requested."""
 
     @abstractmethod
     def waves(self) -> Waves:
@@ -286,5 +286,5 @@ def made_for(plan: Plan, task: PlanTask) -> str:
 def _steps(task: PlanTask, steps: int | None) -> int:
     count = task.steps if steps is None else steps
     if count < 1:
-        raise ValueError(f"steps is {count}; a run to be planned has at least 1")
+        raise ValueError(f"steps is {count}; it must be at least 1")
     return count

@@ -12,7 +12,6 @@ import os
 import pickle
 import secrets
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -21,16 +20,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Client, Connection, Listener, wait
-from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 
 from weft.planning.candidate import Candidate, set_threads
 from weft.planning.worker_client import PaceAddress, pace_at
-from weft.training.launch import start_fork_server
+from weft.training.launch import has_fork_server, start_fork_server
 from weft.training.numerics import prepare_process
+
+if TYPE_CHECKING:
+    # Windows has no fork server.
+    from multiprocessing.context import ForkServerContext, SpawnContext
 
 OUT_OF_MEMORY = "out of memory"
 
@@ -42,6 +44,8 @@ _LAST_SECONDS = 60.0
 # What every worker would load sooner or later: once for all of them instead.
 _PRELOADED = ("weft.planning.worker", "torch._dynamo")
 _CGROUP = Path("/sys/fs/cgroup")
+# Windows knows no SIGKILL; there SIGTERM ends a process at once.
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 _FILE_PAGES = ("active_file ", "inactive_file ")
 
 
@@ -85,7 +89,7 @@ class Turn:
 
 
 class WorkerStopped(Exception):
-    """A worker is at its end before it was told to be.
+    """A worker has ended before it was asked to.
 
     Attributes:
         outcome: `out of memory`, `failed: ...` or `stopped: ...`.
@@ -251,7 +255,7 @@ class Worker:
                 return f"{outcome}: {sentence}" if sentence else str(outcome)
         self._process.join(_LAST_SECONDS)
         code = self._process.exitcode
-        if code == -signal.SIGKILL:
+        if code == -_KILL:
             # The system does this when memory runs out.
             return OUT_OF_MEMORY
         if code is not None and code < 0:
@@ -265,19 +269,14 @@ def prepare_workers(*modules: str) -> None:
     Args:
         modules: to be loaded besides, such as the one of the work.
     """
-    if _has_server():
+    if has_fork_server():
         hush_tracker()
         start_fork_server(*_PRELOADED, *modules)
 
 
-def _has_server() -> bool:
-    # Elsewhere than on Linux the system's libraries may not survive a fork, once loaded.
-    return sys.platform == "linux" and "forkserver" in multiprocessing.get_all_start_methods()
-
-
 def _context(module: str) -> ForkServerContext | SpawnContext:
     """How processes are started; a fork of one that has torch loaded takes milliseconds."""
-    if not _has_server():
+    if not has_fork_server():
         return multiprocessing.get_context("spawn")
     # The work's module too, unless it is a script: that would run.
     prepare_workers(*([module] if module != "__main__" else []))
@@ -364,7 +363,7 @@ def kill_all(pids: list[int]) -> None:
     """End processes at once, those that are still there."""
     for pid in pids:
         with suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, _KILL)
 
 
 def available_memory() -> float:

@@ -17,7 +17,7 @@ from weft.training.hardware import peak_memory
 from weft.training.step_hooks import current_pace, noted_compilations, paced
 
 SLOW_TURNS = 5
-"""A turn of slow steps ends with what it has after so many times the seconds asked for."""
+"""A turn of slow steps ends with what it has after so many times the seconds requested."""
 
 _WARM_UP = 2
 _TELL_SECONDS = 0.25
@@ -40,7 +40,9 @@ def pace_address() -> PaceAddress:
     """In a worker's process: where rank 0 of a group that it starts has to connect."""
     pace = current_pace()
     if not isinstance(pace, TurnPace):
-        raise ValueError("there is no planner to connect to: this process is none of its workers")
+        raise ValueError(
+            "there is no planner to connect to: this process is not one of its workers"
+        )
     return pace.address
 
 
@@ -72,7 +74,7 @@ class TurnPace:
     What numba takes to compile a loop counts for nothing: it is kept on disk, for the others and
     for the run, and the candidate that comes first would pay for all.
     The wait for the next turn is in `after_step`: what comes between two steps, an evaluation, is
-    then part of a turn too and does not disturb another's.
+    then part of a turn too and does not disturb another worker's.
     """
 
     def __init__(self, address: PaceAddress) -> None:

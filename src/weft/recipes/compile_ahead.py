@@ -37,7 +37,7 @@ from weft.walks import node2vec_walks, temporal_walks, uniform_walks
 _GRAPHS = 24
 
 Progress = Callable[[str, int, int, str], None]
-"""Told of what is compiled for: its name, its number from 0, how many there are, the function."""
+"""Called with what is compiled for, by name and number from 0, how many there are, the function."""
 
 
 def compile_all(progress: Progress) -> None:

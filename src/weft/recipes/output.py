@@ -26,7 +26,7 @@ _NOTABLE = 0.05
 
 
 def notes(*, quiet: bool = False) -> Console:
-    """Where progress is told: not among what a command gives."""
+    """Where progress is shown: not in the output of a command."""
     return Console(
         stderr=True, soft_wrap=True, markup=False, emoji=False, highlight=False, quiet=quiet
     )
@@ -46,10 +46,10 @@ def print_scores(
 
 
 def where(folder: Path, then: str = "") -> str:
-    """Where a run is and, if there is a next command, how to go on."""
-    following = f" Next:\n  {then}" if then else ""
+    """Where a run is, and the next commands: one for its page, and `then`."""
     curves = f" (tensorboard --logdir {folder})" if (folder / "tensorboard").exists() else ""
-    return f"Everything is in {folder}{curves}.{following}"
+    following = "\n  ".join(filter(None, ("Next:", f"weft report {folder}", then)))
+    return f"Everything is in {folder}{curves}. {following}"
 
 
 def way_on(folder: Path, before: str = " ") -> str:
@@ -62,7 +62,7 @@ def way_on(folder: Path, before: str = " ") -> str:
     words = ["weft", *(word for word in sys.argv[1:] if word != "--resume")]
     if (folder / CONFIG).exists():
         words.append("--resume")
-    how = "Go on" if (folder / CHECKPOINT).exists() else "Start again"
+    how = "Resume" if (folder / CHECKPOINT).exists() else "Start again"
     return f"{how} with:{before}{shlex.join(words)}"
 
 
@@ -70,7 +70,7 @@ def prediction_file(out: Path | None, file: Path, suffixes: Sequence[str], what:
     """The file to write, by default FILE-predicted with the first suffix, here.
 
     Args:
-        out: as asked for.
+        out: as requested.
         file: that is read; its name is the default's.
         suffixes: that `out` may have.
         what: is written, such as `predictions`.
@@ -158,7 +158,7 @@ def costs_sentences(costs: StepCosts | None, config: SparsityConfig, *, linear: 
     if costs is None:
         return ""
     left = "" if config.may_be_sparse else " with the weights that are left"
-    form = "masks on all weights" if config.form == "dense" else "only the weights that are there"
+    form = "masks on all weights" if config.form == "dense" else "active weights only"
     said = f"FLOPs of a training step{left}: {costs.flops:.1%} of dense; time of a step ({form}): "
     if not costs.is_certain:
         low, high = min(costs.ratios), max(costs.ratios)

@@ -52,13 +52,12 @@ class PlanOption:
             given: a plan's file, `auto`, or None.
             threads: to compute with, whatever the plan says; None for what it says.
             folder: of the run.
-            resume: whether a run there is gone on with: its plan is then taken.
+            resume: whether a run there is resumed: its plan is then taken.
             ranks: processes of the run; None for what the plan says. They share the machine, so
                 that a plan's threads do not hold for them.
 
         Raises:
-            DataError: there is no such plan, it is for another recipe, or the folder is taken
-                (better known before planning than after).
+            DataError: there is no such plan, or it is for another recipe.
             ValueError: there are several ranks and no plan yet, or threads below 1.
         """
         self._own_threads, self._own_ranks = threads, ranks
@@ -76,12 +75,8 @@ class PlanOption:
                 )
         self._is_given = path is not None and path != folder / PLAN
         is_run = (folder / CONFIG).exists()
-        # A run that was started without a plan goes on without.
+        # A run that was started without a plan continues without one.
         self._wanted = given == AUTO and self.plan is None and not (is_run and resume)
-        if self._wanted and is_run:
-            raise DataError(
-                f"{folder} holds a run already; go on with it (--resume) or choose another folder"
-            )
         if self._wanted and ranks is not None and ranks > 1:
             raise ValueError(
                 f"--plan auto measures in one process, and there are {ranks} ranks; make a plan "
@@ -90,7 +85,7 @@ class PlanOption:
 
     @property
     def ranks(self) -> int:
-        """Processes of the run: those asked for, else the plan's, else 1."""
+        """Processes of the run: those requested, else the plan's, else 1."""
         return self._planned_ranks if self._own_ranks is None else self._own_ranks
 
     @property
@@ -124,7 +119,7 @@ class PlanOption:
         Says what the plan changes and, where it was made for something else, for what.
 
         Args:
-            config: as asked for.
+            config: as requested.
             task: gives what is planned, with its data.
             console: to print to.
             data_dir: the data folder.
@@ -141,7 +136,7 @@ class PlanOption:
         elif self._is_given and self.plan is not None:
             other = made_for(self.plan, task())
             if other and not silent:
-                console.print(f"the plan was made for {other}; it is taken as it is")
+                console.print(f"the plan was made for {other}; it is used unchanged")
         settled = self.applied(config)
         if self.plan is not None and not silent:
             console.print(f"plan: {self._changes(config)}", soft_wrap=True)
@@ -209,4 +204,4 @@ def check_plan_file(path: Path) -> None:
     except DataError:
         is_plan = False
     if not is_plan:
-        raise DataError(f"{path} is there already and is no plan; choose another file: --out")
+        raise DataError(f"{path} exists already and is not a plan; choose another file: --out")

@@ -144,20 +144,21 @@ class PredictOptions:
             is printed by default.
         forces: Predict the forces too, minus the gradient of the value in the positions.
         stress: Predict the stress too, the derivative of the value in the cell by its volume.
-        threshold: In code, show where a misuse is at least so probable; by default as of
+        threshold: For code: show misuses with at least this probability; by default that of
             --false-alarms 1, and 0.9 with a run that fills slots.
-        false_alarms: In code, show as much as gave so many false alarms per 1,000 lines of the
-            run's validation files.
-        all: In code, show every use of a variable.
+        false_alarms: For code: take the threshold that gave this many false alarms per 1,000 lines
+            of the run's validation files.
+        all: For code: show every use of a variable.
         format: Show what was found in code as a table, JSON, SARIF for editors, or annotations for
             GitHub Actions; a table by default.
-        fail_over: Exit with 1 if a misuse in code is at least so probable.
+        fail_over: Exit with 1 if a misuse in code has at least this probability.
         exclude: Leave out files of code by patterns of their paths, or of a file's or folder's
             name, such as 'tests' or '*_pb2.py'.
-        baseline: Report no misuse in code that this file knows.
+        baseline: Do not report the misuses in code that this file lists.
         write_baseline: Write what is found in code now to the --baseline file, and report nothing.
-        changed_since: Report only lines of code that are not as in this revision of git.
-        inject: Put a misuse into each of so many functions instead, and count how many are found.
+        changed_since: Report only lines of code that have changed since this git revision.
+        inject: Instead, put a misuse into each of this many functions, and count how many are
+            found.
         ranks: Processes that share the graph of a full-graph run; 1 by default.
         features: The features .npy [n, f] of a full-graph run's FILE, where it is an edge list.
         data_dir: The data folder of a full-graph run; by default as for training.
@@ -191,11 +192,17 @@ class ExportOptions:
         forces: Forces of structures too, minus the gradient of the energy in the positions.
         stress: Stress of structures too, eV/Å³; runs on crystals have it wherever they have forces.
         int8: Weights as 8-bit integers (.onnx), with the difference printed; not for structures.
+        layout: Edges of programs as dense blocks beside the diagonal: a file of dense operators
+            and static shapes, with an example of its inputs beside it, NAME-example.npz.
+        block: Nodes of a block; by default that of the run's own layout, or 128. Functions with
+            edges between nodes further apart do not fit.
     """
 
     forces: bool = True
     stress: bool = False
     int8: bool = False
+    layout: Literal["banded"] | None = None
+    block: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -207,7 +214,7 @@ class Start:
         resume: go on with the run that is there.
         init_from: a run or file whose weights to start from.
         source: where data is read from.
-        plan: what was asked for with --plan and --threads.
+        plan: what was requested with --plan and --threads.
         quiet: no progress.
         console: to print to.
         ranks: processes to be started that share every batch; 1 for this one alone, or those that
@@ -252,7 +259,7 @@ class Finished:
 
 
 class Recipe(ABC):
-    """A task. Subclasses say what it reads, how it is trained and what is told of it.
+    """A task. Subclasses say what it reads, how it is trained and what is printed about it.
 
     Attributes:
         name: of the recipe, as the command line has it.
@@ -282,6 +289,9 @@ class Recipe(ABC):
     """The command to use instead, of a recipe that is kept for older runs."""
     trains_ensembles: ClassVar[bool] = False
     """Whether `weft train` takes --seeds; its configuration then has a `seed`."""
+    models_machines: ClassVar[bool] = False
+    """Whether `estimate` has a model of machines that are not at hand; `weft plan` then takes
+    --machine."""
     renamed: ClassVar[Mapping[str, str]] = {}
     """Earlier names of its options, which are still taken, and those of today."""
 
@@ -299,14 +309,14 @@ class Recipe(ABC):
         return f"{self.name}-{file_name_of(config.data)}"
 
     def completed(self, config: Any, console: Console | None) -> Any:
-        """The configuration with what the data itself decides, which is told to the console."""
+        """The configuration with what the data itself decides, which is printed on the console."""
         return config
 
     def settled(self, config: Any, earlier: Mapping[str, Any] | None = None) -> Any:
         """The configuration with what was left open decided.
 
         Args:
-            config: as asked for.
+            config: as requested.
             earlier: the config of a run to go on with, whose choices are taken.
         """
         return config
@@ -325,6 +335,12 @@ class Recipe(ABC):
     def plan_command(self) -> type[Any] | None:
         """The dataclass of its own `weft plan NAME`; None for the one of all recipes."""
         return None
+
+    def estimate(
+        self, machine: str, config: Any, source: Any, console: Console, *, quiet: bool
+    ) -> None:
+        """Print what would be fastest on a machine that is not at hand, by a model."""
+        raise NotImplementedError
 
     @abstractmethod
     def run(self, asked: Any, start: Start) -> Finished:

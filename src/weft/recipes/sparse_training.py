@@ -43,7 +43,7 @@ class TrainedNetwork:
         scores: on the test data, or on each part, with intervals.
         counts: of each part of the data, of weights, and of those that are active.
         facts: what else is known of the data and the scores, by name.
-        costs: of a training step of a sparse model, if they were asked for; not of several ranks.
+        costs: of a training step of a sparse model, if they were requested; not of several ranks.
         masks: those after the last step, not of the best epoch; None where the model is dense, or
             has sparse layers alone.
     """
@@ -213,6 +213,7 @@ def train_network(
             patience=config.patience,
             clip_norm=config.clip_norm,
             ema=config.ema,
+            counts=prepared.units,
         ),
         evaluate=step.selecting(prepared.evaluate, prepared.score),
         scheduler=step.scheduler,
@@ -257,7 +258,7 @@ class SparseTask(PlanTask):
 
     @property
     def steps(self) -> int:
-        """Of the run that is asked for, with the trainings that look for a lottery ticket."""
+        """Of the run that is requested, with the trainings that look for a lottery ticket."""
         rounds = 1 + self.config.rounds if self.config.sparsify == "lottery" else 1
         return rounds * self._run_steps
 

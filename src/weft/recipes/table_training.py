@@ -182,7 +182,7 @@ class TableWork:
 
 
 def _train_rank(work: TableWork, settings: Mapping[str, Any], address: PaceAddress) -> None:
-    """One of the ranks; the first is told when to step, and the others wait for it."""
+    """One of the ranks; the first learns when to step, and the others wait for it."""
     prepare_process()
     # The other ranks wait for the first while other candidates have their turns.
     with pace_at(address), joined_replicas(timeout=timedelta(hours=1)) as world:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from weft.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from weft.report.compose import comparison as comparison
+    from weft.report.comparison import comparison as comparison
     from weft.report.compose import page_of as page_of
     from weft.report.compose import page_path as page_path
     from weft.report.compose import write_page as write_page

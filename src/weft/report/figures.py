@@ -53,11 +53,16 @@ _SETTINGS: dict[str, Any] = {
     "figure.facecolor": "none",
     "savefig.facecolor": "none",
     "legend.frameon": False,
-    "legend.fontsize": 9,
+    "legend.fontsize": 10,
     "lines.linewidth": 1.8,
     "lines.markersize": 4,
 }
 _MOST_POINTS = 120
+WIDTH = 4.8
+"""Inches, of 72 units each. Text of 10 units is as large as that on a screen of 390 pixels, where a
+plot has 358 of them, and larger on others."""
+_HEIGHT = 3.1
+_LINE = 0.2
 
 
 def curves(
@@ -69,8 +74,9 @@ def curves(
     x_log: bool = False,
     y_log: bool = False,
     from_zero: bool = False,
+    note: str = "",
 ) -> Figure | None:
-    """Lines by name; None where there is nothing to draw.
+    """Lines by name; None where there is nothing to draw. `note` is a sentence below.
 
     A line of more than 120 points is drawn, and tabulated, as the means of adjacent points.
     """
@@ -84,6 +90,9 @@ def curves(
     x_log = x_log and _spans([place for points in series.values() for place, _ in points])
 
     places = sorted({place for points in series.values() for place, _ in points})
+    names = [_short(name) for name in series]
+    columns = legend_columns(names)
+    above = -(-len(names) // columns) * _LINE if len(names) > 1 else 0.0
 
     def draw(ax: Axes) -> None:
         for name, points in series.items():
@@ -106,8 +115,16 @@ def curves(
         ax.set_ylabel(y)
         ax.grid(True)
         if len(series) > 1:
-            columns = min(4, len(series))
-            ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2)
+            ax.legend(
+                [ax.lines[i] for i in _by_columns(len(names), columns)],
+                [names[i] for i in _by_columns(len(names), columns)],
+                loc="lower left",
+                bbox_to_anchor=(0, 1),
+                ncols=columns,
+                borderaxespad=0.2,
+                columnspacing=1.2,
+                handlelength=1.6,
+            )
 
     found = [dict(points) for points in series.values()]
     table = Table(
@@ -121,7 +138,14 @@ def curves(
         f"{name} goes from {number(points[0][1])} to {number(points[-1][1])}"
         for name, points in series.items()
     )
-    return _figure(draw, title=title, table=table, description=f"{y} by {x}. {described}.")
+    return _figure(
+        draw,
+        title=title,
+        table=table,
+        description=f"{y} by {x}. {described}.",
+        note=note,
+        height=_HEIGHT + above,
+    )
 
 
 def bars(
@@ -149,23 +173,26 @@ def bars(
         places = list(range(len(rows)))
         values = [value for _, value, _, _ in rows]
         colours = [PALETTE[0] if place in marked else PALETTE[7] for place in places]
-        ax.barh(places, values, height=0.62, color=colours, alpha=0.85)
+        ax.barh(places, values, height=0.4, color=colours, alpha=0.85)
         if whiskers:
             spread = [
                 [max(0.0, value - low) for _, value, low, _ in rows],
                 [max(0.0, high - value) for _, value, _, high in rows],
             ]
             ax.errorbar(values, places, xerr=spread, fmt="none", color=INK, capsize=3, elinewidth=1)
-        reach = max(high for _, _, _, high in rows)
-        for place, (_, value, _, high) in enumerate(rows):
-            ax.text(max(value, high) + 0.012 * reach, place, number(value), va="center", fontsize=9)
-        ax.set_yticks(places, [_short(name) for name, *_ in rows])
-        ax.tick_params(axis="y", length=0)
-        ax.set_ylim(len(rows) - 0.4, -0.6)
-        ax.set_xlim(0, 1.12 * reach if reach > 0 else 1)
+        left = min(0.0, *(min(value, low) for _, value, low, _ in rows))
+        span = max(0.0, *(max(value, high) for _, value, _, high in rows)) - left or 1.0
+        for place, (name, value, _, high) in enumerate(rows):
+            ax.text(max(0.0, value, high) + 0.015 * span, place, number(value), va="center")
+            # Above its bar: beside it a long name would leave the bar no room.
+            ax.text(left, place - 0.24, _short(name), va="bottom")
+        ax.set_yticks([])
+        ax.set_ylim(len(rows) - 0.65, -0.75)
+        ax.set_xlim(left, left + 1.22 * span)
         ax.grid(True, axis="x")
         ax.spines["left"].set_visible(False)
         ax.set_xlabel(x)
+        _ticks(ax.xaxis, log=False)
 
     headings = (of, x, "from", "to")[: 4 if whiskers else 2]
     best = min(rows, key=lambda row: row[1])
@@ -180,45 +207,34 @@ def bars(
             marked=tuple(marked),
         ),
         note=note,
-        size=(9.4, 0.9 + 0.34 * len(rows)),
-        wide=True,
+        height=0.7 + 0.48 * len(rows),
     )
 
 
-def spy_plots(title: str, pictures: Mapping[str, Array], table: Table, note: str) -> Figure:
-    """Where the entries of matrices are: int [k, k] counts by name, beside each other."""
-
-    def draw(*axes: Axes) -> None:
-        for ax, (name, counts) in zip(axes, pictures.items(), strict=True):
-            _draw_counts(ax, counts)
-            ax.set_title(name, fontsize=10)
-
+def spy_plot(title: str, counts: Array, table: Table, note: str) -> Figure:
+    """Where the entries of a matrix are: int [k, k] counts."""
     return _figure(
-        draw,
+        lambda ax: _draw_counts(ax, counts),
         title=title,
-        description=f"Matrices of edges, {' and '.join(pictures)}; dark cells hold more of them.",
+        description=f"A matrix, {title}; dark cells hold more entries.",
         table=table,
         note=note,
-        size=(9.0, 4.7),
-        wide=True,
-        columns=len(pictures),
+        height=WIDTH,
     )
 
 
 def _figure(
-    draw: Callable[..., None],
+    draw: Callable[[Axes], None],
     *,
     title: str,
     description: str,
     table: Table,
     note: str = "",
-    size: tuple[float, float] = (5.6, 3.3),
-    wide: bool = False,
-    columns: int = 1,
+    height: float = _HEIGHT,
 ) -> Figure:
-    """A plot, as `Figure` says, that `draw` draws on as many axes side by side as `columns` says.
+    """A plot, as `Figure` says, that `draw` draws on axes of its own.
 
-    The `description` is for screen readers; `size` is in inches, which the page scales.
+    The `description` is for screen readers; `height` is in inches, which the page scales.
 
     Raises:
         DataError: matplotlib is not installed.
@@ -234,12 +250,12 @@ def _figure(
     settings: Any = {**_SETTINGS, "svg.hashsalt": salt}
     with matplotlib.rc_context(settings):
         # Figure itself, not pyplot: no display, no state that outlives this function.
-        figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
-        draw(*figure.subplots(1, columns, squeeze=False).ravel())
+        figure = matplotlib.figure.Figure(figsize=(WIDTH, height), layout="constrained")
+        draw(figure.subplots())
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None})
     svg = _element(file.getvalue(), title=title, description=description)
-    return Figure(title=title, svg=svg, table=table, note=note, wide=wide)
+    return Figure(title=title, svg=svg, table=table, note=note)
 
 
 def _element(text: str, *, title: str, description: str) -> str:
@@ -262,7 +278,9 @@ def _element(text: str, *, title: str, description: str) -> str:
     colours = {INK: "currentColor", "#000000": "currentColor", "#ffffff": "var(--paper)"}
     colours |= {colour: f"var(--c{number})" for number, colour in enumerate(PALETTE, start=1)}
     inner = re.sub("|".join(colours), lambda found: colours[found[0]], inner)
+    # Versions of matplotlib write a font's size and family as one property or as two.
     inner = re.sub(r"font: ([\d.]+px) [^;\"]*", rf"font: \1 {_FONT}", inner)
+    inner = re.sub(r"font-family: [^;\"]*", f"font-family: {_FONT}", inner)
     inner = re.sub(r"\n\s*", "\n", inner).strip()
     return (
         f'<svg role="img" aria-labelledby="{FIGURE}-t {FIGURE}-d" viewBox="{opening[1]}" '
@@ -314,8 +332,20 @@ def _ticks(axis: Axis, *, log: bool, whole: bool = False) -> None:
         axis.set_major_locator(LogLocator(subs=steps, numticks=12))
         axis.set_minor_formatter(NullFormatter())
     elif whole:
-        axis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=(1, 2, 5, 10)))
+        axis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=(1, 2, 5, 10)))
+    else:
+        axis.set_major_locator(MaxNLocator(nbins=6, steps=(1, 2, 2.5, 5, 10)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+
+
+def legend_columns(names: Sequence[str]) -> int:
+    """How many of these names fit beside each other in a plot; letters are 6 units wide or less."""
+    return max(1, min(4, len(names), int(320 // (6 * max(map(len, names)) + 40))))
+
+
+def _by_columns(count: int, columns: int) -> list[int]:
+    """The order in which a legend, which fills columns, has its names in rows."""
+    return [i for column in range(columns) for i in range(column, count, columns)]
 
 
 def _spans(values: Sequence[float]) -> bool:
@@ -331,5 +361,5 @@ def _thinned(points: Points) -> Points:
     return [(float(part[-1, 0]), float(part[:, 1].mean())) for part in parts]
 
 
-def _short(name: str, most: int = 46) -> str:
+def _short(name: str, most: int = 48) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"

@@ -9,10 +9,10 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import weft
 from weft.errors import DataError
@@ -39,6 +39,10 @@ class Table:
         chips: columns whose cells are single words, coloured by their meaning.
         strong: cells in bold, (row, column) each.
         titled: a heading above says the same, so that the caption is for screen readers only.
+        links: by row, the page that its first cell links to.
+        places: by column, the place of each row when the table is sorted by that column; empty
+            for a table that is not to be sorted.
+        sorted_by: the column that the rows are sorted by at first.
     """
 
     kind: ClassVar[str] = "table"
@@ -50,6 +54,9 @@ class Table:
     chips: tuple[int, ...] = ()
     strong: tuple[tuple[int, int], ...] = ()
     titled: bool = False
+    links: Mapping[int, str] = field(default_factory=dict)
+    places: Sequence[Sequence[int]] = ()
+    sorted_by: int = 0
 
     @property
     def numeric(self) -> list[bool]:
@@ -61,6 +68,30 @@ class Table:
             for cells in columns
         ]
 
+    def without_empty(self) -> Table:
+        """The table without columns that have a dash, or nothing, in every row."""
+        kept = [
+            i
+            for i, _ in enumerate(self.headings)
+            if any(r[i] not in ("", *_NONE) for r in self.rows)
+        ]
+        place = {before: now for now, before in enumerate(kept)}
+        return replace(
+            self,
+            headings=tuple(self.headings[i] for i in kept),
+            rows=[tuple(row[i] for i in kept) for row in self.rows],
+            chips=tuple(place[i] for i in self.chips if i in place),
+            strong=tuple((row, place[i]) for row, i in self.strong if i in place),
+        )
+
+    def turned(self, heading: str) -> Table:
+        """The table with its rows as columns; `heading` is that of the new first column."""
+        headings = (heading, *(row[0] for row in self.rows))
+        columns = zip(*(row[1:] for row in self.rows), strict=True)
+        cells = zip(self.headings[1:], columns, strict=True)
+        rows = [(name, *column) for name, column in cells]
+        return Table(caption=self.caption, headings=headings, rows=rows, folded=self.folded)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
@@ -71,7 +102,6 @@ class Figure:
         svg: the plot, made by `weft.report.figures`; it is not escaped.
         table: the plotted numbers.
         note: a sentence below it.
-        wide: whether it takes the whole width of the page.
     """
 
     kind: ClassVar[str] = "figure"
@@ -79,7 +109,6 @@ class Figure:
     svg: str
     table: Table
     note: str = ""
-    wide: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +122,7 @@ class Picture:
         title: of the picture.
         format: `svg+xml` or `png`.
         data: the file in base64.
-        wide: whether it takes the whole width of the page.
+        wide: whether it takes the whole width of the page; on a narrow screen it scrolls.
     """
 
     kind: ClassVar[str] = "picture"
@@ -132,7 +161,10 @@ class Code:
 Block = Table | Figure | Picture | Facts | Words | Code
 
 
-def present(*blocks: Block | None) -> list[Block]:
+AnyBlock = TypeVar("AnyBlock", bound=Block)
+
+
+def present(*blocks: AnyBlock | None) -> list[AnyBlock]:
     """The blocks that are not None."""
     return [block for block in blocks if block is not None]
 
@@ -176,19 +208,36 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Chapter:
-    """A run, a plan or a study.
+    """A run, a plan, a study or the like. All of them are read in one order: that of the fields.
 
     Attributes:
         kind: `Run`, `Plan`, `Study` or the like.
         title: its name.
         lead: an introduction of a sentence or two.
-        parts: its sections.
+        headline: the main figures, with their units and baselines, and what a reader must know.
+        pictures: figures and pictures.
+        parts: tables, and what they say.
+        again: settings, commands and machines.
     """
 
     kind: str
     title: str
     lead: str
-    parts: Sequence[Part] = field(default_factory=list)
+    headline: Sequence[Block] = ()
+    pictures: Sequence[Figure | Picture] = ()
+    parts: Sequence[Part] = ()
+    again: Sequence[Block] = ()
+
+    @property
+    def sections(self) -> list[Part]:
+        """All of it under headings; what is empty is left out."""
+        every = (
+            Part(title="In short", blocks=self.headline),
+            Part(title="Pictures", blocks=self.pictures),
+            *self.parts,
+            Part(title="Settings and commands", blocks=self.again),
+        )
+        return [part for part in every if part.blocks]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,10 +247,19 @@ class Page:
     Attributes:
         title: of a page with several chapters; a single chapter has its own title.
         chapters: from top to bottom.
+        refresh_seconds: after which a browser loads it again; 0 for never.
     """
 
     title: str
     chapters: Sequence[Chapter]
+    refresh_seconds: int = 0
+
+    @property
+    def most_places(self) -> int:
+        """The most columns that a table of the page can be sorted by."""
+        sections = [part for chapter in self.chapters for part in chapter.sections]
+        blocks = [block for part in sections for block in part.blocks]
+        return max((len(b.places) for b in blocks if isinstance(b, Table)), default=0)
 
 
 def render(page: Page) -> str:
@@ -221,6 +279,8 @@ def render(page: Page) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     numbers = itertools.count(1)
+    boards = itertools.count(1)
+    environment.globals["next_board"] = lambda: next(boards)
     environment.filters["numbered"] = lambda svg: svg.replace(FIGURE, f"f{next(numbers)}")
     template = environment.from_string(here.joinpath("page.html.jinja").read_text(encoding="utf-8"))
     return template.render(
@@ -253,6 +313,20 @@ def number(value: float | None, digits: int = 4) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.{digits}g}"
+
+
+def time_column(seconds: Sequence[float | None]) -> tuple[str, list[str]]:
+    """The unit that fits the longest of some times, and each of them in it."""
+    longest = max((each for each in seconds if each is not None), default=0.0)
+    # Minutes and hours only from two on: 90 s says more than 1.5 min.
+    fitting = ((7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (1.0, 1.0, "s"))
+    scale, unit = next(((s, u) for least, s, u in fitting if longest >= least), (1e-3, "ms"))
+    return unit, [number(None if each is None else each / scale, 3) for each in seconds]
+
+
+def in_unit(words: str, unit: str) -> str:
+    """A heading with its unit, if there is one."""
+    return f"{words} [{unit}]" if unit else words
 
 
 def percent(value: float | None) -> str:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from weft.errors import DataError
-from weft.files import read_object
 from weft.planning import Plan
 from weft.planning.explain import memory_words, seconds_words
-from weft.planning.plan import CHOSEN, SCHEMA, Measured
+from weft.planning.plan import CHOSEN, Measured
 from weft.report.figures import Bar, bars, curves
 from weft.report.page import (
     Block,
@@ -20,6 +20,7 @@ from weft.report.page import (
     Facts,
     Figure,
     Part,
+    Picture,
     Table,
     Words,
     machine_rows,
@@ -31,15 +32,6 @@ from weft.report.page import (
 
 FORMULAS = "weft plan 1"
 """Schema of a plan that comes from the cost model, without measurements."""
-
-
-def read_plan(path: Path) -> dict[str, Any] | None:
-    """The JSON values of a plan's file; None for any other file."""
-    try:
-        value = read_object(path)
-    except DataError:
-        return None
-    return value if value.get("schema") in (SCHEMA, FORMULAS) else None
 
 
 def plan_chapter(path: Path, value: Mapping[str, Any]) -> Chapter:
@@ -56,30 +48,44 @@ def plan_chapter(path: Path, value: Mapping[str, Any]) -> Chapter:
         kind="Plan",
         title=f"How to train {plan.recipe}",
         lead=f"{len(plan.measured)} ways to train, measured in "
-        f"{seconds_words(plan.planning_seconds)} for a run of {amount}; wanted: least "
+        f"{seconds_words(plan.planning_seconds)} for a run of {amount}; goal: least "
         f"{plan.target}.",
-        parts=_measured_parts(plan, path),
+        headline=_choice(plan),
+        pictures=_bars(plan),
+        parts=[Part(title="Candidates", blocks=[_candidates(plan)])],
+        again=[*_use(plan, path), _settings(plan)],
     )
 
 
-def plan_parts(value: Mapping[str, Any], *, within: str = "") -> list[Part]:
-    """The parts of a plan for another chapter; a damaged plan becomes its error message."""
+@dataclass(frozen=True, kw_only=True)
+class PlanBlocks:
+    """A plan as a part of another chapter.
+
+    Attributes:
+        pictures: its plots.
+        tables: what was chosen and why, and what was tried.
+    """
+
+    pictures: Sequence[Figure | Picture] = ()
+    tables: Sequence[Block] = ()
+
+
+def plan_blocks(value: Mapping[str, Any]) -> PlanBlocks:
+    """A plan for another chapter; a damaged one becomes its error message."""
     try:
         chapter = plan_chapter(Path("plan.json"), value)
     except DataError as error:
-        return [Part(title="Plan", blocks=[Words(words=[str(error)])])]
-    return [
-        Part(title=f"{within}{part.title[0].lower()}{part.title[1:]}", blocks=part.blocks)
-        for part in chapter.parts
-        if part.title in ("Candidates", "Choice", "Grids")
-    ]
+        return PlanBlocks(tables=[Words(words=[str(error)])])
+    tables = [block for part in chapter.parts for block in part.blocks]
+    return PlanBlocks(pictures=chapter.pictures, tables=[*chapter.headline, *tables])
 
 
 def _amount(plan: Plan) -> str:
     return f"{number(plan.total_units)} {plan.units}"
 
 
-def _measured_parts(plan: Plan, path: Path) -> list[Part]:
+def _choice(plan: Plan) -> list[Block]:
+    """The chosen candidate beside the slowest, and the reasons."""
     chosen = plan.chosen
     facts = [("chosen", chosen.label, "")]
     if chosen.projected_seconds is not None:
@@ -89,62 +95,54 @@ def _measured_parts(plan: Plan, path: Path) -> list[Part]:
         gain = f"{slowest / chosen.projected_seconds:.2f}×"
         facts.append(("against the slowest", gain, "as fast"))
     facts.append(("planning took", seconds_words(plan.planning_seconds), ""))
+    return [Facts(facts=facts), Words(words=list(plan.reasons), points=len(plan.reasons) > 1)]
+
+
+def _settings(plan: Plan) -> Table:
     settings = [(name, plain(setting)) for name, setting in plan.settings.items()]
+    return value_table("Chosen settings", settings, name="setting")
+
+
+def _bars(plan: Plan) -> list[Figure]:
+    timed = [each for each in plan.measured if each.median is not None]
+    if not timed:
+        return []
+    marked = [i for i, each in enumerate(timed) if each.outcome == CHOSEN]
+    unit = plan.units.removesuffix("s")
+    largest = max(each.high or each.median or 0.0 for each in timed)
+    scale, name = (1.0, "s") if largest >= 1 else (1e3, "ms") if largest >= 1e-3 else (1e6, "µs")
     return [
-        Part(
-            title="Choice",
-            blocks=[
-                Facts(facts=facts),
-                Words(words=list(plan.reasons), points=len(plan.reasons) > 1),
-                value_table("Chosen settings", settings, name="setting"),
-            ],
+        bars(
+            f"Plan: time per {unit}",
+            [_bar(each, scale) for each in timed],
+            x=f"time per {unit} [{name}]",
+            of="candidate",
+            marked=marked,
+            note="Whiskers are 95% intervals of the median, by the bootstrap.",
         ),
-        Part(title="Candidates", blocks=_candidates(plan)),
-        Part(title="To use it", blocks=_use(plan, path)),
+        bars(
+            "Plan: projected time of the whole run",
+            [_bar(each, plan.total_units, each.projected_seconds) for each in timed],
+            x="time [s]",
+            of="candidate",
+            marked=marked,
+            note=f"{_amount(plan).capitalize()}, with compiling and warming up.",
+        ),
     ]
 
 
-def _candidates(plan: Plan) -> list[Block]:
-    timed = [each for each in plan.measured if each.median is not None]
-    marked = [i for i, each in enumerate(timed) if each.outcome == CHOSEN]
-    blocks: list[Block] = []
+def _candidates(plan: Plan) -> Table:
     unit = plan.units.removesuffix("s")
-    if timed:
-        largest = max(each.high or each.median or 0.0 for each in timed)
-        scale, name = (
-            (1.0, "s") if largest >= 1 else (1e3, "ms") if largest >= 1e-3 else (1e6, "µs")
-        )
-        blocks += [
-            bars(
-                f"Time a {unit}",
-                [_bar(each, scale) for each in timed],
-                x=f"{name} a {unit}",
-                of="candidate",
-                marked=marked,
-                note="Whiskers are 95% intervals of the median, by the bootstrap.",
-            ),
-            bars(
-                "Projected time of the whole run",
-                [_bar(each, plan.total_units, each.projected_seconds) for each in timed],
-                x="s",
-                of="candidate",
-                marked=marked,
-                note=f"{_amount(plan).capitalize()}, with compiling and warming up.",
-            ),
-        ]
-    blocks.append(
-        Table(
-            caption="Everything that was considered",
-            headings=(
-                *("candidate", f"time a {unit}", "interval", "start", "compiling"),
-                *("memory", "projected", "outcome"),
-            ),
-            rows=[_candidate_row(each) for each in plan.measured],
-            marked=tuple(i for i, each in enumerate(plan.measured) if each.outcome == CHOSEN),
-            chips=(7,),
-        )
-    )
-    return blocks
+    return Table(
+        caption="Everything that was considered",
+        headings=(
+            *("candidate", f"time per {unit}", "95% interval", "start", "compiling"),
+            *("memory", "projected", "outcome"),
+        ),
+        rows=[_candidate_row(each) for each in plan.measured],
+        marked=tuple(i for i, each in enumerate(plan.measured) if each.outcome == CHOSEN),
+        chips=(7,),
+    ).without_empty()
 
 
 def _candidate_row(each: Measured) -> tuple[str, ...]:
@@ -206,8 +204,8 @@ def _by_formulas(value: Mapping[str, Any]) -> Chapter:
     facts = [
         ("fastest", _grid(best), f"{best['ranks']:,} ranks"),
         ("an epoch", seconds_words(best["seconds"]), ""),
-        ("received a rank", memory_words(best["bytes"]), "an epoch"),
-        ("memory a rank", memory_words(best["memory"]["total"]), ""),
+        ("received per rank", memory_words(best["bytes"]), "an epoch"),
+        ("memory per rank", memory_words(best["memory"]["total"]), ""),
     ]
     fastest: dict[int, Mapping[str, Any]] = {}
     for each in sorted(estimates, key=lambda each: each["seconds"]):
@@ -226,10 +224,20 @@ def _by_formulas(value: Mapping[str, Any]) -> Chapter:
     ]
     marked = tuple(i for i, each in enumerate(estimates) if fastest[each["ranks"]] is each)
     figures = [
-        _by_ranks("Time of an epoch by ranks", estimates, "seconds", 1.0, "s an epoch"),
-        _by_ranks("Received by a rank", estimates, "bytes", 1e6, "MB an epoch"),
+        _by_ranks("Time of an epoch by ranks", estimates, "seconds", 1.0, "time of an epoch [s]"),
+        _by_ranks("Received by a rank", estimates, "bytes", 1e6, "received in an epoch [MB]"),
     ]
     versions = [(f"version of {k}", str(v)) for k, v in value.get("versions", {}).items()]
+    grids = Table(
+        caption="Every grid; the fastest for each number of ranks stands out",
+        headings=(
+            *("ranks", "grid", "epoch", "compute", "messages"),
+            *("received per rank", "memory per rank"),
+        ),
+        rows=rows,
+        marked=marked,
+        folded=len(rows) > 40,
+    )
     link = machine["link"]
     about = [
         ("machine", str(machine["name"])),
@@ -244,31 +252,12 @@ def _by_formulas(value: Mapping[str, Any]) -> Chapter:
         title="One graph on many ranks",
         lead=f"{problem['model'].upper()} of widths {widths} on {problem['nodes']:,} nodes and "
         f"{problem['edges']:,} nonzeros: what an epoch would cost, by formulas; nothing was run.",
-        parts=[
-            Part(
-                title="Grids",
-                blocks=[
-                    Facts(facts=facts),
-                    *present(*figures),
-                    Table(
-                        caption="Every grid; the fastest for each number of ranks stands out",
-                        headings=(
-                            *("ranks", "grid", "epoch", "compute", "messages"),
-                            *("received a rank", "memory a rank"),
-                        ),
-                        rows=rows,
-                        marked=marked,
-                        folded=len(rows) > 40,
-                    ),
-                ],
-            ),
-            Part(
-                title="To do it again",
-                blocks=[
-                    Code(caption="Command", text=str(value["command"])),
-                    value_table("Assumed of the machine", about),
-                ],
-            ),
+        headline=[Facts(facts=facts)],
+        pictures=present(*figures),
+        parts=[Part(title="Grids", blocks=[grids])],
+        again=[
+            Code(caption="Command", text=str(value["command"])),
+            value_table("Assumed of the machine", about),
         ],
     )
 

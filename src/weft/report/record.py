@@ -30,6 +30,7 @@ class RunRecord:
         rows: lines of the metrics file.
         summary: its results; empty while the run is going on.
         plan: the plan it was trained by, as JSON values; empty without one.
+        about: what its network was made for, such as the `unit` of its target.
         spy: counts of edges before and after reordering; empty without them.
         warnings: what could not be read, in sentences.
     """
@@ -41,6 +42,7 @@ class RunRecord:
     rows: list[dict[str, Any]]
     summary: Mapping[str, Any] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
     spy: Mapping[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
@@ -48,6 +50,11 @@ class RunRecord:
     def name(self) -> str:
         """Name of the run's folder."""
         return self.folder.resolve().name
+
+    @property
+    def unit(self) -> str:
+        """Of the target; empty if it has none or it is unknown."""
+        return str(self.summary.get("unit") or self.about.get("unit") or "")
 
     @property
     def commands(self) -> list[str]:
@@ -60,10 +67,10 @@ class RunRecord:
             found.append(shlex.join(words))
         return found
 
-    def series(self, name: str, by: str = "step") -> Points:
-        """A metric by step, epoch or seconds."""
+    def series(self, name: str, by: str = "step", scale: float = 1.0) -> Points:
+        """A metric, times `scale`, by step, epoch or seconds."""
         return [
-            (float(row[by]), float(row[name]))
+            (float(row[by]), scale * float(row[name]))
             for row in self.rows
             if _is_real(row.get(name)) and _is_real(row.get(by))
         ]
@@ -96,8 +103,12 @@ class RunRecord:
         return found
 
 
-def read_run(folder: Path) -> RunRecord:
+def read_run(folder: Path, *, metrics: bool = True) -> RunRecord:
     """Read a run's folder; damaged files are left out and named in `warnings`.
+
+    Args:
+        folder: of the run.
+        metrics: read metrics.jsonl too, which may be long.
 
     Raises:
         DataError: config.json is damaged.
@@ -105,9 +116,8 @@ def read_run(folder: Path) -> RunRecord:
     fields = {"config": dict, "sessions": list}
     whole = read_object(folder / CONFIG, fields, remedy="no page can be made")
     warnings: list[str] = []
-    parts = {
-        name: _object(folder / f"{name}.json", warnings) for name in ("summary", "plan", "spy")
-    }
+    files = {"summary": "summary", "plan": "plan", "spy": "spy", "about": "model"}
+    parts = {part: _object(folder / f"{name}.json", warnings) for part, name in files.items()}
     sessions = [session for session in whole["sessions"] if isinstance(session, dict)]
     # Older runs say it in their command only.
     first = _command(sessions[0]) if sessions else []
@@ -117,7 +127,7 @@ def read_run(folder: Path) -> RunRecord:
         config=whole["config"],
         recipe=str(recipe),
         sessions=sessions,
-        rows=_rows(folder / "metrics.jsonl", warnings),
+        rows=_rows(folder / "metrics.jsonl", warnings) if metrics else [],
         warnings=warnings,
         **parts,
     )

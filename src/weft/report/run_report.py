@@ -2,45 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from weft.planning.explain import memory_words, seconds_words
-from weft.recipes.recipe import RECIPES, Recipe, recipe_named
-from weft.report.figures import bars, curves, spy_plots
+from weft.report.figures import bars, curves, spy_plot
+from weft.report.metric import (
+    PARTS,
+    Metric,
+    baseline,
+    best_so_far,
+    main_scores,
+    metric_of,
+    rate_unit,
+    recipe_of,
+)
 from weft.report.page import (
     Block,
     Chapter,
     Code,
     Facts,
+    Figure,
     Part,
     Table,
     Words,
+    in_unit,
     number,
     percent,
     plain,
     present,
     value_table,
 )
-from weft.report.plan_report import plan_parts
+from weft.report.plan_report import PlanBlocks, plan_blocks
 from weft.report.record import RunRecord, flat, mapping
 
-_PARTS = ("train", "validation", "test")
-_WORDS = {
-    "mae": "MAE",
-    "rmse": "RMSE",
-    "force_mae": "force MAE",
-    "force_rmse": "force RMSE",
-    "stress_mae": "stress MAE",
-    "stress_rmse": "stress RMSE",
-    "mae_per_atom": "MAE per atom",
-    "rmse_per_atom": "RMSE per atom",
-    "auc": "AUC",
-    "ap": "average precision",
-    "lr": "learning rate",
-}
 _MODELS = {
     "schnet": "SchNet",
     "painn": "PaiNN",
@@ -48,87 +45,40 @@ _MODELS = {
     "gcn": "GCN",
     "sage": "GraphSAGE",
 }
-_SHARES = ("accuracy",)
 
 
 def run_chapter(run: RunRecord) -> Chapter:
     """The chapter of a run, with everything that its folder holds."""
+    plan = plan_blocks(run.plan) if run.plan else PlanBlocks()
+    collectives, communication = _communication(run.summary)
+    pictures = present(*_curves(run), _sparsity_curve(run), collectives)
     parts = [
-        _result(run),
-        _curves(run),
-        _work(run),
-        _sparsity(run),
-        _communication(run.summary),
-        _spy(run),
-        *(plan_parts(run.plan, within="Plan: ") if run.plan else []),
-        _again(run),
+        _scores(run),
+        Part(title="Batches and compilation", blocks=_work(run)),
+        Part(title="Sparsity", blocks=_weights(run)),
+        Part(title="Communication", blocks=communication),
+        Part(title="Plan", blocks=plan.tables),
     ]
     return Chapter(
         kind=f"Run, {run.recipe}" if run.recipe else "Run",
         title=run.name,
         lead=_lead(run),
-        parts=[part for part in parts if part is not None and part.blocks],
+        headline=_headline(run),
+        pictures=[*pictures, *_spy(run), *plan.pictures],
+        parts=[part for part in parts if part.blocks],
+        again=_again(run),
     )
-
-
-def better_when_low(name: str) -> bool:
-    """Whether a lower value of the metric is better."""
-    return any(word in name for word in ("loss", "mae", "rmse", "error"))
-
-
-def score_text(name: str, value: float | None) -> str:
-    """A final score as text: shares in per cent."""
-    return percent(value) if name.endswith(_SHARES) else number(value)
-
-
-def spoken(name: str) -> str:
-    """The name of a metric in words."""
-    part, _, rest = name.partition("_")
-    if part in _PARTS and rest:
-        return f"{part} {spoken(rest)}"
-    return _WORDS.get(name, name.replace("_", " "))
-
-
-def unit_of(run: RunRecord, name: str) -> str:
-    """The unit of a metric; empty if it has none or it is unknown."""
-    if not name.endswith(("mae", "rmse", "per_atom")):
-        return ""
-    # Training on forces or stress requires energies in eV.
-    if "force" in name or "stress" in name:
-        return "eV/Å" if "force" in name else "eV/Å³"
-    unit = str(run.summary.get("unit") or "")
-    return f"{unit}/atom" if unit and name.endswith("atom") else unit
-
-
-def in_unit(words: str, units: Collection[str]) -> str:
-    """A heading with the unit, where all have the same one."""
-    (unit,) = units if len(units) == 1 else ("",)
-    return f"{words} [{unit}]" if unit else words
-
-
-def per_second(run: RunRecord) -> str:
-    """What `graphs_per_second` counts."""
-    # A step of an earlier run of citations was one graph; the model was a part of its config.
-    if run.recipe == "citations" and run.config.get("model") != "gcn":
-        return "epochs a second"
-    return f"{_recipe(run).counts} a second"
-
-
-def _recipe(run: RunRecord) -> Recipe | type[Recipe]:
-    """The recipe; for a model of the user's own, what holds of any."""
-    return recipe_named(run.recipe) if run.recipe in RECIPES else Recipe
 
 
 def _lead(run: RunRecord) -> str:
     config, summary = run.config, run.summary
     named = config.get("model")
-    what = _MODELS.get(str(named)) or _recipe(run).trains
+    what = _MODELS.get(str(named)) or recipe_of(run).trains
     data = config.get("data")
     named = ", ".join(map(str, data)) if isinstance(data, list) else data
     words = f"{what} on {named}" if "data" in config else what
     if "target" in config:
-        unit = summary.get("unit")
-        words += f", to predict {config['target']}" + (f" in {unit}" if unit else "")
+        words += f", to predict {config['target']}" + (f" in {run.unit}" if run.unit else "")
     if run.summary:
         how = summary.get("stopped", "")
         words += (
@@ -142,72 +92,95 @@ def _lead(run: RunRecord) -> str:
     return words
 
 
-def _result(run: RunRecord) -> Part:
+def _headline(run: RunRecord) -> list[Block]:
+    """What came out, beside what needs no training, and what it took."""
     summary, scores = run.summary, run.scores()
-    facts = []
-    for name in _headlines(scores):
-        remark = unit_of(run, name)
-        if name in run.intervals():
-            low, high = run.intervals()[name]
-            remark = f"{score_text(name, low)} to {score_text(name, high)}, 95%"
-        facts.append((spoken(name), score_text(name, scores[name]), remark))
+    facts = [_score_fact(run, name, scores[name]) for name in main_scores(scores)[:2]]
+    if not scores and (best := best_so_far(run)) is not None:
+        name, value, epoch = best
+        fact = _score_fact(run, name, value)
+        facts.append((f"best {fact[0]} so far", fact[1], f"epoch {epoch}"))
     if "seconds" in summary:
         epochs = f"{number(summary.get('epochs'))} epochs"
+        if summary.get("best_epoch"):
+            epochs += f"; the weights are those of epoch {number(summary['best_epoch'])}"
         facts.append(("training time", seconds_words(summary["seconds"]), epochs))
-    if (rate := summary.get("graphs_per_second")) is not None:
-        facts.append(("mean throughput", number(rate, 3), per_second(run)))
-    elif points := run.series("graphs_per_second"):
-        facts.append(("throughput", number(points[-1][1], 3), per_second(run)))
-    if summary.get("best_epoch"):
-        facts.append(("best epoch", number(summary["best_epoch"]), "whose weights are kept"))
+    if (throughput := _throughput(run)) is not None:
+        facts.append(throughput)
     warnings = Words(words=run.warnings) if run.warnings else None
-    shown = Facts(facts=facts) if facts else None
-    tables = (_score_table(run, scores), _element_table(run))
-    return Part(title="Result", blocks=present(warnings, shown, *tables))
+    return present(warnings, Facts(facts=facts) if facts else None)
 
 
-def _headlines(scores: Mapping[str, float]) -> list[str]:
-    """The names of at most two scores, those of the test first."""
-    for part in ("test", "validation", "train"):
-        own = [name for name in scores if name.startswith(f"{part}_")]
-        if own:
-            kept = [name for name in own if not name.endswith(("loss", "rmse", "per_atom"))]
-            return (kept or own)[:2]
-    return []
+def _score_fact(run: RunRecord, name: str, value: float) -> tuple[str, str, str]:
+    metric = metric_of(run, name)
+    remarks = []
+    if name in run.intervals():
+        low, high = run.intervals()[name]
+        remarks.append(f"{metric.text(low)} to {metric.text(high)}, 95%")
+    if (guess := baseline(run, name)) is not None:
+        remarks.append(f"without training ({guess[0]}): {metric.with_unit(guess[1])}")
+    return metric.words, metric.with_unit(value), "; ".join(remarks)
+
+
+def _throughput(run: RunRecord) -> tuple[str, str, str] | None:
+    """That of the last steps, which neither start nor compiling slow, beside the mean."""
+    unit = rate_unit(run)
+    recent = [rate for _, rate in run.series("graphs_per_second")]
+    mean = run.summary.get("graphs_per_second")
+    if recent:
+        now = f"{number(recent[-1], 3)} {unit}"
+        if mean is None:
+            # The whole run's mean is only known at its end.
+            so_far = f"mean of the epochs so far: {number(float(np.mean(recent)), 3)} {unit}"
+            return "recent throughput", now, so_far
+        of_all = f"mean with start and compiling: {number(mean, 3)} {unit}"
+        return "throughput at the end", now, of_all
+    return None if mean is None else ("mean throughput", f"{number(mean, 3)} {unit}", "")
+
+
+def _scores(run: RunRecord) -> Part:
+    tables = (_score_table(run, run.scores()), _element_table(run))
+    return Part(title="Scores", blocks=present(*tables))
 
 
 def _score_table(run: RunRecord, scores: Mapping[str, float]) -> Table | None:
-    metrics = dict.fromkeys(name.partition("_")[2] for name in scores)
-    if not metrics:
+    names = dict.fromkeys(name.partition("_")[2] for name in scores)
+    if not names:
         return None
+    metrics = {name: metric_of(run, name) for name in names}
     counts = mapping(run.summary.get("counts"))
     baselines = mapping(run.summary.get("baselines"))
     shares = {part: _real_values(each) for part, each in baselines.items()}
     kinds = dict.fromkeys(name for each in shares.values() for name in each)
-    headings = [in_unit(spoken(metric), {unit_of(run, metric)}) for metric in metrics]
     rows = []
-    for part in _PARTS:
-        own = [scores.get(f"{part}_{metric}") for metric in metrics]
+    for part in PARTS:
+        own = [scores.get(f"{part}_{name}") for name in names]
         if all(value is None for value in own):
             continue
-        cells = [score_text(m, value) for m, value in zip(metrics, own, strict=True)]
         base = [percent(shares.get(part, {}).get(kind)) for kind in kinds]
+        cells = [metric.text(v) for metric, v in zip(metrics.values(), own, strict=True)]
         rows.append((part, number(counts.get(part)), *cells, *base))
-        for name, guess in mapping(baselines.get(part)).items():
-            if isinstance(guess, Mapping):
-                cells = [score_text(m, guess.get(m)) for m in metrics]
-                rows.append((f"{part}, {name}", "", *cells, *["" for _ in kinds]))
+        guesses = {
+            f"{part}, {kind}": guess
+            for kind, guess in mapping(baselines.get(part)).items()
+            if isinstance(guess, Mapping)
+        }
         if trivial := mapping(mapping(run.summary.get("trivial")).get(part)):
-            cells = [score_text(m, trivial.get(m)) for m in metrics]
-            rows.append((f"{part}, trivial", "", *cells, *base))
+            guesses[f"{part}, trivial"] = trivial
+        for label, guess in guesses.items():
+            cells = [metric.text(guess.get(name)) for name, metric in metrics.items()]
+            rows.append((label, "", *cells, *["" for _ in kinds]))
     caption = "Scores of the kept weights"
     if kinds:
         caption += "; the last columns are what needs no training: " + ", ".join(kinds)
     elif baselines:
-        caption += "; below them what needs no training reaches on the same pairs"
+        caption += "; below them what is reached without training on the same part"
     if run.summary.get("trivial"):
         caption += "; trivial: the atoms' own values or the mean alone, no forces, no stress"
-    return Table(caption=caption, headings=("part", "size", *headings, *kinds), rows=rows)
+    headings = ("part", "size", *(m.heading for m in metrics.values()), *kinds)
+    table = Table(caption=caption, headings=headings, rows=rows)
+    # Many scores of few parts read better downwards.
+    return table.turned("score") if len(headings) > len(rows) + 6 else table
 
 
 def _real_values(value: Any) -> dict[str, Any]:
@@ -220,44 +193,45 @@ def _element_table(run: RunRecord) -> Table | None:
     part = next((name for name in ("test", "validation") if mapping(parts.get(name))), None)
     if part is None:
         return None
+    metric = metric_of(run, "force_mae")
     rows = [
-        (str(symbol), number(mapping(errors).get("mae")), number(mapping(errors).get("trivial")))
+        (str(symbol), *(metric.text(mapping(errors).get(kind)) for kind in ("mae", "trivial")))
         for symbol, errors in mapping(parts[part]).items()
     ]
-    headings = ("element", "force MAE [eV/Å]", "no forces [eV/Å]")
+    headings = ("element", metric.heading, in_unit("no forces", metric.unit))
     return Table(caption=f"Forces of the {part} part by element", headings=headings, rows=rows)
 
 
-def _curves(run: RunRecord) -> Part:
+def _curves(run: RunRecord) -> list[Figure | None]:
     names = run.names()
     losses = [name for name in names if name == "loss" or name.endswith("_loss")]
     # These have plots of their own, or only decide about early stopping.
     rates = ("lr", "graphs_per_second", "sparsity", "selection")
-    costs = ("_seconds", "_bytes", "bytes_received")
+    costs = ("_seconds", "_bytes", "bytes_received", "_threshold")
     others = [n for n in names if n not in (*losses, *rates) and not n.endswith(costs)]
     figures = [
         curves(
             "Loss",
-            {_series_name(name): run.series(name) for name in losses},
+            {_series_name(run, name): run.series(name) for name in losses},
             x="step",
             y="loss",
             y_log=True,
         )
     ]
-    # Each kind of metric has a scale of its own.
-    kinds = dict.fromkeys(_kind(name) for name in others)
-    for kind in kinds:
-        alike = [name for name in others if _kind(name) == kind]
-        own = {_series_name(name): run.series(name) for name in alike}
-        y = in_unit(kind, {unit_of(run, name) for name in alike})
+    # Each kind of metric, and each unit, has a scale of its own.
+    groups: dict[tuple[str, str], list[Metric]] = {}
+    for metric in (metric_of(run, name) for name in others):
+        groups.setdefault((metric.kind, metric.unit), []).append(metric)
+    for (kind, unit), metrics in groups.items():
+        own = {_series_name(run, m.name): run.series(m.name, scale=m.scale) for m in metrics}
+        title = kind[0].upper() + kind[1:]
         low = "error" in kind
-        figures.append(curves(kind[0].upper() + kind[1:], own, x="step", y=y, y_log=low))
-    figures.append(
-        curves("Learning rate", {"learning rate": run.series("lr")}, x="step", y="learning rate")
-    )
+        figures.append(curves(title, own, x="step", y=in_unit(kind, unit), y_log=low))
+    lr = {"learning rate": run.series("lr")}
+    figures.append(curves("Learning rate", lr, x="step", y="learning rate", from_zero=True))
     rate = {"throughput": run.series("graphs_per_second", by="epoch")}
-    figures.append(curves("Throughput", rate, x="epoch", y=per_second(run), from_zero=True))
-    return Part(title="Training", blocks=present(*figures))
+    y = in_unit("throughput", rate_unit(run))
+    return [*figures, curves("Throughput", rate, x="epoch", y=y, from_zero=True)]
 
 
 _WORK: dict[str, tuple[str, Callable[[Any], str]]] = {
@@ -288,7 +262,7 @@ _WEIGHTS: dict[str, tuple[str, Callable[[Any], str]]] = {
 """The same of weights and what a step with them costs."""
 
 
-def _work(run: RunRecord) -> Part:
+def _work(run: RunRecord) -> list[Block]:
     """How full batches were, and what compiling took."""
     summary = flat(run.summary)
     for name in ("counts.dropped", "counts.skipped"):
@@ -301,7 +275,7 @@ def _work(run: RunRecord) -> Part:
     rows = _value_rows(summary, _WORK)
     blocks: list[Block] = []
     if rows:
-        blocks.append(value_table("Batches and compilation", rows))
+        blocks.append(value_table("How full batches were, and what compiling took", rows))
     causes = [(str(i), str(cause)) for i, cause in enumerate(account.get("causes") or [], start=1)]
     if causes:
         why = "Why code was made, each time"
@@ -310,7 +284,7 @@ def _work(run: RunRecord) -> Part:
     breaks = [str(each) for each in account.get("graph_breaks") or []]
     if breaks:
         blocks.append(Words(words=[f"Graph breaks: {'; '.join(breaks)}."]))
-    return Part(title="Fill and compilation", blocks=blocks)
+    return blocks
 
 
 def _value_rows(
@@ -320,16 +294,16 @@ def _value_rows(
     return [(words, show(summary[key])) for key, (words, show) in table.items() if key in summary]
 
 
-def _sparsity(run: RunRecord) -> Part | None:
-    figure = curves(
-        "Sparsity",
-        {"inactive weights": [(x, 100 * y) for x, y in run.series("sparsity", by="epoch")]},
-        x="epoch",
-        y="inactive weights, %",
-        from_zero=True,
-    )
-    if figure is None and run.config.get("sparsify") in (None, "none"):
-        return None
+def _sparsity_curve(run: RunRecord) -> Figure | None:
+    points = run.series("sparsity", by="epoch", scale=100)
+    y = "inactive weights [%]"
+    return curves("Sparsity", {"inactive weights": points}, x="epoch", y=y, from_zero=True)
+
+
+def _weights(run: RunRecord) -> list[Block]:
+    """How many weights are active, and what a step with them costs; nothing of a dense run."""
+    if run.config.get("sparsify") in (None, "none") and not run.series("sparsity"):
+        return []
     summary = flat(run.summary)
     rows = _value_rows(summary, _WEIGHTS)
     ratios = [ratio for ratio in summary.get("step_costs.ratios") or [] if ratio is not None]
@@ -337,18 +311,17 @@ def _sparsity(run: RunRecord) -> Part | None:
         between = f"{percent(min(ratios))} to {percent(max(ratios))}"
         rows.append(("the one over the other, by round", between))
     caption = "Weights and what a step costs; FLOPs saved and time saved are different things"
-    table = value_table(caption, rows) if rows else None
-    return Part(title="Sparsity", blocks=present(figure, table))
+    return [value_table(caption, rows)] if rows else []
 
 
-def _communication(summary: Mapping[str, Any]) -> Part | None:
-    """A figure by collective and the rest as a table; None of a run without ranks."""
+def _communication(summary: Mapping[str, Any]) -> tuple[Figure | None, list[Block]]:
+    """A figure by collective and the rest as a table; nothing of a run without ranks."""
     found = summary.get("communication")
     if not isinstance(found, Mapping):
-        return None
+        return None, []
     recorded = _numbers(found.get("bytes"))
     predicted = _numbers(found.get("predicted_bytes"))
-    blocks: list[Block] = []
+    figure: Figure | None = None
     kinds = sorted(recorded | predicted)
     if kinds:
         note = "Received in an epoch, on the rank that it costs most."
@@ -367,15 +340,13 @@ def _communication(summary: Mapping[str, Any]) -> Part | None:
             for size in [by_kind.get(kind, 0.0) / 1e3]
         ]
         marked = range(0, len(sizes), len(sources))
-        blocks.append(
-            bars(
-                "Bytes by collective",
-                sizes,
-                x="kB an epoch",
-                of="collective",
-                marked=marked,
-                note=note,
-            )
+        figure = bars(
+            "Received by collective",
+            sizes,
+            x="received in an epoch [kB]",
+            of="collective",
+            marked=marked,
+            note=note,
         )
     spent = _numbers(found.get("seconds"))
     rows = [("grid", f"{summary.get('grid', '–')} on {summary.get('ranks', '–')} ranks")]
@@ -390,43 +361,41 @@ def _communication(summary: Mapping[str, Any]) -> Part | None:
     if "cut_edges" in partition:
         how = f"{partition.get('how')}, {partition['cut_edges']:,} edges cut"
         rows.append(("partition", how))
-    blocks.append(value_table("An epoch on the rank that it costs most", rows))
-    return Part(title="Communication", blocks=blocks)
+    return figure, [value_table("An epoch on the rank that it costs most", rows)]
 
 
 def _numbers(value: Any) -> dict[str, float]:
     return {k: float(v) for k, v in mapping(value).items() if isinstance(v, int | float)}
 
 
-def _spy(run: RunRecord) -> Part | None:
+def _spy(run: RunRecord) -> list[Figure]:
+    """Where the edges of the first supergraph are, in each order of its nodes."""
     spy = run.spy
+    figures = []
     try:
-        pictures = {
-            f"{each['order']}: bandwidth {each['bandwidth']:,}": np.array(each["counts"], dtype=int)
-            for each in spy["orders"]
-        }
-        if not pictures or any(c.ndim != 2 for c in pictures.values()):
-            return None
-        table = Table(
-            caption="Edges no further from the diagonal than so many nodes",
-            headings=("nodes", *(each["order"] for each in spy["orders"])),
-            rows=[
-                (number(float(nodes)), *(percent(each["near"][i]) for each in spy["orders"]))
-                for i, nodes in enumerate(spy["distances"])
-            ],
-        )
-        cells = len(next(iter(pictures.values())))
+        cells = len(spy["orders"][0]["counts"])
         note = (
-            f"{spy['graphs']:,} graphs, {spy['nodes']:,} nodes, "
+            f"The first supergraph: {spy['graphs']:,} graphs, {spy['nodes']:,} nodes, "
             f"{spy['edges']:,} edges, in {cells} by {cells} cells; darker ones hold more edges."
         )
+        for each in spy["orders"]:
+            counts = np.array(each["counts"], dtype=int)
+            if counts.ndim != 2:
+                return []
+            near = zip(spy["distances"], each["near"], strict=False)
+            table = Table(
+                caption="Edges within a distance of the diagonal",
+                headings=("distance [nodes]", "edges [%]"),
+                rows=[(number(float(nodes)), percent(share)) for nodes, share in near],
+            )
+            title = f"{each['order']}: bandwidth {each['bandwidth']:,}"
+            figures.append(spy_plot(f"Edges, {title}", counts, table, note))
     except (KeyError, TypeError, ValueError, IndexError):
-        return None
-    figure = spy_plots("The first supergraph", pictures, table, note)
-    return Part(title="Edges before and after reordering", blocks=[figure])
+        return []
+    return figures
 
 
-def _again(run: RunRecord) -> Part:
+def _again(run: RunRecord) -> list[Block]:
     rows = []
     for session in run.sessions:
         versions = ", ".join(f"{k} {v}" for k, v in mapping(session.get("versions")).items())
@@ -438,30 +407,17 @@ def _again(run: RunRecord) -> Part:
         )
         rows.append((str(session.get("started", "–")), versions or "–", hardware or "–"))
     settings = [(name, plain(value)) for name, value in flat(run.config).items()]
-    return Part(
-        title="To do it again",
-        blocks=[
-            Code(caption="Commands, as they were given", text="\n".join(run.commands)),
-            Table(caption="Sessions", headings=("started", "versions", "machine"), rows=rows),
-            value_table(f"All {len(settings)} settings", settings, "setting", folded=True),
-        ],
-    )
+    return [
+        Code(caption="Commands, as they were given", text="\n".join(run.commands)),
+        Table(caption="Sessions", headings=("started", "versions", "machine"), rows=rows),
+        value_table(f"All {len(settings)} settings", settings, "setting", folded=True),
+    ]
 
 
-def _kind(name: str) -> str:
-    for end, kind in (("accuracy", "accuracy"), ("auc", "AUC"), ("_ap", "average precision")):
-        if name.endswith(end):
-            return kind
-    if better_when_low(name):
-        for word in ("force", "stress"):
-            if word in name:
-                return f"{word} error"
-        return "error per atom" if name.endswith("atom") else "error"
-    return name
-
-
-def _series_name(name: str) -> str:
-    # Metrics without a part in their name are of training batches.
+def _series_name(run: RunRecord, name: str) -> str:
+    # Metrics without a part in their name are of single batches.
     if name in ("loss", "accuracy"):
-        return "batches of training"
-    return spoken(name.removesuffix("_loss"))
+        return "training batches"
+    if name == "train_loss":
+        return "mean of an epoch"
+    return metric_of(run, name.removesuffix("_loss")).words

@@ -15,6 +15,7 @@ from weft.report.page import (
     Block,
     Chapter,
     Code,
+    Facts,
     Part,
     Picture,
     Table,
@@ -22,12 +23,18 @@ from weft.report.page import (
     machine_rows,
     value_table,
 )
+from weft.report.record import mapping
 
 RESULTS = "results.json"
 """The file by which the folder of a study is recognised."""
 TABLES = "results.md"
+CLAIMS = "Claims of the paper"
+"""The section of a study's tables with what was published, what was measured, and whether it holds.
+"""
 # Larger drawings would make the page slow.
 _MOST_BYTES = 4_000_000
+# The table has all of them.
+_MOST_CLAIMS = 5
 
 
 def study_chapter(folder: Path) -> Chapter:
@@ -45,27 +52,51 @@ def study_chapter(folder: Path) -> Chapter:
         text = ""
     title, intro, parts = _read_tables(text)
     pictures, refused = _pictures(folder)
-    if pictures:
-        words: list[Block] = [Words(words=["The numbers are in the tables above."])]
-        parts.append(Part(title="Plots", blocks=[*words, *pictures]))
     notes = list(refused)
     if not text:
         notes.append(f"The study has not come to its end: {TABLES} is not there yet.")
-    if notes:
-        parts.insert(0, Part(title="Notes", blocks=[Words(words=notes)]))
-    parts.append(_again(values, command))
+    headline: list[Block] = [Words(words=notes)] if notes else []
+    for part in parts:
+        if part.title == CLAIMS:
+            headline += _verdicts(part)
+    begun = ("begun", str(values.get("created", "–")))
+    method = [Words(words=[intro])] if intro else []
     return Chapter(
         kind="Study",
         title=title or schema,
-        lead=intro or "Measured on this machine, beside what was published.",
+        lead=_lead(values),
+        headline=headline,
+        pictures=pictures,
         parts=parts,
+        again=[
+            *method,
+            Code(caption="Command", text=command),
+            value_table("Machine and versions", [begun, *machine_rows(values)]),
+        ],
     )
 
 
-def _again(values: Mapping[str, Any], command: str) -> Part:
-    begun = ("begun", str(values.get("created", "–")))
-    about = value_table("Machine and versions", [begun, *machine_rows(values)])
-    return Part(title="To do it again", blocks=[Code(caption="Command", text=command), about])
+def _lead(values: Mapping[str, Any]) -> str:
+    machine = mapping(values.get("machine"))
+    where = f" ({machine['cpu']}, {machine.get('cores')} cores)" if "cpu" in machine else ""
+    return f"Measured on this machine{where}, beside what was published."
+
+
+def _verdicts(claims: Part) -> list[Block]:
+    """How many of the paper's claims hold here, and what was measured of each."""
+    tables = [block for block in claims.blocks if isinstance(block, Table)]
+    rows = [row for table in tables for row in table.rows if len(row) >= 4]
+    said = [row[3] for row in rows]
+    known = [each for each in said if each in ("holds", "does not hold")]
+    facts = [("claims that hold here", f"{said.count('holds')} of {len(known)}", "")]
+    if len(known) < len(said):
+        facts.append(("beyond the paper", str(len(said) - len(known)), "what it leaves open"))
+    told = [
+        f"{claim}: {measured}; published: {published}. {verdict.capitalize()}."
+        for claim, published, measured, verdict in (row[:4] for row in rows)
+        if verdict in ("holds", "does not hold")
+    ]
+    return [Facts(facts=facts), Words(words=told[:_MOST_CLAIMS], points=True)]
 
 
 def _read_tables(text: str) -> tuple[str, str, list[Part]]:
@@ -101,14 +132,23 @@ def _table(heading: str, lines: Sequence[str]) -> list[Table]:
     width = len(rows[0])
     cells = [(*row, *[""] * width)[:width] for row in rows[2:]]
     folded = len(cells) > 40
-    return [Table(caption=heading, headings=rows[0], rows=cells, folded=folded, titled=not folded)]
+    return [
+        Table(
+            caption=heading,
+            headings=rows[0],
+            rows=cells,
+            folded=folded,
+            chips=(width - 1,) if heading == CLAIMS else (),
+            titled=not folded,
+        )
+    ]
 
 
-def _pictures(folder: Path) -> tuple[list[Block], list[str]]:
-    found: list[Block] = []
+def _pictures(folder: Path) -> tuple[list[Picture], list[str]]:
+    found: list[Picture] = []
     refused = []
     for path in sorted([*folder.glob("*.svg"), *folder.glob("*.png")]):
-        title = path.stem.replace("_", " ").capitalize()
+        title = path.stem.replace("_", " ").replace("-", " ").capitalize()
         try:
             if path.stat().st_size > _MOST_BYTES:
                 raise DataError(f"it is larger than {_MOST_BYTES:,} bytes")

@@ -40,7 +40,7 @@ AFLOW_UNITS = {
     "density": "g/cm³",
     "volume_cell": "Å³",
 }
-"""Units of the properties that are asked for most."""
+"""Units of the properties that are requested most."""
 
 _STRUCTURE = ("species", "composition", "geometry", "positions_fractional")
 # Seconds to connect, to wait for the next bytes, and for a whole page.

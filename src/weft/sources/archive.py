@@ -33,7 +33,7 @@ _DAMAGE = (
     NotImplementedError,
 )
 _BLOCK = 512
-# zipfile unpacks no more than it is asked for of these, and without any bound of the others.
+# zipfile unpacks no more of these than is requested, and without any bound of the others.
 _BOUNDED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _LONGEST_NAME = 2**20
 _NAMES = frozenset(
@@ -70,7 +70,7 @@ def members(
 
     Raises:
         DataError: the archive is cut or damaged, or a member is a link or a device, has a path
-            that leads out of the archive's folder, or is larger than `limit`.
+            that points outside the archive's folder, or is larger than `limit`.
     """
     try:
         if inside is not None or zipfile.is_zipfile(path):
@@ -83,7 +83,7 @@ def members(
         raise DataError(f"{path} is not there") from None
     except (*_DAMAGE, OSError) as error:
         raise DataError(
-            f"{path} is cut, damaged or no archive ({str(error) or type(error).__name__}); "
+            f"{path} is cut, damaged or not an archive ({str(error) or type(error).__name__}); "
             "get it again"
         ) from None
 
@@ -140,7 +140,7 @@ def _check(path: Path, name: str, size: int, limit: int, *, plain: bool) -> None
     posix, windows = PurePosixPath(name), PureWindowsPath(name)
     outside = posix.is_absolute() or windows.anchor or ".." in windows.parts
     if outside or "\0" in name:
-        raise DataError(f"{path}: member {name!r} leads out of the archive's folder")
+        raise DataError(f"{path}: member {name!r} points outside the archive's folder")
     if not plain:
         raise DataError(f"{path}: member {name!r} is a link or a device, not a plain file")
     if size > limit:

@@ -34,7 +34,7 @@ def read_aselmdb(file: Path) -> Iterator[tuple[Any, Mapping[str, Any]]]:
     try:
         environment = lmdb.open(str(file), subdir=False, readonly=True, lock=False)
     except lmdb.Error as error:
-        raise DataError(f"{file} is no LMDB database ({error})") from None
+        raise DataError(f"{file} is not an LMDB database ({error})") from None
     with environment:
         pages = environment.info()["last_pgno"] + 1
         # What is missing would be read from beyond the end of the mapped file.

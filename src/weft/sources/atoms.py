@@ -169,7 +169,7 @@ def _listed_values(folder: Path) -> dict[str, dict[str, float]]:
                 if not (folder / f"{name}.cif").exists():
                     raise DataError(f"{where}: there is no {name}.cif in the folder")
                 if name in found:
-                    raise DataError(f"{where}: {name} stands there a second time; keep one line")
+                    raise DataError(f"{where}: {name} appears twice; keep one line")
                 pairs = zip(names, row[1:], strict=True)
                 found[name] = {key: float(text) for key, text in pairs if text.strip()}
     except DataError:
@@ -355,7 +355,7 @@ def check_structure(where: str, z: Array, pos: Array, cell: Array, pbc: Array) -
         raise DataError(
             f"{where}: the cell is {cell.tolist()}, which is not finite or beyond {_FAR:g} Å"
         )
-    if np.linalg.matrix_rank(cell[pbc]) < pbc.sum():
+    if pbc.any() and np.linalg.matrix_rank(cell[pbc]) < pbc.sum():
         raise DataError(
             f"{where}: periodic along {int(pbc.sum())} vectors, but the cell {cell.tolist()} "
             "does not span as many dimensions"

@@ -122,7 +122,7 @@ def load(
     Raises:
         DataError: an unknown name, files or targets for a data set that takes none, data that
             cannot be found or read, or a table in the cache that was built from something else
-            than what is asked for now.
+            than what is requested now.
     """
     if name not in CATALOGUE:
         raise DataError(f"there is no data set '{name}'; choose from {', '.join(CATALOGUE)}")
@@ -133,7 +133,7 @@ def load(
         raise DataError(f"'{name}' has no targets to choose: leave out --targets")
     if files and table is None and source.table is not None:
         raise DataError(
-            f"a table of your own files would be taken for '{name}' later: name it with --table"
+            f"a table of your own files would be mistaken for '{name}' later: name it with --table"
         )
 
     asked = {

@@ -296,7 +296,7 @@ def _header_end(path: Path, block: bytes, columns: Sequence[EdgeColumn], ids: Id
         if len(called) == len(columns) and called != list(columns):
             raise DataError(
                 f"{path}: its first line calls the columns {' '.join(called)}, but "
-                f"{' '.join(columns)} is asked for; pass --columns {' '.join(called)}"
+                f"{' '.join(columns)} is requested; pass --columns {' '.join(called)}"
             )
         return end
     if ids != "integer":
@@ -362,7 +362,7 @@ def _parse(
 
 def _reason(status: int, roles: Array, ids: IdKind) -> str:
     names = [name for role in roles.tolist() for name, known in _ROLES.items() if known == role]
-    wanted = f"{len(names)} tokens ({', '.join(names)}) wanted"
+    wanted = f"{len(names)} tokens ({', '.join(names)}) expected"
     auto = " (the first edge's ids are; if nodes have names, pass ids='text')"
     return {
         loops.TOO_FEW: f"{wanted}, fewer found",
@@ -478,7 +478,7 @@ def read_node_labels(path: str | Path, ids: Array) -> NodeLabels:
         tokens = line.replace(",", " ").split()
         if len(tokens) != 2:
             raise DataError(
-                f"{path}, line {number}: 2 tokens (node, label) wanted; the line is "
+                f"{path}, line {number}: 2 tokens (node, label) expected; the line is "
                 f"{line.strip()[:80]!r}"
             )
         place = places.get(tokens[0])

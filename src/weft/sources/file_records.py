@@ -233,7 +233,7 @@ class _Text:
 
 
 class Row(NamedTuple):
-    """The fields that were asked for, and the line of `file` (from 1) on which the row begins."""
+    """The fields that were requested, and the line of `file` (from 1) on which the row begins."""
 
     file: Path
     line: int

@@ -95,7 +95,7 @@ def read_graph(path: str | Path, *, columns: Sequence[EdgeColumn] = ("src", "dst
     if path.is_dir():
         if is_ogb_folder(path):
             return read_ogb(path)
-        raise DataError(f"{path} is a folder of no layout that is known: OGB's has raw/ and split/")
+        raise DataError(f"{path} is a folder of unknown layout: OGB's has raw/ and split/")
     if not path.exists():
         raise DataError(f"{path} is missing")
     suffix = Path(path.name.removesuffix(".gz")).suffix
@@ -126,7 +126,7 @@ def graph_of_arrays(path: Path, arrays: Mapping[str, Any]) -> Graph:
     }
     for what, values in given.values():
         if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiub":
-            raise DataError(f"{path}: '{what}' is no array of numbers")
+            raise DataError(f"{path}: '{what}' is not an array of numbers")
     _, ends = given.pop("edge_index")
     if ends.ndim != 2 or ends.shape[0] != 2 or ends.dtype.kind not in "iu":
         raise DataError(
@@ -261,7 +261,7 @@ def _npz_graph(path: Path) -> Graph:
         with ZipFile(path) as archive:
             names = {name.removesuffix(".npy") for name in archive.namelist()}
     except (OSError, BadZipFile) as error:
-        raise DataError(f"{path} is no whole npz file ({error}); get it again") from None
+        raise DataError(f"{path} is not a complete npz file ({error}); get it again") from None
     if {"format", "shape", "data"} <= names:
         return _scipy_graph(path, read_npz(path))
     if "edge_index" in names:
@@ -323,7 +323,7 @@ def _mat_graph(path: Path) -> Graph:
         raise DataError(f"{path} is of MATLAB 7.3; save it again with -v7") from None
     # scipy's parser has errors of its own for every part of a damaged file.
     except Exception as error:
-        raise DataError(f"{path} is no whole .mat file ({error}); get it again") from None
+        raise DataError(f"{path} is not a complete .mat file ({error}); get it again") from None
     if not issparse(found.get("A")):
         raise DataError(f"{path} has no sparse matrix 'A', the edges")
     try:
@@ -331,7 +331,9 @@ def _mat_graph(path: Path) -> Graph:
         held = found["A"].tocsc() if found["A"].format == "coo" else found["A"]
         matrix = checked_csr(held.data, held.indices, held.indptr, held.shape[::-1]).tocoo().T
     except ValueError as error:
-        raise DataError(f"{path}: 'A' is no sparse matrix ({error}); get the file again") from None
+        raise DataError(
+            f"{path}: 'A' is not a sparse matrix ({error}); get the file again"
+        ) from None
     info = found.get("local_info")
     if info is None:
         return _matrix_graph(path, matrix)

@@ -53,7 +53,7 @@ def read_matrix_market(path: str | Path) -> Graph:
     except DataError:
         raise
     except (ValueError, OverflowError, MemoryError, OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is not a whole Matrix Market file: {error}") from None
+        raise DataError(f"{path} is not a complete Matrix Market file: {error}") from None
     assert isinstance(matrix, coo_matrix)
     dtype = index_dtype(rows)
     return Graph(

@@ -35,10 +35,10 @@ def read_npy(path: Path) -> Array:
         raise DataError(f"{path} is missing") from None
     except (OSError, ValueError, EOFError) as error:
         raise DataError(
-            f"{path} is no .npy file of numbers ({error}); write it with numpy.save"
+            f"{path} is not a .npy file of numbers ({error}); write it with numpy.save"
         ) from None
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
-        raise DataError(f"{path} is no .npy file of numbers; write it with numpy.save")
+        raise DataError(f"{path} is not a .npy file of numbers; write it with numpy.save")
     return array
 
 
@@ -47,7 +47,7 @@ def read_numbers(path: Path, dtype: np.typing.DTypeLike) -> Array:
 
     Raises:
         DataError: the file is missing or damaged, or a line has another number of columns or
-            something else than numbers; the message has the line.
+            something other than numbers; the message has the line.
     """
     try:
         with unpacked(path) as (_, content):

@@ -42,7 +42,7 @@ def parquet_errors(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except (OSError, ArrowException) as error:
-        raise DataError(f"{path} is no whole Parquet file ({error}); get it again") from None
+        raise DataError(f"{path} is not a complete Parquet file ({error}); get it again") from None
 
 
 def refuse_nulls(path: Path, name: str, values: Any, first: int = 0) -> None:

@@ -118,7 +118,7 @@ def check_pickle(content: bytes) -> None:
 
 
 class _ForbiddenGlobalError(Exception):
-    """Carries the dotted name that the pickle asked for."""
+    """Carries the dotted name that the pickle requested."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -160,13 +160,13 @@ def load_pickle(path: str | Path, content: bytes | None = None) -> Any:
         raise DataError(f"{path} is missing") from None
     except _ForbiddenGlobalError as forbidden:
         raise DataError(
-            f"{path} is a pickle that asks for '{forbidden}', which is not on the list of what may "
+            f"{path} is a pickle that needs '{forbidden}', which is not on the list of what may "
             "be loaded; it was not run. Store the data in another form if you trust it"
         ) from None
     # A damaged pickle can fail in any instruction, with that instruction's own error.
     except Exception as error:
         raise DataError(
-            f"{path} is not a whole pickle ({type(error).__name__}: {error}); get the file again"
+            f"{path} is not a complete pickle ({type(error).__name__}: {error}); get the file again"
         ) from None
 
 
@@ -174,10 +174,10 @@ def array_of(held: ArrayHolder) -> Array:
     """The array that a pickle describes.
 
     Raises:
-        ValueError: it is one of something else than numbers, or its parts do not fit.
+        ValueError: it is one of something other than numbers, or its parts do not fit.
     """
     if not isinstance(held.dtype, _Dtype) or not _NUMBERS.fullmatch(held.dtype.code):
-        raise ValueError("an array of something else than numbers")
+        raise ValueError("an array of something other than numbers")
     raw = held.raw.encode("latin1") if isinstance(held.raw, str) else held.raw
     if min(held.shape, default=0) < 0:
         raise ValueError(f"an array of shape {held.shape}")

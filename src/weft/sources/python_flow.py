@@ -91,7 +91,7 @@ class Flow:
     """
 
     def __init__(self, nodes: UnitNodes, slots: Iterable[int]) -> None:
-        """Walk the unit; `slots` are the nodes that `last_at` and `reached` will be asked for."""
+        """Walk the unit; `slots` are the nodes that `last_at` and `reached` will be called on."""
         self.nodes = nodes
         self.last: set[tuple[int, int, int]] = set()
         self.guards: set[tuple[int, int, int, Variable]] = set()

@@ -109,7 +109,7 @@ def _versions(
     file: int,
     lines: int,
 ) -> Iterator[FunctionGraph]:
-    """The version as it is, then those that are asked for; nothing without a choice to make."""
+    """The version as it is, then those that are requested; nothing without a choice to make."""
     if len(nodes.occurrences) + len(nodes.variables_around()) < 2:
         return
     clean = _Version(program, nodes)

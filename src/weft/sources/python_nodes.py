@@ -13,7 +13,7 @@ from weft.sources.python_units import Function, Program, Scope, Unit, children
 
 
 class TooLarge(Exception):
-    """A unit with more nodes than asked for."""
+    """A unit with more nodes than requested."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -74,7 +74,7 @@ def load_tensors(path: Path) -> dict[str, Any]:
     # A damaged file can fail in any instruction, with that instruction's own error.
     except Exception as error:
         raise DataError(
-            f"{path} is no whole file of torch.save ({_first_sentence(error)}); get it again"
+            f"{path} is not a complete file of torch.save ({_first_sentence(error)}); get it again"
         ) from None
     # A data set in memory is saved as its one big graph and where the graphs in it begin.
     if isinstance(loaded, tuple | list) and 1 <= len(loaded) <= 3:
@@ -127,7 +127,7 @@ def plain_arrays(path: Path, loaded: dict[Any, Any]) -> dict[str, Any]:
             try:
                 value = array_of(value)
             except (ValueError, AttributeError, TypeError) as error:
-                raise DataError(f"{path}: '{name}' is no array of numbers ({error})") from None
+                raise DataError(f"{path}: '{name}' is not an array of numbers ({error})") from None
         elif isinstance(value, dict):
             value = plain_arrays(path, value)
         elif isinstance(value, list) and len(value) == 1 and isinstance(value[0], int):

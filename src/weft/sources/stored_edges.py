@@ -53,7 +53,7 @@ def stored_edges(path: Path) -> int:
 
 def _npy_blocks(path: Path, columns: Sequence[EdgeColumn]) -> Iterator[dict[str, Array]]:
     if tuple(columns) != ("src", "dst"):
-        raise DataError(f"{path} holds edges alone, but {' '.join(columns)} is asked for")
+        raise DataError(f"{path} holds edges alone, but {' '.join(columns)} is requested")
     array = read_npy(path)
     if array.dtype.kind not in "iu" or array.ndim != 2 or 2 not in array.shape:
         raise DataError(

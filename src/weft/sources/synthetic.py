@@ -108,7 +108,8 @@ def planted_partition(
         mean_degree: neighbours of a node on average, a little less for the repeats that fall out.
         homophily: probability that an edge stays inside its class, 0 to 1.
         num_features: f.
-        seed: the same seed gives the same graph.
+        seed: the same seed gives the same graph. Give `share_split` another one: with the same it
+            would split these nodes by their classes.
     """
     _at_least("num_classes", num_classes, 1)
     _at_least("num_nodes", num_nodes, 2 * num_classes)

@@ -33,7 +33,7 @@ def data_folder(given: Path | None = None) -> Path:
 
     It is `given`, else $WEFT_DATA_DIR, else weft's folder in the user's cache
     ($XDG_CACHE_HOME/weft or ~/.cache/weft). A folder that may only be read is fine as long as
-    everything asked for is in it.
+    everything requested is in it.
 
     Raises:
         DataError: the folder cannot be made; the message says how to choose another.

@@ -139,7 +139,7 @@ def check_density(structure: Structure, densities: Mapping[str, float]) -> None:
         if fixed is not None and value != 1 and not math.isclose(value, fixed, rel_tol=0.01):
             raise ValueError(
                 f"the sparsity{f' of {name}' if name else ''} is {1 - value:g}, and structure "
-                f"{structure} has a sparsity of {1 - fixed:g}: ask for that one"
+                f"{structure} has a sparsity of {1 - fixed:g}: give that one"
             )
 
 

@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 from typing_extensions import Unpack
 
 from weft.sparsify.densities import Densities, LayerChoice, choose_target
+from weft.sparsify.layer_masks import SparseLayers
 from weft.sparsify.mask_schedules import DropSchedule, Shape
 from weft.sparsify.masks import Masks, best, random_order, table, table_row, top
-from weft.sparsify.sparse_layers import SparseLayers
 from weft.sparsify.structure import structure_of
 
 Growth = Literal["rigl", "set", "snfs"]
@@ -29,10 +29,10 @@ class DropAndGrow:
     is, as in RigL's own code. New weights start at 0, and so does the optimizer's state of them.
     The number of active weights of a layer never changes.
 
-    With a `structure` all this is of groups of weights, by the mean square of their weights and the
-    mean of their scores. Groups are dropped wherever they are smallest in the layer, and grown
-    where they were dropped: of a constant fan-in, each output gets as many inputs as it has lost
-    (SRigL, Lasby et al. 2024, without its removal of whole neurons).
+    With a `structure`, groups of weights are dropped and grown instead, by the mean square of their
+    weights and the mean of their scores. Groups are dropped wherever they are smallest in the
+    layer, and grown where they were dropped: with a constant fan-in, each output gets as many
+    inputs as it has lost (SRigL, Lasby et al. 2024, without its removal of whole neurons).
 
     RigL and SNFS grow by the gradient that the optimizer steps with: that of all micro-batches
     where gradients are accumulated, of all ranks under DistributedDataParallel. Masks are the same
@@ -45,21 +45,20 @@ class DropAndGrow:
 
     Args:
         model: any module.
-        optimizer: of the model.
+        optimizer: the model's optimizer.
         total_steps: optimizer steps of the whole training.
         sparsity: share of the weights that is 0, from 0 to below 1.
         growth: by the largest gradients (`rigl`, Evci et al. 2020), at random (`set`, Mocanu et
             al. 2018), or by the largest exponential averages of dense gradients (`snfs`,
             Dettmers and Zettlemoyer 2019), which are held here because the averages of an
             optimizer contain nothing of inactive weights.
-        densities: of the layers: Erdős-Rényi-kernel or the same for all.
+        densities: how the layers share them: Erdős-Rényi-kernel, or the same for all.
         every: steps between updates, ΔT.
         death: share of active weights dropped at the first updates, d.
         schedule: how d falls.
-        stop: share of the training after which masks stay as they are.
-        momentum: of SNFS's averages.
-        seed: of the first masks and of random growth.
-        **choice: which weights, and how sparse single layers become; see `LayerChoice`.
+        stop: share of the training after which masks stay as they are. momentum: decay of SNFS's
+        averages. seed: seed of the initial masks and of random growth. **choice: which weights, and
+        how sparse single layers become; see `LayerChoice`.
 
     Raises:
         ValueError: a setting is out of its range, a layer would be empty, a name or pattern

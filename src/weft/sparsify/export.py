@@ -115,7 +115,7 @@ def load_program(path: Path) -> ExportedProgram:
     """What `torch.export.save` wrote.
 
     Files are read with care, as others may have made them: pickled objects other than tensors are
-    refused, and so is what is no formula where sizes are told.
+    refused, and so is what is no formula where sizes are given.
 
     Raises:
         DataError: it is not there, or not such a file.
@@ -161,7 +161,7 @@ def _check_formulas(value: Any, path: Path) -> None:
 
 @contextmanager
 def _weights_only() -> Iterator[None]:
-    """torch.load unpickles tensors alone, whatever it is asked for."""
+    """torch.load unpickles tensors alone, whatever is requested."""
     name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = os.environ.get(name)
     os.environ[name] = "1"
@@ -332,7 +332,7 @@ def _cases(program: ExportedProgram, model: nn.Module, example: Tensors) -> tupl
         raise DataError("the model gives nan or infinity for the example; give another one")
     if sizes and not cases:
         raise DataError(
-            "the model itself takes no other sizes than the example's, or gives nan for them: the "
+            "the model itself accepts only the sizes of the example, or gives nan for them: the "
             "program cannot be compared at several sizes"
         )
     vary = ", ".join(

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.kernels.custom_op import has_loop
-from weft.kernels.fan_in_linear import MOST_SAMPLES, FanInRows, fan_in_linear
-from weft.sparsify.sparse_layers import SparseLinear
+from weft.kernels.fan_in_linear import fan_in_linear
+from weft.kernels.online_loops import MOST_SAMPLES
+from weft.sparsify.sparse_layers import ALIKE, SparseLinear
 
 
 def has_constant_fan_in(layer: SparseLinear) -> bool:
@@ -21,22 +21,18 @@ def has_constant_fan_in(layer: SparseLinear) -> bool:
 class FanInLinear(SparseLinear):
     """A `SparseLinear` with a constant fan-in; `convert` makes it.
 
-    Up to 16 samples, as in online inference and training, go through a loop of their own; more of
-    them, and inputs that are sparse, as in any `SparseLinear`; so does a layer whose weights have
-    been moved to another number of inputs here and there.
+    Training with up to 16 samples at a time has a loop of its own. More of them, inputs that are
+    sparse and passes without gradients go through the loops of any `SparseLinear`; so does a layer
+    whose weights have been moved to another number of inputs here and there.
     """
 
     # The columns int32 [K] of a pattern, None where their numbers differ; its version and address.
     _columns: tuple[Tensor | None, int, int] | None = None
-    # The layer for passes without gradients, and what it was made of.
-    _ready: tuple[FanInRows, Any] | None = None
 
     def _output(self, x: Tensor, relu: bool) -> Tensor:
-        if not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
-            rows = self._rows()
-            out = None if rows is None else rows(x, relu)
-            if out is not None:
-                return out
+        if not torch.is_grad_enabled():
+            # There is nothing that the loop of any sparse layer lacks.
+            return super()._output(x, relu)
         few = x.layout == torch.strided and x.ndim == 2 and x.shape[0] <= MOST_SAMPLES
         right = few and x.shape[1] == self.in_features and self.out_features > 0
         columns = self._columns_now() if right and not self.want_dense_gradient else None
@@ -44,27 +40,9 @@ class FanInLinear(SparseLinear):
             return super()._output(x, relu)
         return fan_in_linear(x, self.values, self.bias, columns, self.out_features, relu)
 
-    def _rows(self) -> FanInRows | None:
-        """The layer made ready; None where it has no constant fan-in, or is elsewhere."""
-        values, bias, pattern = self.values, self.bias, self.pattern
-        made_of = (
-            values.data_ptr(),
-            bias if bias is None else bias.data_ptr(),
-            pattern._version,
-            pattern.data_ptr(),
-            values.dtype,
-        )
-        if self._ready is None or self._ready[1] != made_of:
-            columns = self._columns_now() if has_loop(values, bias) else None
-            if columns is None or not values.is_contiguous() or self.out_features == 0:
-                return None
-            sizes = self.out_features, self.in_features
-            self._ready = FanInRows(values, bias, columns, *sizes), made_of
-        return self._ready[0]
-
     def __getstate__(self) -> dict[str, Any]:
         # A copy's weights are elsewhere.
-        return {**self.__dict__, "_ready": None, "_columns": None}
+        return {**super().__getstate__(), "_columns": None}
 
     def _columns_now(self) -> Tensor | None:
         """The inputs of all weights [K], by outputs; None where some outputs have more of them."""
@@ -76,3 +54,6 @@ class FanInLinear(SparseLinear):
             known = columns, pattern._version, pattern.data_ptr()
             self._columns = known
         return known[0]
+
+
+ALIKE.add(FanInLinear)

@@ -14,11 +14,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from typing_extensions import Unpack
 
 from weft.sparsify.densities import LayerChoice, choose_target
+from weft.sparsify.layer_masks import parameter_ids
 from weft.sparsify.mask_schedules import CubicSchedule
 from weft.sparsify.masks import Masks
 from weft.sparsify.one_shot import keep_groups
 from weft.sparsify.snapshots import restore, snapshot
-from weft.sparsify.sparse_layers import parameter_ids
 
 
 class GradualPruning:

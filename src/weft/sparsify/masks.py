@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from weft.sparsify.layer_masks import optimizer_slots, parameter_ids
 from weft.sparsify.matrices import Selection, makes_outputs, output_axis, select_weights
-from weft.sparsify.sparse_layers import optimizer_slots, parameter_ids
 from weft.sparsify.structure import Groups, Structure, structure_of
 
 
@@ -43,7 +43,7 @@ class Masks:
 
     Attributes:
         selection: the weights that were chosen, and why others were left.
-        structure: of all masks.
+        structure: the structure of all masks.
 
     Raises:
         ValueError: a name or pattern matches nothing in this model; a parameter that was named is

@@ -136,15 +136,16 @@ def select_weights(
     if refused:
         raise ValueError(
             f"{', '.join(sorted(refused))} is computed from other parameters at each call "
-            "(weight_norm, spectral_norm or another parametrization), and a mask on these is none "
-            "on it; take the parametrization off first (remove_parametrizations of "
+            "(weight_norm, spectral_norm or another parametrization), so a mask on these does not "
+            "mask it; take the parametrization off first (remove_parametrizations of "
             "torch.nn.utils.parametrize, or remove_weight_norm and remove_spectral_norm for the "
             "older ones), or leave the weight dense with exclude"
         )
     if required and not chosen:
         raise ValueError(
-            f"there is no weight to mask in {type(model).__name__}: weight matrices are "
-            f"{', '.join(wanted) or 'none'}, without those that are excluded or frozen"
+            f"there is no weight to mask in {type(model).__name__}: of its matrices "
+            f"({', '.join(wanted) or 'it has none'}) none is left that multiplies features and is "
+            "neither excluded nor frozen; include takes others by name"
             + "".join(f"; {line}" for line in selection.left_lines())
         )
     return selection

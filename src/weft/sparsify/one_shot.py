@@ -126,7 +126,7 @@ def synflow_masks(
 
     R is the sum of the outputs with absolute weights and no biases: what flows into a layer then
     flows out of it, and no layer is emptied before the others. Weights are removed in `rounds`, the
-    same proportion in each, and the flow is computed anew in each. Meanwhile the model is in
+    same proportion in each, and the flow is computed again in each. Meanwhile the model is in
     evaluation mode; afterwards everything but the masks is as it was, to the bit.
 
     `forward` calls the model on inputs that are all ones and returns its outputs. The other

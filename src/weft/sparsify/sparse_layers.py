@@ -1,23 +1,24 @@
-"""Linear layers that hold only their active weights, and all such layers of a model.
+"""Linear layers that hold only their active weights.
 
 Weights, gradients and the optimizer's state all have one number for each active weight, and only
-these are multiplied. Drop-and-grow moves the weights of `SparseLayers` as it moves masks.
+these are multiplied.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
-from torch.optim import Optimizer
 
+from weft.kernels.backends import loops_allowed
+from weft.kernels.online import OnlineChain, can_be_online
+from weft.kernels.online_loops import MOST_SAMPLES
+from weft.kernels.sparse_input_linear import sparse_input_linear
 from weft.kernels.sparse_linear import (
     Link,
     Pattern,
@@ -25,10 +26,8 @@ from weft.kernels.sparse_linear import (
     parts_of,
     pattern_of,
     sparse_chain,
-    sparse_input_linear,
     sparse_linear,
 )
-from weft.sparsify.structure import Groups, Structure
 
 _any_global_hook: Any = torch_modules._has_any_global_hook
 
@@ -56,6 +55,8 @@ class SparseLinear(nn.Module):
     # In a tuple: a module attribute would become a part of this one.
     replaced: tuple[Any, ...] = ()
     companions: Sequence[Tensor] = ()
+    # The chain that begins here, ready for a few samples (None: not to be had), and its state then.
+    _ready: tuple[OnlineChain | None, Any] = (None, None)
 
     def __init__(
         self,
@@ -193,6 +194,9 @@ class SparseLinear(nn.Module):
         return self._output(x, self.relu)
 
     def _output(self, x: Tensor, relu: bool) -> Tensor:
+        online = _online(((self, relu),), x, by_feature=True)
+        if online is not None:
+            return online
         parameters = (self.values, self.bias, self.pattern, self.out_features)
         if x.layout == torch.sparse_csr:
             out = sparse_input_linear(x, *parameters)
@@ -224,6 +228,10 @@ class SparseLinear(nn.Module):
         else:
             made = grad.t() @ x.reshape(-1, self.in_features)
         self._dense_gradient = made if self._dense_gradient is None else self._dense_gradient + made
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy's weights are elsewhere.
+        return {**self.__dict__, "_ready": (None, None)}
 
     def active_mask(self) -> Tensor:
         """Bool [O, I], True where there is a weight."""
@@ -340,9 +348,17 @@ class FusingSequential(nn.Sequential):
     what they give in any other Sequential.
     """
 
+    # All layers as one run without gradients (None: they are none), themselves, and their relus.
+    _whole: tuple[list[tuple[SparseLinear, bool]] | None, Any, Any] = (None, None, None)
+
     def forward(self, input: Any) -> Any:  # noqa: A002
         """The output of the last layer."""
         layers: list[Any] = list(self._modules.values())
+        if not torch.is_grad_enabled():
+            run = self._whole_run(layers)
+            online = _online(run, input, by_feature=False) if run and _is_dense(input) else None
+            if online is not None:
+                return online
         number = 0
         while number < len(layers):
             run, after = _run_from(layers, number)
@@ -359,6 +375,26 @@ class FusingSequential(nn.Sequential):
             number = after
         return input
 
+    def _whole_run(self, layers: list[Any]) -> list[tuple[SparseLinear, bool]] | None:
+        """All layers as one run, found once; None where they are none, or somebody watches one."""
+        if _any_global_hook():
+            return None
+        for layer in layers:
+            own = layer.__dict__
+            if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
+                return None
+        run, known, relus = self._whole
+        if known == layers and (run is None or [layer.relu for layer, _ in run] == relus):
+            return run
+        found, after = _run_from(layers, 0)
+        run = found if found and after == len(layers) else None
+        self._whole = run, layers, [layer.relu for layer, _ in found]
+        return run
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy's layers are others.
+        return {**self.__dict__, "_whole": (None, None, None)}
+
     def _get_name(self) -> str:
         return nn.Sequential.__name__
 
@@ -370,9 +406,15 @@ def fuses(layer: nn.Module, after: nn.Module | None) -> bool:
     return _is_free(after) or (type(after) is nn.ReLU and not has_hooks(after))
 
 
+ALIKE: set[type] = {SparseLinear}
+"""Layers that do without gradients what a `SparseLinear` does."""
+
+
 def _is_free(layer: nn.Module | None) -> bool:
-    """Whether it is a `SparseLinear` whose calls nobody watches."""
-    return type(layer) is SparseLinear and not has_hooks(layer)
+    """Whether it is a `SparseLinear`, for a pass like this one, whose calls nobody watches."""
+    kind = type(layer)
+    right = kind is SparseLinear or (kind in ALIKE and not torch.is_grad_enabled())
+    return right and layer is not None and not has_hooks(layer)
 
 
 def _run_from(layers: Sequence[Any], start: int) -> tuple[list[tuple[SparseLinear, bool]], int]:
@@ -401,16 +443,57 @@ def _is_dense(x: Any) -> bool:
 
 def _chained(run: Sequence[tuple[SparseLinear, bool]], x: Tensor) -> Tensor:
     """The output [..., O] of the last layer for x [..., I]."""
+    online = _online(run, x, by_feature=False)
+    if online is not None:
+        return online
     first, last = run[0][0], run[-1][0]
     first._check_width(x)
-    links = [
-        Link(layer.values, layer.bias, layer.pattern, layer.out_features, relu)
-        for layer, relu in run
-    ]
+    links = _links_of(run)
     if x.ndim == 2:
         return sparse_chain(x, links)
     out = sparse_chain(x.reshape(-1, first.in_features), links)
     return out.reshape(*x.shape[:-1], last.out_features)
+
+
+def _links_of(run: Sequence[tuple[SparseLinear, bool]]) -> list[Link]:
+    return [
+        Link(layer.values, layer.bias, layer.pattern, layer.out_features, relu)
+        for layer, relu in run
+    ]
+
+
+def _online(
+    run: Sequence[tuple[SparseLinear, bool]], x: Tensor, *, by_feature: bool
+) -> Tensor | None:
+    """The output [B, O] of the last layer for few samples, without gradients; None for others."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or not loops_allowed():
+        return None
+    if x.ndim != 2 or x.shape[0] > MOST_SAMPLES:
+        return None
+    first = run[0][0]
+    chain, known = first._ready
+    state = [_state_of(*each) for each in run]
+    if None in state:
+        return None
+    if known != state:
+        links, inputs = _links_of(run), first.in_features
+        chain = OnlineChain(links, inputs) if can_be_online(links, inputs) else None
+        first._ready = chain, state
+    return None if chain is None else chain(x, by_feature)
+
+
+def _state_of(layer: SparseLinear, relu: bool) -> tuple[Any, ...] | None:
+    """What tells that a layer is as it was; None where its tensors are computed at each call.
+
+    Not by attribute: a module finds these slowly.
+    """
+    values, pattern = layer._parameters.get("values"), layer._buffers.get("pattern")
+    bias = layer._parameters.get("bias")
+    if values is None or pattern is None or (bias is None and layer.bias is not None):
+        return None
+    place = 0 if bias is None else bias.data_ptr()
+    own = (id(layer), relu, values.data_ptr(), values.dtype, place)
+    return *own, pattern.data_ptr(), pattern._version
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -433,108 +516,3 @@ def to_dense(model: nn.Module) -> nn.Module:
             if isinstance(child, SparseLinear):
                 setattr(parent, name, to_dense(child))
     return model
-
-
-class SparseLayers:
-    """The `SparseLinear` layers of a model that learn, each by the name of its dense weight.
-
-    Args:
-        model: any module.
-        optimizer: of the model; its state of weights moves with them.
-        exclude: names or patterns of layers' weights to leave as they are.
-        structure: of all weights, which they must have already.
-
-    Raises:
-        ValueError: the optimizer does not have a layer's values, or these have another structure.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        exclude: Sequence[str],
-        structure: Structure = Structure(),  # noqa: B008 - frozen
-    ) -> None:
-        self.optimizer, self._structure = optimizer, structure
-        self._layers = {}
-        known = parameter_ids(optimizer)
-        for path, module in model.named_modules():
-            name = f"{path}.weight" if path else "weight"
-            if not isinstance(module, SparseLinear) or not module.values.requires_grad:
-                continue
-            if any(fnmatchcase(name, pattern) for pattern in exclude):
-                continue
-            if id(module.values) not in known:
-                raise ValueError(
-                    f"the optimizer does not have {name.removesuffix('weight')}values; give it "
-                    "this parameter, or exclude the layer"
-                )
-            self._layers[name] = module
-            misfit = structure.misfit((module.out_features, module.in_features), 0)
-            if misfit is not None:
-                raise ValueError(f"structure {structure} does not fit {name}: {misfit}")
-            self.kept(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._layers)
-
-    def __len__(self) -> int:
-        return len(self._layers)
-
-    def __getitem__(self, name: str) -> Tensor:
-        """Bool [O, I], True where there is a weight."""
-        return self._layers[name].active_mask()
-
-    def groups(self, name: str) -> Groups:
-        """The weights of a layer that move together."""
-        layer = self._layers[name]
-        shape = (layer.out_features, layer.in_features)
-        return Groups(structure=self._structure, shape=shape)
-
-    def kept(self, name: str) -> Tensor:
-        """The groups of a layer that are there, bool [P, G]."""
-        return self.groups(name).kept(self[name], name)
-
-    def weight(self, name: str) -> Tensor:
-        """The dense weight [O, I]."""
-        return self._layers[name].weight.detach()
-
-    def want_gradients(self, wanted: bool) -> None:
-        """Set whether the next backward passes compute dense gradients."""
-        for layer in self._layers.values():
-            layer.want_dense_gradient = wanted
-
-    def gradient(self, name: str) -> Tensor | None:
-        """The dense gradient [O, I] of all micro-batches and ranks; None where there is none.
-
-        DistributedDataParallel averages the gradients of the active weights; those of the others
-        are averaged here, over all ranks.
-        """
-        layer = self._layers[name]
-        gradient, layer._dense_gradient = layer._dense_gradient, None
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            if gradient is None:
-                gradient = layer.values.new_zeros(layer.out_features, layer.in_features)
-            gradient = gradient.contiguous()
-            dist.all_reduce(gradient)
-            gradient /= dist.get_world_size()
-        return gradient
-
-    def set(self, name: str, mask: Tensor) -> None:
-        """Move weights to where `mask` [O, I] is True; new ones are 0, and so are their slots."""
-        layer = self._layers[name]
-        slots = optimizer_slots(self.optimizer, layer.values)
-        if layer.values.grad is not None:
-            slots.append(layer.values.grad)
-        layer.topology(mask, slots)
-
-
-def parameter_ids(optimizer: Optimizer) -> set[int]:
-    """Identities of the parameters that an optimizer has."""
-    return {id(p) for group in optimizer.param_groups for p in group["params"]}
-
-
-def optimizer_slots(optimizer: Optimizer, parameter: Tensor) -> list[Tensor]:
-    """What an optimizer holds for each number of a parameter: momentum, Adam's moments."""
-    state = optimizer.state.get(parameter, {}).values()
-    return [slot for slot in state if isinstance(slot, Tensor) and slot.shape == parameter.shape]

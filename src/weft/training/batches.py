@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from weft.batching.loader import locks_memory
 from weft.errors import DataError
 from weft.training.randomness import random_state, set_random_state, torch_random_state
 
@@ -90,7 +91,9 @@ class RowBatches:
         generator = torch.Generator().manual_seed((self.seed << 32) + self.epoch)
         order = torch.randperm(self.rows, generator=generator)
         # Where the tensors are.
-        order = order.to(self.tensors[0].device)
+        device = self.tensors[0].device
+        locks = locks_memory(device)
+        order = (order.pin_memory() if locks else order).to(device, non_blocking=locks)
         for chosen in torch.split(order, self.batch_size):
             if self._ranks == 1:
                 yield tuple(tensor[chosen] for tensor in self.tensors)

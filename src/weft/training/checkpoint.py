@@ -110,16 +110,18 @@ def load_checkpoint(path: Path, *needed: str) -> dict[str, Any]:
     # A damaged archive can fail anywhere in torch's reader, with that place's own error.
     except Exception as error:
         reason = str(error).split("\n")[0].split(". ")[0] or type(error).__name__
-        raise DataError(f"{path} is cut, damaged or no checkpoint ({reason}); {remedy}") from error
+        raise DataError(
+            f"{path} is cut, damaged or not a checkpoint ({reason}); {remedy}"
+        ) from error
     if not isinstance(state, dict) or state.get("format") != _FORMAT:
         raise DataError(
-            f"{path} holds something else than a weft checkpoint; to start from a model's weights "
+            f"{path} is not a weft checkpoint; to start from a model's weights "
             "alone, save its state_dict as safetensors and use --init-from"
         )
     if state.get("version") != _VERSION:
         raise DataError(
-            f"{path} has version {state.get('version')}; this weft reads version {_VERSION}, go on "
-            "with the weft that wrote it"
+            f"{path} has version {state.get('version')}; this weft reads version {_VERSION}, use "
+            "the weft that wrote it"
         )
     for name in needed:
         if name not in state:
@@ -252,7 +254,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             header = (file.metadata() or {}).get("weft", "{}")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise DataError(f"{path} is not a whole safetensors file ({error})") from error
+        raise DataError(f"{path} is not a complete safetensors file ({error})") from error
     about = parse_json(header, f"{path}, its header's entry 'weft'")
     # Files of others, and of earlier versions, have none.
     wanted = about.get(_SUM) if isinstance(about, dict) else None

@@ -114,7 +114,7 @@ class Compilation:
         if self._backend == "inductor" and all(p.device.type == "cpu" for p in model.parameters()):
             missing = why_not_inductor()
             if missing is not None:
-                warnings.warn(f"{missing}; training goes on without compilation", stacklevel=2)
+                warnings.warn(f"{missing}; training continues without compilation", stacklevel=2)
                 self.mode = "eager"
                 return model
         return _CompiledModel(model, self, self._backend)

@@ -1,4 +1,4 @@
-"""What a training run is asked to do, and what comes out of it."""
+"""Settings of a training run, and its result."""
 
 from __future__ import annotations
 
@@ -62,17 +62,18 @@ class FitConfig:
         mode: whether a smaller or a larger value of it is better.
         patience: stop when an evaluation comes this many epochs after the best one, or more.
         keep_best: with `monitor`, end with the best weights in the model and in the run's folder.
-        evaluate_every: epochs from one evaluation to the next; the last epoch has one too.
+        evaluate_every: epochs between evaluations; the last epoch has one too.
         checkpoint_every: steps from one checkpoint to the next; 0 goes by `checkpoint_seconds`.
         checkpoint_seconds: seconds from one checkpoint to the next: what a killed run has to do
             again, at most.
-        log_every: steps from one line of metrics to the next, None for no such lines; each epoch
-            has one line besides.
+        log_every: steps between lines of metrics, None for no such lines; each epoch has a line as
+            well.
         clip_norm: gradients are scaled down to this norm.
         ema: decay of an exponential moving average of the weights, such as 0.999; the averages are
             evaluated, kept and left in the model in place of the weights. 0 for none.
         yield_cores: use fewer threads while other programs keep cores busy; for models that give
             the same bits with any number of threads.
+        counts: what the progress calls the graphs of a batch, such as structures.
         quiet: no progress.
     """
 
@@ -89,6 +90,7 @@ class FitConfig:
     clip_norm: float | None = None
     ema: float = 0.0
     yield_cores: bool = False
+    counts: str = "graphs"
     quiet: bool = False
 
     def __post_init__(self) -> None:
@@ -135,12 +137,12 @@ class BatchOptions(LoopOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerOptions:
-    """Which optimizer a recipe takes.
+    """Which optimizer a recipe uses.
 
     Attributes:
         optimizer: adam, adamw, sgd or rmsprop.
         momentum: Momentum of sgd and rmsprop.
-        weight_decay: Weight decay; adamw's is apart from the gradient.
+        weight_decay: Weight decay; adamw decouples it from the gradient.
     """
 
     optimizer: OptimizerName = "adam"
@@ -162,7 +164,7 @@ class OptimizerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class FitResult:
-    """What came out of `fit`; counts and times include the sessions before a resume.
+    """The result of `fit`; counts and times include the sessions before a resume.
 
     Attributes:
         epochs: whole epochs done.
@@ -192,28 +194,28 @@ class SparsityConfig:
 
     Attributes:
         sparsify: rigl, set, snfs: drop and grow while training; random, magnitude, snip, grasp,
-            synflow: masks chosen once, before training; gmp: pruned by and by; slr, admm: dense
+            synflow: masks chosen once, before training; gmp: pruned gradually; slr, admm: dense
             for half of the epochs, re-weighted for a quarter, pruned and retrained; oneshot: the
             same without re-weighting; lottery: found by `rounds` trainings before the last; none:
             dense.
-        sparsity: share of the weights that is 0, biases left alone.
+        sparsity: share of the weights that are 0; biases are left alone.
         structure: which weights are kept or removed together. weights: each by itself; units,
             units:K: neurons, or K at a time, such as an attention head of K features; columns,
             columns:K: inputs of a layer; N:M, such as 2:4: N of each M inputs of an output, at a
-            sparsity of 1 - N/M; block:RxC: blocks of R outputs and C inputs; fan-in: as many
-            inputs for every output.
-        form: of the layers in training, for a method with as many weights from the first step to
-            the last (rigl, set, snfs, random, magnitude, snip, grasp, synflow). dense: masks on
-            all weights, which saves no time; sparse: only the weights that are there are kept,
-            multiplied and updated, which is faster in wide layers that are sparse enough.
-        update_every: rigl, set, snfs, gmp: steps from one change of the masks to the next; 0 for a
+            sparsity of 1 - N/M; block:RxC: blocks of R outputs and C inputs; fan-in: the same
+            number of inputs for every output.
+        form: form of the layers in training, for the methods that keep the number of weights
+            constant (rigl, set, snfs, random, magnitude, snip, grasp, synflow). dense: masks on all
+            weights, which saves no time; sparse: only the active weights are stored, multiplied
+            and updated, which is faster in wide layers that are sparse enough.
+        update_every: for rigl, set, snfs and gmp: steps between changes of the masks; 0 for a
             twentieth of the training.
-        death: rigl, set, snfs: share of the weights dropped at the first change.
-        rho: slr, admm: ρ, how strongly weights are drawn to their sparse copy; slr's first step
-            too.
-        alpha: slr: how its step shrinks: as in the papers on SLR, or as printed by Peng et al.
+        death: for rigl, set and snfs: share of the weights dropped at the first change.
+        rho: for slr and admm: ρ, how strongly weights are drawn to their sparse copy; also slr's
+            first step.
+        alpha: for slr: how its step shrinks, as in the papers on SLR or as printed by Peng et al.
             (2022).
-        rounds: lottery: trainings before the last.
+        rounds: for lottery: trainings before the last.
     """
 
     sparsify: SparsifierName = "none"
@@ -240,7 +242,7 @@ class SparsityConfig:
         if fixed is not None and not math.isclose(1 - self.sparsity, fixed, rel_tol=0.01):
             raise ValueError(
                 f"sparsity is {self.sparsity:g}, and structure {structure} has a sparsity of "
-                f"{1 - fixed:.4g}: ask for that one"
+                f"{1 - fixed:.4g}: give that one"
             )
         if self.form == "sparse" and not self.may_be_sparse:
             why = (
@@ -266,7 +268,7 @@ class SparsityConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """How the learning rate moves from step to step.
+    """How the learning rate changes from step to step.
 
     Attributes:
         shape: after the warm-up: constant; a straight line or a half cosine down to `floor` at
@@ -276,12 +278,13 @@ class ScheduleConfig:
         scale: factor on the optimizer's rate, for the linear scaling rule: k times the graphs in
             a batch (or k ranks), k times the rate.
         floor: where linear, cosine and plateau end, as a fraction of the rate.
-        factor: exponential: what the rate is multiplied by in `every` steps.
-        every: exponential: steps in which the rate falls, continuously, by `factor`.
-        reduction: plateau: what the rate is multiplied by.
-        patience: plateau: evaluations in a row without a better value that leave the rate as it
-            is; the next one lowers it, and they are counted anew.
-        threshold: plateau: by which fraction of the best value a better one has to be better.
+        factor: for exponential: the factor on the rate in `every` steps.
+        every: for exponential: steps in which the rate falls, continuously, by `factor`.
+        reduction: for plateau: the factor on the rate.
+        patience: for plateau: evaluations in a row without a better value that leave the rate as it
+            is; the next one lowers it, and the count starts again.
+        threshold: for plateau: the smallest improvement that counts, as a fraction of the best
+            value.
     """
 
     shape: Shape = "constant"

@@ -21,7 +21,7 @@ _EVERY = 0.3
 
 
 def busy_seconds() -> float | None:
-    """Seconds that the cores of this process have been busy with anything; None if not told."""
+    """Seconds that the cores of this process have been busy with anything; None if unknown."""
     try:
         lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
         cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
@@ -81,7 +81,7 @@ class FreeCores:
         self._last = (time.monotonic(), busy(), own())
 
     def look(self) -> None:
-        """Set the threads anew where it is time; costs nothing otherwise. Call it at each step."""
+        """Set the threads again where it is time; costs nothing otherwise. Call it at each step."""
         then, busy_then, own_then = self._last
         now = time.monotonic()
         if self.most == 1 or busy_then is None or now - then < _EVERY:

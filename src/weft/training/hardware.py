@@ -6,7 +6,6 @@ import ctypes
 import gc
 import os
 import platform
-import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -56,10 +55,18 @@ def trim_memory() -> None:
 
 
 def process_memory(name: str) -> float:
-    """A field of this process's status, bytes; its peak where the system has no such file."""
+    """A field of this process's status, bytes.
+
+    Where the system has no such file it is the peak, and 0 where Python does not tell that either
+    (Windows).
+    """
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except OSError:
+        try:
+            import resource
+        except ImportError:
+            return 0.0
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return float(most if sys.platform == "darwin" else most * 1024)
     return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))

@@ -151,7 +151,7 @@ def _attempt(
     function: Callable[..., Any], arguments: tuple[Any, ...], ranks: int, logs: Path
 ) -> list[Any]:
     start_method = "spawn"
-    if "forkserver" in multiprocessing.get_all_start_methods():
+    if has_fork_server():
         # A rank is then a fork of a process that has torch loaded: milliseconds, not seconds.
         start_method = "forkserver"
         start_fork_server(*_PRELOADED, function.__module__)
@@ -182,6 +182,12 @@ def _attempt(
                 leave_lost_terminal(shown)
                 raise LaunchStopped(stop.sigval.name) from None
     return [found[rank] for rank in range(ranks)]
+
+
+def has_fork_server() -> bool:
+    """Whether new processes can be forks of one that has torch loaded."""
+    # Elsewhere than on Linux the system's libraries may not survive a fork, once loaded.
+    return sys.platform == "linux" and "forkserver" in multiprocessing.get_all_start_methods()
 
 
 def start_fork_server(*modules: str) -> None:

@@ -30,7 +30,7 @@ _PARAMETERS = 100
 class Logger(ABC):
     """Passes metrics on to a service, whose run it opens with the first of them.
 
-    Where the service fails, one warning says so and training goes on without it.
+    Where the service fails, one warning says so and training continues without it.
     """
 
     name: ClassVar[LoggerName]
@@ -73,7 +73,7 @@ class Logger(ABC):
             self._has_failed = True
             reason = str(error).strip().split("\n")[0] or type(error).__name__
             warnings.warn(
-                f"{self.name} has failed ({reason}); training goes on without it, and "
+                f"{self.name} has failed ({reason}); training continues without it, and "
                 f"{self.folder / 'metrics.jsonl'} has every metric",
                 stacklevel=4,
             )

@@ -35,7 +35,7 @@ from weft.training.numerics import denormals_flushed
 from weft.training.progress import FitProgress, RecentRate
 from weft.training.run import Run
 from weft.training.schedules import PlateauLR
-from weft.training.step import Loss, LossStep, Step, metrics_of
+from weft.training.step import Loss, LossStep, Number, Step, metrics_of, number_of, read_together
 from weft.training.step_hooks import current_pace
 from weft.training.stopping import stop_on_signals
 
@@ -44,6 +44,9 @@ _PARTS = (
     *("model", "kinds", "optimizer", "scheduler", "extras"),
     *("progress", "best", "batches", "metrics_lines"),
 )
+# Steps whose values a device holds at most, a few hundred bytes for each.
+_UNREAD = 1000
+_NORM = "norm of the gradients"
 
 
 @dataclass(kw_only=True)
@@ -87,7 +90,7 @@ def fit(
     Args:
         model: any module, on any device, compiled or not.
         optimizer: any torch optimizer that steps without a closure.
-        train: batches, iterated once an epoch: a list, a DataLoader, or anything of one's own. A
+        train: batches, iterated once an epoch: a list, a DataLoader, or your own iterable. A
             `set_epoch(e)` (its own, its sampler's or its batch sampler's) is called before each
             epoch with e from 0. With `state_dict` and `load_state_dict` it resumes by itself:
             the state must name the epoch and the batches handed out so far. Without, an
@@ -110,8 +113,10 @@ def fit(
 
     Raises:
         NonFiniteLoss: the loss is nan or infinite: the weights are those before that step, and
-            buffers, such as BatchNorm's averages, have seen its batch. Or a weight is, or the
-            monitored metric is nan.
+            buffers, such as BatchNorm's averages, have seen its batch. A loss on another device
+            than the CPU is looked at where it is logged: some steps have been taken since, and
+            only the run's checkpoint has weights from before. Or a weight is, or the monitored
+            metric is nan.
         ValueError: `run` has been trained before, or `train`, `loss` or `evaluate` gives what
             cannot be used.
         DataError: the run's checkpoint is damaged or of another model.
@@ -124,9 +129,10 @@ def fit(
     if run is not None and run.trained:
         raise ValueError(
             f"the run in {run.folder} has been trained already; give each fit its own folder, or "
-            "go on with this one by Run.create(..., resume=True)"
+            "resume this one with Run.create(..., resume=True)"
         )
-    with denormals_flushed(), FitProgress(epochs=config.epochs, quiet=config.quiet) as progress:
+    shown = FitProgress(epochs=config.epochs, counts=config.counts, quiet=config.quiet)
+    with denormals_flushed(), shown as progress:
         step = loss if isinstance(loss, Step) else LossStep(loss)
         every = {**step.extras, **(extras or {})}
         return _Fit(
@@ -165,6 +171,10 @@ class _Fit:
         alone = self.pace is None and not self.stepper.is_shared
         self.cores = FreeCores() if self.config.yield_cores and alone else None
         self.recent = RecentRate()
+        # Values and graphs of the steps that have not been read from a device, and the last loss
+        # that has been.
+        self.unread: list[tuple[dict[str, Number], int]] = []
+        self.last_loss = math.nan
 
     def go(self, progress: FitProgress) -> FitResult:
         if not self.model.training:
@@ -174,7 +184,7 @@ class _Fit:
         if saved is not None:
             self.resume(*saved)
             if self.run is not None:
-                progress.note(f"going on after step {self.at.step} of {self.run.folder}")
+                progress.note(f"resuming after step {self.at.step} of {self.run.folder}")
         else:
             if self.run is not None:
                 self.run.metrics.keep(0, 0)
@@ -232,7 +242,7 @@ class _Fit:
                     batch = next(batches)
                 except StopIteration:
                     break
-                value, graphs = self.step(batch)
+                graphs = self.step(batch)
                 seconds = time.perf_counter() - began
                 at.train_seconds += seconds
                 self.recent.add(graphs, seconds)
@@ -244,7 +254,7 @@ class _Fit:
                     epoch=at.epoch + 1,
                     step=at.step,
                     total=total,
-                    loss=value,
+                    loss=self.last_loss,
                     graphs_per_second=self.recent.value(),
                 )
                 if self.is_due():
@@ -271,20 +281,25 @@ class _Fit:
             return self.at.step % self.config.checkpoint_every == 0
         return time.perf_counter() - self.saved_at >= self.config.checkpoint_seconds
 
-    def step(self, batch: Any) -> tuple[float, int]:
-        """Gradients, update; returns the loss and the graphs of the batch."""
+    def step(self, batch: Any) -> int:
+        """Gradients, update; returns the graphs of the batch."""
         at = self.at
         self.optimizer.zero_grad(set_to_none=True)
-        number, others, graphs = self.stepper.take(self.model, batch)
-        if not math.isfinite(number):
+        loss, others, graphs = self.stepper.take(self.model, batch)
+        values: dict[str, Number] = {"loss": loss, **others}
+        # A device is not waited for: what it has computed is looked at later.
+        later = isinstance(loss, Tensor)
+        if not later and not math.isfinite(loss):
             # Not this batch's doing where the step before left a weight that is not finite.
             self.check_weights()
-            self.fail(f"the loss is {number}")
+            self.fail(f"the loss is {loss}")
         if self.config.clip_norm is not None:
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-            norm = float(nn.utils.clip_grad_norm_(parameters, self.config.clip_norm))
-            if not math.isfinite(norm):
-                self.fail(f"the norm of the gradients is {norm}")
+            norm = number_of(nn.utils.clip_grad_norm_(parameters, self.config.clip_norm))
+            if later:
+                values[_NORM] = norm
+            elif not math.isfinite(norm):
+                self.fail(f"the norm of the gradients is {float(norm)}")
         rate = float(self.optimizer.param_groups[0]["lr"])
         self.optimizer.step()
         if self.averages is not None:
@@ -292,16 +307,34 @@ class _Fit:
         if self.scheduler is not None and not isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step()
         self.stepper.updated()
-        values = {"loss": number, **others}
         at.step += 1
         at.position += 1
         at.graphs += graphs
         at.epoch_graphs += graphs
-        for name, each in values.items():
-            at.epoch_sums[name] = at.epoch_sums.get(name, 0.0) + each * graphs
-        if self.config.log_every and at.step % self.config.log_every == 0:
-            self.log({**values, "lr": rate})
-        return number, graphs
+        self.unread.append((values, graphs))
+        due = bool(self.config.log_every) and at.step % (self.config.log_every or 1) == 0
+        # What a planner times is a step that is over.
+        if due or not later or self.pace is not None or len(self.unread) == _UNREAD:
+            numbers = self.read()
+            if due:
+                self.log({**numbers, "lr": rate})
+        return graphs
+
+    def read(self) -> dict[str, float]:
+        """Take in the values of the steps since the last reading; returns those of the last."""
+        sums, steps = self.at.epoch_sums, self.unread
+        self.unread = []
+        numbers: dict[str, float] = {}
+        found = read_together([values for values, _ in steps])
+        for number, (numbers, (_, graphs)) in enumerate(zip(found, steps, strict=True), start=1):
+            for name in ("loss", _NORM):
+                if not math.isfinite(numbers.get(name, 0.0)):
+                    self.fail(f"the {name} is {numbers[name]}", taken=True, ago=len(steps) - number)
+            numbers.pop(_NORM, None)
+            for name, each in numbers.items():
+                sums[name] = sums.get(name, 0.0) + each * graphs
+            self.last_loss = numbers["loss"]
+        return numbers
 
     def end_epoch(self, progress: FitProgress) -> None:
         """Average, evaluate, remember the best; an epoch cut by max_steps stays open."""
@@ -311,6 +344,13 @@ class _Fit:
                 f"train gave no batches in epoch {at.epoch + 1}; it must hold some and be iterable "
                 "again for every epoch (a list or a DataLoader, not a generator)"
             )
+        if self.unread:
+            # The device has steps to finish.
+            began = time.perf_counter()
+            self.read()
+            seconds = time.perf_counter() - began
+            at.train_seconds += seconds
+            self.recent.add(0, seconds)
         at.metrics = {f"train_{k}": v / max(1, at.epoch_graphs) for k, v in at.epoch_sums.items()}
         number, count = at.epoch + 1, self.batches.count()
         cut = self.is_over() and (count is None or at.position < count)
@@ -330,6 +370,8 @@ class _Fit:
                 at.evaluated_epoch = number
         more = self.stepper.epoch_metrics()
         self.log({**at.metrics, **more, "graphs_per_second": self.recent.value()})
+        if evaluated and self.run is not None and self.pace is None:
+            self.run.evaluated()
         if not config.checkpoint_every and self.is_due():
             self.save()
 
@@ -399,6 +441,7 @@ class _Fit:
         The best weights are written after it if they are new: it holds them too, and a resume
         writes their file again.
         """
+        self.read()
         self.check_weights()
         if (run := self.run) is not None and self.pace is None:
             run.metrics.sync()
@@ -463,11 +506,15 @@ class _Fit:
         if self.run is not None:
             self.run.metrics.keep(state["metrics_lines"], self.at.step)
 
-    def fail(self, what: str, *, taken: bool = False) -> NoReturn:
-        """Stop at the step under way (or just `taken`), with a checkpoint before it if possible."""
+    def fail(self, what: str, *, taken: bool = False, ago: int | None = None) -> NoReturn:
+        """Stop at the step under way (or just `taken`), with a checkpoint before it if possible.
+
+        With `ago` it is the step that was taken so many steps before the last.
+        """
         at = self.at
-        when = "after" if taken else "at"
-        step, batch = at.step + (not taken), at.position + (not taken)
+        when = "after" if taken and ago is None else "at"
+        back = (not taken) - (ago or 0)
+        step, batch = at.step + back, at.position + back
         epoch = at.epoch + (batch > 0)
         kept = ""
         if self.run is not None:

@@ -127,7 +127,7 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(
-            f"cannot write {path}: {error.strerror or error}; make room, then go on with --resume"
+            f"cannot write {path}: {error.strerror or error}; make room, then resume with --resume"
         ) from error
 
 

@@ -74,7 +74,7 @@ def flush_denormals() -> bool:
     if not _makes_denormals(_all_threads()):
         return True
     # The setting belongs to a thread, and a pool takes its maker's. A pool that computed before
-    # keeps the old one for ever, so it is ended; the next operation starts it anew.
+    # keeps the old one for ever, so it is ended; the next operation starts it again.
     _end_thread_pool()
     if not _makes_denormals(_all_threads()):
         return True

@@ -49,9 +49,16 @@ class FitProgress:
     written every 10 s, or every tenth of the run if that comes first.
     """
 
-    def __init__(self, *, epochs: int, quiet: bool = False, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        epochs: int,
+        counts: str = "graphs",
+        quiet: bool = False,
+        console: Console | None = None,
+    ) -> None:
         self._console = console or Console(stderr=True)
-        self._epochs = epochs
+        self._epochs, self._counts = epochs, counts
         self._silent = quiet
         self._live: Progress | None = None
         self._shown_at = self._began_at = time.perf_counter()
@@ -113,9 +120,10 @@ class FitProgress:
     def _show(self, now: float) -> None:
         assert self._latest is not None
         step, total, epoch, loss, rate = self._latest
+        speed = f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
         text = (
             f"epoch {epoch}/{self._epochs}, step {step}{f'/{total}' if total else ''}, "
-            f"loss {loss:.4g}, {rate:,.0f} graphs/s"
+            f"loss {loss:.4g}, {speed} {self._counts}/s"
         )
         if self._live is not None:
             # On a narrow terminal metrics are left out, never the rate or the time left.

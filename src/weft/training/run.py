@@ -9,14 +9,16 @@ import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 import weft
 from weft.errors import DataError
 from weft.files import json_text, read_object, write_atomically
+from weft.training import run_lock
 from weft.training.checkpoint import CHECKPOINT, WEIGHTS
 from weft.training.config import FitResult
 from weft.training.hardware import hardware
@@ -29,17 +31,37 @@ LOGS = "logs"
 """Folder of a run for what its ranks write; it may be there before the run."""
 
 
+class LivePage(Protocol):
+    """A page about a run that is kept up to date while it trains."""
+
+    def evaluated(self) -> None:
+        """An evaluation has been logged."""
+
+    def ended(self) -> None:
+        """The run is over."""
+
+
+def _live_page(folder: Path) -> LivePage | None:
+    """The page of an installed package; pages are above this room, which must not import them."""
+    for point in entry_points(group="weft.live_page"):
+        page: LivePage = point.load()(folder)
+        return page
+    return None
+
+
 class Run:
     """A folder with config.json, metrics.jsonl, last.pt, weights.safetensors and summary.json.
 
-    Made by `Run.create`; give it to `fit`, which goes on from the folder's checkpoint if there is
+    After 30 s it has report.html too, its page, where `weft[report]` is installed.
+
+    Made by `Run.create`; pass it to `fit`, which resumes from the folder's checkpoint if there is
     one. Use it as a context manager, or close it.
 
     Attributes:
-        folder: where it is.
+        folder: the run's folder.
         metrics: the log of measurements.
         resumed: whether the folder held this run already.
-        trained: whether a `fit` has come to its end with this object; the next is refused.
+        trained: whether a `fit` has finished with this object; another one is refused.
     """
 
     def __init__(self, folder: Path, *, tensorboard: bool, loggers: Sequence[str] = ()) -> None:
@@ -51,7 +73,8 @@ class Run:
             folder / "tensorboard" if tensorboard or "tensorboard" in loggers else None,
             make_loggers(loggers, folder),
         )
-        self._lock = _lock(folder)
+        self._lock = run_lock.hold(folder)
+        self._page = _live_page(folder)
 
     @classmethod
     def create(
@@ -96,7 +119,7 @@ class Run:
         try:
             # Nobody else can make a run here any more.
             if (folder / CONFIG).exists():
-                _check_may_run(folder, resume=resume)
+                check_may_run(folder, resume=resume)
                 earlier = _read_config(folder / CONFIG)
                 recorded = earlier["config"]
                 if isinstance(recorded, Mapping):
@@ -126,13 +149,20 @@ class Run:
     def summarise(self, **values: Any) -> None:
         """Add JSON values to summary.json."""
         path = self.folder / SUMMARY
-        remedy = "remove it, the run writes it anew"
+        remedy = "remove it, the run writes it again"
         earlier = read_object(path, remedy=remedy) if path.exists() else {}
         _write_json(path, {**earlier, **values})
+
+    def evaluated(self) -> None:
+        """An evaluation has been logged: bring the page up to date, if it is time for it."""
+        if self._page is not None:
+            self._page.evaluated()
 
     def close(self, *, failed: bool = False) -> None:
         """Close the log and let others use the folder."""
         self.metrics.close(failed=failed)
+        if self._page is not None:
+            self._page.ended()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -144,9 +174,6 @@ class Run:
         self.close(failed=kind is not None)
 
 
-_LOCK = ".lock"
-
-
 def check_run_folder(folder: Path, *, resume: bool) -> None:
     """Make the folder of a run, if it is not there, and see whether one can be in it.
 
@@ -155,13 +182,13 @@ def check_run_folder(folder: Path, *, resume: bool) -> None:
             holds other files, or cannot be made.
     """
     _check_is_for_runs(folder)
-    _check_may_run(folder, resume=resume)
+    check_may_run(folder, resume=resume)
 
 
 def _check_is_for_runs(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        present = {entry.name for entry in folder.iterdir()} - {_LOCK, LOGS}
+        present = {entry.name for entry in folder.iterdir()} - {run_lock.LOCK, LOGS}
     except OSError as error:
         raise DataError(
             f"cannot make the run folder {folder}: {error.strerror or error}; choose another"
@@ -172,38 +199,16 @@ def _check_is_for_runs(folder: Path) -> None:
         )
 
 
-def _check_may_run(folder: Path, *, resume: bool) -> None:
+def check_may_run(folder: Path, *, resume: bool) -> None:
+    """See whether a run may start in a folder, or `resume` in it; makes nothing.
+
+    Raises:
+        DataError: it holds a run already.
+    """
     if not resume and (folder / CONFIG).exists():
         raise DataError(
-            f"{folder} holds a run already; go on with it (--resume) or choose another folder"
+            f"{folder} holds a run already; resume it (--resume) or choose another folder"
         )
-
-
-def _lock(folder: Path) -> int | None:
-    """Hold the folder for this process: two of them would mix their steps in one log."""
-    try:
-        import fcntl
-    except ImportError:
-        return None
-    try:
-        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise DataError(
-            f"cannot write in the run folder {folder}: {error.strerror or error}; choose another"
-        ) from error
-    try:
-        # The system lets go of it when the process ends, however it ends.
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise DataError(
-            f"{folder} is in use by another process; wait for it, stop it or choose another folder"
-        ) from None
-    except OSError:
-        # Some network file systems have no locks; the run itself does not need them.
-        os.close(descriptor)
-        return None
-    return descriptor
 
 
 def _session() -> dict[str, Any]:
@@ -249,7 +254,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def recorded_config(folder: Path) -> dict[str, Any] | None:
-    """What the run in `folder` was asked for, as JSON values; None where there is no run.
+    """The settings of the run in `folder`, as JSON values; None where there is no run.
 
     Raises:
         DataError: its config.json is damaged.

@@ -61,7 +61,7 @@ class KeptInputs:
             if len(tokens) != count:
                 raise DataError(
                     f"{file}, line {number}: {count} token{'s' if count > 1 else ''} ({what}) "
-                    f"wanted; the line is {line.strip()[:80]!r}"
+                    f"expected; the line is {line.strip()[:80]!r}"
                 )
             strange = [token for token in tokens if token not in place_of]
             if strange:

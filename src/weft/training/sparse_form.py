@@ -1,4 +1,4 @@
-"""A network whose masked linear layers hold only the weights that are there, and its files."""
+"""A network whose masked linear layers hold only the active weights, and its files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def to_sparse_form_of(
 
 
 def sparse_layers(model: nn.Module) -> list[SparseLinear]:
-    """The layers that hold only the weights that are there."""
+    """The layers that hold only the active weights."""
     return [module for module in model.modules() if isinstance(module, SparseLinear)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -23,8 +23,15 @@ if TYPE_CHECKING:
 _RESERVED = frozenset({"step", "epoch", "seconds", "loss", "lr", "graphs_per_second"})
 
 
+Number = float | Tensor
+"""A number that is known, or a detached tensor of one value on another device than the CPU."""
+
+
 class Outcome(NamedTuple):
     """What came out of a step.
+
+    Values on another device than the CPU stay there: `fit` reads those of several steps together,
+    so that no step waits for the device.
 
     Attributes:
         loss: of the batch, over all ranks.
@@ -32,8 +39,8 @@ class Outcome(NamedTuple):
         graphs: in the batch, over all ranks.
     """
 
-    loss: float
-    metrics: dict[str, float]
+    loss: Number
+    metrics: Mapping[str, Number]
     graphs: int
 
 
@@ -46,8 +53,8 @@ class Step:
 
     Attributes:
         world: the ranks that take the step together; None for this process alone.
-        extras: what has a state that a checkpoint must hold, by name.
-        epoch: the epoch under way, from 0; `fit` sets it, after a resume too, so that a loss can
+        extras: objects whose state a checkpoint must hold, by name.
+        epoch: the current epoch, from 0; `fit` sets it, after a resume too, so that a loss can
             weigh its terms by it.
     """
 
@@ -84,21 +91,27 @@ class Step:
         """The signal to stop after; of several ranks, one that all of them know of."""
         return self._agreed if self.is_shared else self._heard()
 
-    def reduced(self, values: Iterable[float], op: Literal["sum", "max"] = "sum") -> list[float]:
-        """The sum or maximum over all ranks of each value; they also tell of signals thereby.
+    def reduced(self, values: Iterable[Any], op: Literal["sum", "max"] = "sum") -> list[Any]:
+        """The sum or maximum over all ranks of each `Number`; they also tell of signals thereby.
 
         A rank that stopped by itself would leave the others waiting for it.
         """
         own = list(values)
         if self.world is None or not self.is_shared:
             return own
+        there = [value for value in own if isinstance(value, Tensor)]
+        if there:
+            moved = torch.stack([value.double() for value in there])
+            self.world.reduce(moved, op)
+            there = list(moved.unbind())
+        known = [value for value in own if not isinstance(value, Tensor)]
         heard = self._heard()
-        vector = torch.tensor([*own, *(heard == name for name in SIGNALS)], dtype=torch.float64)
+        vector = torch.tensor([*known, *(heard == name for name in SIGNALS)], dtype=torch.float64)
         self.world.reduce(vector, op)
         found = vector.tolist()
-        flags = zip(SIGNALS, found[len(own) :], strict=True)
+        flags = zip(SIGNALS, found[len(known) :], strict=True)
         self._agreed = next((name for name, count in flags if count), None)
-        return found[: len(own)]
+        return [(there if isinstance(value, Tensor) else found).pop(0) for value in own]
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,8 +164,10 @@ class LossStep(Step):
         loss = terms[0].value
         for term in terms[1:]:
             loss = loss + term.value
-        number = float(loss.detach())
-        if math.isfinite(number):
+        number = number_of(loss)
+        # What is on a device is not waited for: `fit` stops when it reads a loss that is not
+        # finite.
+        if isinstance(number, Tensor) or math.isfinite(number):
             loss.backward()  # type: ignore[no-untyped-call]
         return Outcome(number, metrics, graphs_in(batch))
 
@@ -163,19 +178,53 @@ class LossStep(Step):
             terms, metrics = terms_and_values(self.loss(model, share.batch))
         counts = [own, *(own if term.count is None else term.count for term in terms)]
         # A share that holds nothing of this rank's brings its gradients with the weight 0.
-        local = torch.tensor([float(count) for count in counts], dtype=torch.float64)
-        local *= share.counts
+        local = _vector(counts, terms[0].value) * share.counts
         total = local.clone()
         world.reduce(total)
-        weights = (local / total).tolist()
+        weights: Any = local / total
+        weights = weights.tolist() if weights.is_cpu else weights.to(terms[0].value.dtype).unbind()
         loss = weights[1] * terms[0].value
         for weight, term in zip(weights[2:], terms[1:], strict=True):
             loss = loss + weight * term.value
         loss.backward()
         world.add_gradients(model.parameters())
-        values = [float(loss.detach()), *(weights[0] * value for value in metrics.values())]
-        number, *means = self.reduced(values)
-        return Outcome(number, dict(zip(metrics, means, strict=True)), int(total[0]))
+        values = [number_of(loss), *(weights[0] * value for value in metrics.values())]
+        number, *means, graphs = self.reduced([*values, own * share.counts])
+        return Outcome(number, dict(zip(metrics, means, strict=True)), int(graphs))
+
+
+def _vector(counts: Sequence[int | Tensor], like: Tensor) -> Tensor:
+    """float64 [n], where `like` is."""
+    if like.is_cpu:
+        return torch.tensor([float(count) for count in counts], dtype=torch.float64)
+    wide: dict[str, Any] = {"dtype": torch.float64, "device": like.device}
+    return torch.stack(
+        [c.double() if isinstance(c, Tensor) else torch.full((), c, **wide) for c in counts]
+    )
+
+
+def number_of(value: Tensor) -> Number:
+    """What a tensor of one value holds; a copy of it where that is to be read later."""
+    value = value.detach()
+    # The memory may be a buffer of the model's, or of a captured CUDA graph's.
+    return float(value) if value.is_cpu else value.clone()
+
+
+def read_together(steps: Sequence[Mapping[str, Number]]) -> list[dict[str, float]]:
+    """The values of some steps as floats; the CPU waits for each dtype on a device once."""
+    unread: dict[torch.dtype, list[Tensor]] = {}
+    for values in steps:
+        for value in values.values():
+            if isinstance(value, Tensor):
+                unread.setdefault(value.dtype, []).append(value.reshape(()))
+    read = {dtype: iter(torch.stack(tensors).tolist()) for dtype, tensors in unread.items()}
+    return [
+        {
+            name: float(next(read[value.dtype]) if isinstance(value, Tensor) else value)
+            for name, value in values.items()
+        }
+        for values in steps
+    ]
 
 
 def autocast(
@@ -188,7 +237,7 @@ def autocast(
     return partial(torch.autocast, device, dtype=torch.bfloat16)
 
 
-def terms_and_values(answer: Any) -> tuple[list[Mean], dict[str, float]]:
+def terms_and_values(answer: Any) -> tuple[list[Mean], dict[str, Number]]:
     """The terms of a loss, whose sum is ready for backward(), and the other values by name.
 
     Args:
@@ -224,7 +273,7 @@ def metrics_of(answer: Any, taken: Iterable[str]) -> dict[str, float]:
     Raises:
         ValueError: not a mapping of numbers, or a name that means something else already.
     """
-    return _numbers(answer, _RESERVED.union(taken), "evaluate")
+    return read_together([_numbers(answer, _RESERVED.union(taken), "evaluate")])[0]
 
 
 def rank0_metrics(
@@ -239,7 +288,7 @@ def rank0_metrics(
     return found
 
 
-def _numbers(values: Any, taken: frozenset[str], source: str) -> dict[str, float]:
+def _numbers(values: Any, taken: frozenset[str], source: str) -> dict[str, Number]:
     if not isinstance(values, Mapping):
         raise ValueError(
             f"the values of {source} are of type {type(values).__name__}; return a dict of numbers "
@@ -248,10 +297,10 @@ def _numbers(values: Any, taken: frozenset[str], source: str) -> dict[str, float
     for name in values:
         if name in taken:
             raise ValueError(
-                f"{source} gives a value named {name!r}, a name of the training loop's own; call "
+                f"{source} gives a value named {name!r}, a name that the training loop uses; call "
                 "it something else"
             )
     return {
-        name: float(value.detach() if isinstance(value, Tensor) else value)
+        name: number_of(value) if isinstance(value, Tensor) else float(value)
         for name, value in values.items()
     }

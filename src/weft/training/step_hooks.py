@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Pace(Protocol):
-    """Told of every training step; evaluation and whatever else lies between two is not timed."""
+    """Called at every training step; evaluation and whatever else lies between two is not timed."""
 
     def before_step(self) -> None:
         """A step is about to begin, its batch included; may wait."""

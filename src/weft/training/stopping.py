@@ -16,7 +16,7 @@ SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 @dataclass
 class StopRequest:
-    """What has been asked for while `stop_on_signals` listens.
+    """What has been requested while `stop_on_signals` listens.
 
     Attributes:
         signal: name of the signal that came, such as SIGTERM, or None.

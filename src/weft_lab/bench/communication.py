@@ -67,7 +67,7 @@ _Trained = dict[str, list[Array]]
 
 
 def bench_communication(config: CommunicationBench, progress: Progress) -> BenchResult:
-    """Run the cases that were asked for."""
+    """Run the chosen cases."""
     # First, so that what is wrong with it is known before anything is measured.
     physics: Graph | DataError | None = None
     if {"bytes", "balance", "volume"} & set(config.cases):

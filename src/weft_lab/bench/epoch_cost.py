@@ -1,7 +1,7 @@
-"""What an epoch of a GCN on one process has to compute and to move, pass by pass.
+"""What an epoch of a GCN, or a step of a typed gated network, computes and moves, pass by pass.
 
 A pass reads its inputs from memory once and writes its outputs once. What a loop keeps in the cache
-does not count; the rows that a sparse product gathers are read anew for every edge. Numbers have
+does not count; the rows that a sparse product gathers are read once for every edge. Numbers have
 four bytes, a multiply-add is two operations.
 """
 
@@ -38,7 +38,7 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochCost:
-    """All passes of an epoch, and what they amount to on a machine."""
+    """All passes of an epoch or a step, and what they amount to on a machine."""
 
     passes: tuple[Pass, ...]
 
@@ -91,6 +91,37 @@ def gcn_epoch(
             taken together with the product after it (see `weft.kernels.hidden_product`).
     """
     return EpochCost(passes=tuple(_passes(nodes, entries, training, tuple(widths), kept)))
+
+
+def gated_step(nodes: int, rows: int, hidden: int, rounds: int) -> EpochCost:
+    """The products of a training step of `weft.models.GatedGraph`, whose first states are given.
+
+    Args:
+        nodes: N.
+        rows: R of `TypedEdges`, pairs of a type and a node whose row is multiplied.
+        hidden: H.
+        rounds: of messages.
+    """
+    passes: list[Pass] = []
+    for number in range(rounds):
+        for what, count, width in (
+            ("typed products", rows, hidden),
+            ("gates of the messages", nodes, 3 * hidden),
+            ("gates of the states", nodes, 3 * hidden),
+        ):
+            # Forward, the gradient of the weights, and that of what is multiplied; nothing learns
+            # from the gradient of the first states.
+            first = number == 0 and what != "gates of the messages"
+            for _ in range(2 if first else 3):
+                passes.append(
+                    Pass(
+                        what=what,
+                        flops=2 * count * hidden * width,
+                        bytes=count * _ITEM * (hidden + width),
+                        dense=True,
+                    )
+                )
+    return EpochCost(passes=tuple(passes))
 
 
 def _passes(

@@ -142,7 +142,7 @@ def _run(
 
 
 def _candidates(config: GCNBench) -> dict[str, Candidate]:
-    """Everyone, and the other version of weft that was asked for."""
+    """All candidates, and the other version of weft if one is given."""
     if not config.before:
         return _CANDIDATES
     # Its own step: it may not have all that ours takes.

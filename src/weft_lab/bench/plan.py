@@ -167,7 +167,7 @@ CASES: Mapping[PlanCase, Callable[[PlanBench, Path], Case]] = {
 
 
 def bench_plan(config: PlanBench, progress: Progress) -> BenchResult:
-    """Run the cases that were asked for."""
+    """Run the chosen cases."""
     if config.crystals is not None and not config.crystals.exists():
         raise DataError(f"--crystals {config.crystals} does not exist")
     cases = [_run(name, config, progress) for name in dict.fromkeys(config.cases)]

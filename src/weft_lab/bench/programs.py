@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -9,18 +10,25 @@ import numpy as np
 from rich.progress import Progress
 
 from weft.graphs import Graph, GraphTable, assemble, table_from_graphs, write_table
+from weft.layout import TypedEdges
 from weft.recipes.programs.data import read_programs
 from weft.sources.program_graph import NUM_TYPES
+from weft_lab.bench.epoch_cost import gated_step
 from weft_lab.bench.result import BenchResult, CaseResult
 from weft_lab.bench.runner import Candidate, ours, run_case
 from weft_lab.bench_settings import ProgramsBench
+from weft_lab.results import machine
 
+_PTGNN, _GEOMETRIC = "ptgnn GatedMessagePassing", "torch_geometric RGCNConv + GRUCell"
 _PEERS = {
     "weft": ours("gated", form="csr"),
-    "ptgnn GatedMessagePassing": Candidate(script="ptgnn_steps:gated"),
+    _PTGNN: Candidate(script="ptgnn_steps:gated"),
     # Its FastRGCNConv makes a matrix an edge: 5 GB a round of messages here.
-    "torch_geometric RGCNConv + GRUCell": Candidate(script="torch_geometric_steps:rgcn"),
+    _GEOMETRIC: Candidate(script="torch_geometric_steps:rgcn"),
 }
+# How often our step ought to fit into a peer's, and how often the limit of its products may fit
+# into our step.
+_BARS, _DISTANCE = {_PTGNN: 2.0, _GEOMETRIC: 4.0}, 1.35
 _FORMS = {f"weft, {form}": ours("gated", form=form) for form in ("csr", "banded", "dense", "auto")}
 
 
@@ -28,9 +36,11 @@ def bench_programs(config: ProgramsBench, progress: Progress) -> BenchResult:
     """A random typed graph and a supergraph of programs beside the peers; then the forms."""
     # First, so that what is wrong with it is known before anything is timed.
     corpus = read_programs("python", files=config.files, data_dir=config.data_dir)
-    cases = [_run("random edges", _random(config), NUM_TYPES, _PEERS, config, progress)]
-    programs = _supergraph(corpus, config.nodes)
-    cases.append(_run("programs", programs, NUM_TYPES, _PEERS, config, progress))
+    graphs = {"random edges": _random(config), "programs": _supergraph(corpus, config.nodes)}
+    cases = [
+        _beside_limit(_run(name, table, NUM_TYPES, _PEERS, config, progress), table, config)
+        for name, table in graphs.items()
+    ]
     for size in config.complete:
         table = table_from_graphs([_complete(size)] * max(1, config.form_nodes // size))
         cases.append(_run(f"complete graphs of {size}", table, 1, _FORMS, config, progress))
@@ -95,3 +105,32 @@ def _run(
             warmup=2,
             progress=progress,
         )
+
+
+def _beside_limit(case: CaseResult, table: GraphTable, config: ProgramsBench) -> CaseResult:
+    """The case with what our step computes, its share of the machine's speeds, and what it missed.
+
+    The products alone are counted: gathered rows and elementwise work are the distance to them.
+    """
+    own = case.candidates["weft"]
+    if own.median is None:
+        return case
+    batch = assemble(table, range(len(table)))
+    rows = TypedEdges.of_batch(batch, NUM_TYPES).counts.shape[0]
+    cost = gated_step(batch.num_nodes, rows, config.hidden, config.steps_of_model)
+    speeds = machine()
+    work = cost.figures(own.median, 1e9 * speeds["gemm_gflop_per_s"], 1e9 * speeds["copy_gb_per_s"])
+    distance = 1 / work["limit_share"]
+    missed = [
+        f"{peer} takes {times:.2f} times as long as weft, not {_BARS[peer]:g} times."
+        for peer, times in case.ratios("weft").items()
+        if times < _BARS[peer]
+    ]
+    if distance > _DISTANCE:
+        missed.append(
+            f"The step takes {distance:.2f} times as long as its products at the machine's speed, "
+            f"more than {_DISTANCE:g} times."
+        )
+    says = [f"A step takes {distance:.2f} times as long as its products at the machine's speed."]
+    candidates = {**case.candidates, "weft": replace(own, work=work)}
+    return replace(case, candidates=candidates, says=says, missed=missed)

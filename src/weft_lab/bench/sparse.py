@@ -85,7 +85,7 @@ class Network(NamedTuple):
 
 
 def bench_sparse(config: SparseBench, progress: Progress) -> BenchResult:
-    """Run the cases that were asked for."""
+    """Run the chosen cases."""
     # First, so that what is wrong with them is known before anything is measured.
     files = [config.planetoid] if config.planetoid else []
     tables = {

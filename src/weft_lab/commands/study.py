@@ -38,7 +38,7 @@ class _Common:
     Attributes:
         quick: Smaller settings for everything not given: under 5 minutes on 2 cores.
         out: Folder for results.json, results.md and the plots.
-        resume: Go on with the study in that folder; what is measured there is kept.
+        resume: Resume the study in that folder; what is measured there is kept.
         data_dir: The data folder; by default $WEFT_DATA_DIR or the user's cache folder.
         quiet: Show no progress.
     """
@@ -73,7 +73,7 @@ class StudyCommand(_Common):
         from weft.cli.options import print_config
         from weft.training import prepare_process
         from weft.training.launch import LaunchStopped
-        from weft_lab.report import print_report
+        from weft_lab.report import claims_section, print_report
         from weft_lab.results import machine
         from weft_lab.studies import STUDIES
         from weft_lab.study import write_markdown
@@ -98,7 +98,7 @@ class StudyCommand(_Common):
         except (KeyboardInterrupt, LaunchStopped):
             words = [word for word in sys.argv[1:] if word != "--resume"]
             console.print(
-                f"Interrupted; what was measured is in {self.out}. Go on with:\n"
+                f"Interrupted; what was measured is in {self.out}. Resume with:\n"
                 f"  {shlex.join(['weft', *words, '--resume'])}",
                 soft_wrap=True,
             )
@@ -111,7 +111,9 @@ class StudyCommand(_Common):
         except DataError as error:
             # Hours of measuring are not to end with an error for want of pictures.
             console.print(f"No plots: {error}", soft_wrap=True)
-        write_markdown(results, sections, self.out / "results.md", plots=plots)
+        claims = claims_section(study.claims(results, ""))
+        written = [claims, *sections] if claims.rows else sections
+        write_markdown(results, written, self.out / "results.md", plots=plots)
         names = ", ".join(["results.md", "results.json", *(path.name for path in plots)])
         console.print(f"Everything is in {self.out}: {names}", soft_wrap=True)
         return 0
@@ -243,7 +245,7 @@ class All(_Common):
     Attributes:
         quick: The quick form of each: about 8 minutes on 2 cores in all.
         out: Folder for the page, and for a folder of each study.
-        resume: Go on with the studies in that folder; what is measured there is kept.
+        resume: Resume the studies in that folder; what is measured there is kept.
     """
 
     out: _Out = Path("studies")
@@ -262,7 +264,7 @@ class All(_Common):
         begun = [name for name in _EACH if (self.out / name / RESULTS).exists()]
         if begun and not self.resume:
             raise DataError(
-                f"{self.out / begun[0]} holds a study already; go on with it (--resume) or "
+                f"{self.out / begun[0]} holds a study already; resume it (--resume) or "
                 "choose another folder"
             )
         claims: list[Claim] = []

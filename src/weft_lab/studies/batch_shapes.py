@@ -16,7 +16,7 @@ class ShapeCount:
 
     Attributes:
         policy: of batching.
-        batch_size: graphs in a batch, as asked for.
+        batch_size: graphs in a batch, as requested.
         budget: padded nodes, edges and graphs where all batches have the same; None otherwise.
         steps: batches looked at.
         epochs: passes over the graphs that they took, the last perhaps in part.

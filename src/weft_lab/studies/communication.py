@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,6 +17,7 @@ from weft.parallel.grid import Grid, grids_for
 from weft.recipes.full_graph.config import FullGraphConfig
 from weft.recipes.full_graph.data import source_graph
 from weft.sources import CATALOGUE, load, planted_partition, shchur
+from weft_lab.counted_partitions import CountedPartition, counted_partition, with_loops
 from weft_lab.grid_training import (
     METHODS,
     GridCell,
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _NAMES = ("1d", "1.5d", "2d", "3d")
+_PARTITIONS = ("contiguous", "random", "balanced", "metis", "volume")
+_OF_METIS = ("metis", "volume")
 # Of recorded bytes, by whether the ranks were processes.
 _MARKS = (("o", True), ("x", False))
 
@@ -113,6 +117,7 @@ class CommunicationResults(StudyResults):
     Attributes:
         cells: bytes and times, by grid and method.
         accuracies: trainings to compare; one process first.
+        partitions: what partitions leave to travel, by number of ranks.
     """
 
     schemas: ClassVar[tuple[str, ...]] = ("weft study communication 1",)
@@ -128,10 +133,16 @@ class CommunicationResults(StudyResults):
     config: CommunicationStudy
     cells: list[GridCell] = field(default_factory=list)
     accuracies: list[AccuracyRun] = field(default_factory=list)
+    partitions: list[CountedPartition] = field(default_factory=list)
+
+    @classmethod
+    def upgraded(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """The values of a file; earlier ones have no partitions."""
+        return {"partitions": [], **values}
 
 
 def measure_communication(results: CommunicationResults, data: NamedGraph) -> None:
-    """Bytes and times of every grid and method, then accuracies."""
+    """Bytes and times of every grid and method, then partitions, then accuracies."""
     config, graph = results.config, data.graph
     most, nodes = max(config.ranks), graph.num_nodes
     if most > nodes:
@@ -152,6 +163,13 @@ def measure_communication(results: CommunicationResults, data: NamedGraph) -> No
                 epochs=config.timed_epochs if real else 1,
                 simulated=None if real else config.simulated or ranks,
             )
+    looped, counted = with_loops(graph), {cell.ranks for cell in results.partitions}
+    shared = [ranks for ranks in config.ranks if ranks > 1]
+    for ranks in results.missing("partitions", shared, counted.__contains__):
+        results.partitions += [
+            counted_partition(looped, ranks, how, config.widths, config.seed)
+            for how in _known_partitions()
+        ]
     with TemporaryDirectory(prefix="weft-study-") as place:
         # Rounding of float32 grows with the epochs, and hides a real difference.
         tables = PreparedTables(
@@ -163,6 +181,12 @@ def measure_communication(results: CommunicationResults, data: NamedGraph) -> No
         trained = {run.grid for run in results.accuracies}
         for grids in results.missing("accuracies", groups, trained.issuperset):
             results.accuracies += _train_on(tables, grids, config)
+
+
+def _known_partitions() -> list[str]:
+    """Those whose packages are installed."""
+    cut = find_spec("pymetis") is not None
+    return [how for how in _PARTITIONS if cut or how not in _OF_METIS]
 
 
 def _train_on(
@@ -179,7 +203,13 @@ def _train_on(
 
 def communication_sections(results: CommunicationResults) -> list[Section]:
     """All tables of the study of communication."""
-    return [_volumes(results), _kinds(results), _times(results), _accuracies(results)]
+    return [
+        _volumes(results),
+        _kinds(results),
+        _left_by_partitions(results),
+        _times(results),
+        _accuracies(results),
+    ]
 
 
 def largest_difference(run: AccuracyRun, serial: AccuracyRun) -> float:
@@ -267,23 +297,51 @@ def _kinds(results: CommunicationResults) -> Section:
         parts = [_megabytes(total / len(records)) if total else "" for total in sums]
         rows.append((cell.label, cell.method, *parts))
     return Section(
-        title=f"The same on {most} ranks by kind of collective, of the ranks that recorded",
+        title=f"MB on {most} ranks by kind of collective, of the ranks that recorded",
         headings=("grid", "method", *(kind.replace("_", " ") for kind in kinds)),
         rows=rows,
     )
 
 
+def _left_by_partitions(results: CommunicationResults) -> Section:
+    """Bytes and balance of each partition on the 1D grid."""
+    cells = results.partitions
+    if not cells:
+        return Section(title="", headings=(), rows=[])
+    most = max(cell.ranks for cell in cells)
+    last = {cell.how: cell for cell in cells if cell.ranks == most}
+    least = min(last.values(), key=lambda cell: cell.mean)
+    even = min(last.values(), key=lambda cell: cell.imbalance)
+    return Section.of(
+        "MB that a rank of the 1D grid receives in an epoch, by partition, and nonzeros of the "
+        f"largest rank over the mean, counted, {_graph(results)}",
+        cells,
+        {
+            "P": "{0.ranks}",
+            "partition": "{0.how}",
+            "mean rank": lambda cell: _megabytes(cell.mean),
+            "busiest rank": lambda cell: _megabytes(max(cell.received)),
+            "nonzeros": "{0.imbalance:.3f}",
+        },
+        says=[
+            f"On {most} ranks {least.how} receives least ({_megabytes(least.mean)} MB) and "
+            f"{even.how} is the most even ({even.imbalance:.3f}). `weft plan full-graph --measure` "
+            "weighs one against the other."
+        ],
+    )
+
+
 def _times(results: CommunicationResults) -> Section:
     return Section.of(
-        "ms of an epoch on real ranks",
+        "Time of an epoch on real ranks",
         [cell for cell in results.cells if cell.real],
         {
             "P": "{0.ranks}",
             "grid": "{0.label}",
             "method": "{0.method}",
-            "epoch": lambda cell: f"{1e3 * cell.seconds('epoch'):.1f}",
-            "compute": lambda cell: f"{1e3 * cell.seconds('compute'):.1f}",
-            "waiting": lambda cell: f"{1e3 * cell.seconds('communication'):.1f}",
+            "epoch [ms]": lambda cell: f"{1e3 * cell.seconds('epoch'):.1f}",
+            "compute [ms]": lambda cell: f"{1e3 * cell.seconds('compute'):.1f}",
+            "waiting [ms]": lambda cell: f"{1e3 * cell.seconds('communication'):.1f}",
             "threads a rank": "{0.records[0].threads}",
         },
     )

@@ -162,16 +162,19 @@ def _costs(results: SparsificationResults, task: Task) -> Section:
         {
             "sparsity": "{0[1][0].kind.sparsity:g}",
             "way": "{0[0]}",
-            "score": lambda kind: _percent(kind[1]),
+            "score [%]": lambda kind: _percent(kind[1]),
             "weights": "{0[1][0].active:,}",
-            "training FLOPs": "{0[1][0].training_flops:.4f}",
-            "training time, masks": lambda kind: (
+            "training FLOPs / dense": "{0[1][0].training_flops:.4f}",
+            "training time / dense, masks": lambda kind: (
                 f"{statistics.median(run.seconds for run in kind[1]) / seconds:.2f}"
             ),
-            "inference FLOPs": "{0[1][0].inference_flops:.4f}",
+            "inference FLOPs / dense": "{0[1][0].inference_flops:.4f}",
         },
         says=says,
-        narrow=("sparsity", "way", "training FLOPs", "training time, masks", "inference FLOPs"),
+        narrow=(
+            *("sparsity", "way", "training FLOPs / dense"),
+            *("training time / dense, masks", "inference FLOPs / dense"),
+        ),
     )
 
 
@@ -308,14 +311,21 @@ def sparsification_figures(results: SparsificationResults) -> dict[str, list[Pan
     config = results.config
     tasks = [task for task in config.tasks if results.of(task)]
     times = {
-        f"{mode}, {Network.read(network)}": _timed(results, network, mode)
+        (mode, str(Network.read(network))): _timed(results, network, mode)
         for mode, network in product(FORMS, config.networks)
     }
     at = f"at {config.curve_sparsity:g}"
     return {
         "accuracy.svg": [(_NAMES[t], _draw_accuracy, results.of(t), t) for t in tasks],
         "epochs.svg": [(f"{_NAMES[t]}, {at}", _draw_epochs, results, t) for t in tasks],
-        "times.svg": [(title, _draw_times, cells) for title, cells in times.items() if cells],
+        **{
+            f"times-{mode}.svg": [
+                (f"{mode}, {network}", _draw_times, cells)
+                for (of, network), cells in times.items()
+                if cells and of == mode
+            ]
+            for mode in FORMS
+        },
     }
 
 

@@ -367,6 +367,7 @@ def test_a_model_is_accelerated_and_restored():
     torch.testing.assert_close(model(*arguments()), expected)
     assert model.state_dict().keys() == names
     assert "first: GCNConv" in said[0]
+    assert "ms" not in said[0].split()
     restore(model)
     assert not any(is_redirected(module) for module in model.modules())
     torch.testing.assert_close(model(*arguments()), expected)

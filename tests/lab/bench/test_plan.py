@@ -144,6 +144,7 @@ def test_the_choices_for_one_graph(tmp_path: Path) -> None:
     assert "128-128-40 on 200 nodes" in case.what
 
 
+@pytest.mark.usefixtures("short_turns")
 def test_all_choices_are_timed() -> None:
     pytest.importorskip("gensim")
     config = PlanBench(cases=("sparse",), links=400, budget=600, rounds=1, turn=0.05)

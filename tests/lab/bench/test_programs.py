@@ -9,6 +9,7 @@ import pytest
 from rich.progress import Progress
 
 from weft.errors import DataError
+from weft_lab.bench.epoch_cost import gated_step
 from weft_lab.bench.programs import bench_programs
 from weft_lab.bench_settings import ProgramsBench
 
@@ -49,6 +50,10 @@ def test_small(tmp_path: Path) -> None:
             if there:
                 assert candidate["absent"] == "", name
                 assert len(candidate["samples"]) == 1
+        work = case["contenders"]["weft"]["work"]
+        assert work["flops"] > 0
+        assert work["limit_share"] > 0
+        assert "times as long as its products" in case["says"][0]
     assert complete["case"] == "complete graphs of 3"
     assert [name for name, c in complete["contenders"].items() if not c["absent"]] == [
         "weft, csr",
@@ -56,6 +61,13 @@ def test_small(tmp_path: Path) -> None:
         "weft, dense",
         "weft, auto",
     ]
+
+
+def test_the_products_of_a_step_are_counted() -> None:
+    # Forward, weights, inputs; the first states have no gradient, and so the first typed products.
+    states, messages, typed = 2 * 10 * 4 * 12, 2 * 10 * 4 * 12, 2 * 5 * 4 * 4
+    cost = gated_step(nodes=10, rows=5, hidden=4, rounds=2)
+    assert cost.flops == 5 * states + 6 * messages + 5 * typed
 
 
 def test_a_folder_without_programs_is_known_before_anything_is_timed(tmp_path: Path) -> None:

@@ -72,7 +72,9 @@ PLOTS = {
         *("bandwidth.svg", "supergraphs.svg", "accuracy.svg", "crossover.svg", "spy.png"),
     },
     "communication": {"bytes.svg", "times.svg", "accuracy.svg"},
-    "sparsification": {"accuracy.svg", "epochs.svg", "times.svg"},
+    "sparsification": {
+        *("accuracy.svg", "epochs.svg", "times-training.svg", "times-inference.svg"),
+    },
 }
 MODULE = """
 def grow(values, start):
@@ -156,7 +158,7 @@ def test_from_the_command_to_the_files(place, said, name):
     assert before["command"] in page
     assert all(plot in page for plot in PLOTS[name])
     words = ("study", name, *TINY[name], *DATA[name])
-    assert "go on with it (--resume)" in place.error(*words)
+    assert "resume it (--resume)" in place.error(*words)
     assert place.run(*words, "--resume").code == 0
     assert place.results(name) == before
     if name == "dense-hardware":
@@ -175,7 +177,7 @@ def tiny(monkeypatch):
 
 
 def test_four_studies_on_one_page(place, said, tiny):
-    assert "go on with it (--resume)" in place.error("study", "all", "--quick", "--quiet")
+    assert "resume it (--resume)" in place.error("study", "all", "--quick", "--quiet")
     before = {name: place.results(name) for name in TINY}
     told = place.run("study", "all", "--quick", "--quiet", "--resume")
     assert told.code == 0, told

@@ -84,6 +84,17 @@ def test_methods_receive_less_and_less(results):
         assert published > reductions >= rows
 
 
+def test_partitions_are_counted_as_ranks_receive(results):
+    counted = {(cell.ranks, cell.how): cell for cell in results.partitions}
+    assert len(counted) == 10
+    for cell in results.cells:
+        if cell.method == "sparsity-aware" and cell.grid.name == "1d" and cell.ranks > 1:
+            assert counted[cell.ranks, "metis"].received == cell.predicted
+    for ranks in (4, 9):
+        rows = {how: cell.rows for (p, how), cell in counted.items() if p == ranks}
+        assert rows["volume"] <= rows["metis"] < rows["random"]
+
+
 def test_every_grid_learns_the_same(results):
     serial, *others = results.accuracies
     assert serial.label == "1 process"
@@ -104,7 +115,7 @@ def test_times_add_up(results):
 
 
 def test_the_report(results, tmp_path):
-    volumes, kinds, times, accuracies = COMMUNICATION.report(results)
+    volumes, kinds, partitions, times, accuracies = COMMUNICATION.report(results)
     assert [row[:2] for row in volumes.rows] == [
         ("4", "1d"),
         ("4", "1.5d(c=2)"),
@@ -117,10 +128,13 @@ def test_the_report(results, tmp_path):
     assert "all 39 real and 27 simulated ranks" in volumes.says[0]
     assert volumes.says[1].startswith("Least on 9 ranks: published on ")
     assert set(kinds.headings[2:]) >= {"all reduce", "all to all", "broadcast"}
+    ways = ("contiguous", "random", "balanced", "metis", "volume")
+    assert [row[:2] for row in partitions.rows] == [(p, how) for p in "49" for how in ways]
+    assert "balanced is the most even (1.0" in partitions.says[0]
     assert len(times.rows) == 12
     assert "Accuracies are the same on every grid" in accuracies.says[0]
     narrow = Console(file=io.StringIO(), width=80)
-    print_report([volumes, kinds, times, accuracies], narrow)
+    print_report([volumes, kinds, partitions, times, accuracies], narrow)
     assert "1.5d(c=3)" in narrow.file.getvalue()
     plots = COMMUNICATION.plot(results, tmp_path)
     assert [path.name for path in plots] == ["bytes.svg", "times.svg", "accuracy.svg"]

@@ -152,7 +152,7 @@ def test_the_report(results, tmp_path):
     assert [row[0] for row in scores.rows] == ["0 (dense)", "0.5", "0.75"]
     assert "±" in scores.rows[0][1]
     assert "At 0.75, points from dense on the same input: pruned once " in scores.says[0]
-    assert {"training FLOPs", "training time, masks"} < set(costs.headings)
+    assert {"training FLOPs / dense", "training time / dense, masks"} < set(costs.headings)
     assert "save nothing" in costs.says[0]
     assert [row[0] for row in epochs.rows] == ["1", "2", "3", "4"]
     (table,) = (section for section in sections if "Table II" in section.title)
@@ -168,10 +168,13 @@ def test_the_report(results, tmp_path):
     print_report(sections, narrow)
     assert "FNN 12-16-16-4, batch 8" in narrow.file.getvalue()
     plots = SPARSIFICATION.plot(results, tmp_path)
-    assert [path.name for path in plots] == ["accuracy.svg", "epochs.svg", "times.svg"]
+    assert [path.name for path in plots] == [
+        *("accuracy.svg", "epochs.svg"),
+        *("times-training.svg", "times-inference.svg"),
+    ]
     assert all("<svg" in path.read_text() for path in plots)
     write_markdown(results, sections, tmp_path / "results.md", plots=plots)
-    assert "](times.svg)" in (tmp_path / "results.md").read_text()
+    assert "](times-training.svg)" in (tmp_path / "results.md").read_text()
 
 
 def test_a_busy_machine_is_told(results):

@@ -1,7 +1,7 @@
 """Redirects the methods of a torch_geometric layer to weft's loops, and back.
 
 The layer keeps its class, parameters, hooks and code. Some of its methods get an instance attribute
-of the same name, a bound method, which a deep copy binds anew; each falls back on the class's own
+of the same name, a bound method, which a deep copy binds again; each falls back on the class's own
 where the call is not one for weft. torch.jit, torch.compile and everything that reads messages see
 the layer as it was. Pickles and shallow copies of it, and replicas of DataParallel, are as they
 would be without weft.

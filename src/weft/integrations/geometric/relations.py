@@ -2,7 +2,7 @@
 
 Edges of one relation into one receiver are summed first; the sum is multiplied with the relation's
 matrix once, and the products of all relations are summed at the receiver. torch_geometric masks the
-edges anew for every relation and call, or multiplies every edge with a matrix of its own.
+edges again for every relation and call, or multiplies every edge with a matrix of its own.
 """
 
 from __future__ import annotations

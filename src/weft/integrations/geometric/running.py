@@ -99,7 +99,7 @@ def running_edges(layer: Any = None) -> Edges | None:
 
 @contextmanager
 def noted() -> Iterator[dict[str, int]]:
-    """Context that collects what `note` is told in this thread, and how often."""
+    """Context that collects what `note` records in this thread, and how often."""
     before, _running.notes = _running.notes, {}
     try:
         yield _running.notes

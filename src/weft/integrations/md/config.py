@@ -1,4 +1,4 @@
-"""What a simulation is asked to do."""
+"""Settings of a simulation."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ Precision = Literal["float32", "float64"]
 
 @dataclass(frozen=True, kw_only=True)
 class MDConfig:
-    """How atoms are to move.
+    """Settings of a simulation.
 
     Attributes:
         ensemble: nve keeps the energy (velocity Verlet), nvt the temperature (Langevin, BAOAB), npt
             the temperature and the pressure by the volume (Martyna-Tobias-Klein, the cell keeps
             its shape), relax moves the atoms to where the forces are 0 (FIRE).
-        temperature: In K; also of the first velocities, unless the file has some.
-        pressure: In bar, of npt and of --relax-cell.
-        steps: Number of steps, of relax at most.
-        timestep: In fs.
-        friction: Friction of nvt, 1/fs; npt acts on the temperature in the time 1 / friction, on
-            the volume in ten times as long.
+        temperature: Temperature in K, also of the initial velocities unless the file has some.
+        pressure: Pressure in bar, for npt and --relax-cell.
+        steps: Number of steps; for relax, the maximum.
+        timestep: Time step in fs.
+        friction: Friction of nvt, in 1/fs; npt controls the temperature over a time of 1 / friction
+            and the volume over ten times that.
         relax_cell: Relax the cell too.
-        fmax: Relax until no force is larger, eV/Å.
+        fmax: Relax until no force is larger than this, in eV/Å.
         dtype: Precision of the model; energies are added up in float64.
         seed: Seed of velocities and of the thermostat.
-        every: Write a frame every so many steps.
+        every: Steps between the frames of the trajectory.
     """
 
     ensemble: Ensemble = "nvt"
@@ -64,5 +64,5 @@ class MDConfig:
 
     @property
     def needs_cell(self) -> bool:
-        """Whether the cell changes, which takes structures that are periodic all around."""
+        """Whether the cell changes, which needs structures that are periodic in all directions."""
         return self.ensemble == "npt" or self.relax_cell

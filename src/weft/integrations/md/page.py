@@ -14,13 +14,11 @@ from weft.integrations.md.config import MDConfig
 from weft.integrations.md.record import Record, Sample
 from weft.report.figures import Points, curves
 from weft.report.page import (
-    Block,
     Chapter,
     Code,
     Facts,
+    Figure,
     Page,
-    Part,
-    Words,
     number,
     percent,
     present,
@@ -51,34 +49,31 @@ def _chapter(record: Record, run: Path, file: Path, command: str) -> Chapter:
         title=file.name,
         lead=f"{what}, moved by {run} for {record.steps:,} steps"
         f"{'' if config.ensemble == 'relax' else time}.",
-        parts=[
-            Part(title="In numbers", blocks=[Facts(facts=_facts(record))]),
-            Part(title="Over time", blocks=_over_time(record)),
-            Part(title="Distances between atoms", blocks=_distances(record)),
-            Part(title="Again", blocks=[Code(caption="", text=command)]),
-        ],
+        headline=[Facts(facts=_facts(record))],
+        pictures=present(*_over_time(record), _distances(record)),
+        again=[Code(caption="Command", text=command)],
     )
 
 
 def _facts(record: Record) -> list[tuple[str, str, str]]:
     config = record.config
-    facts = [("steps a second", number(record.steps_per_second, 3), "")]
+    facts = [("speed", f"{number(record.steps_per_second, 3)} steps/s", "")]
     if config.ensemble == "relax":
         facts.append(
-            ("largest force", number(float(record.moves.largest_force().max()), 3), "eV/Å")
+            ("largest force", f"{number(float(record.moves.largest_force().max()), 3)} eV/Å", "")
         )
     else:
         mean = float(np.mean([sample.temperature for sample in record.samples]))
         drift = 1e3 * float(record.largest_drift().max())
         facts += [
-            ("simulated a day", number(record.ns_per_day, 3), "ns"),
-            ("mean temperature", number(mean), "K"),
-            ("energy drift", number(drift, 3), "meV per atom, at most"),
+            ("simulated", f"{number(record.ns_per_day, 3)} ns/day", ""),
+            ("mean temperature", f"{number(mean)} K", ""),
+            ("energy drift", f"{number(drift, 3)} meV/atom", "at most"),
         ]
     return [*facts, ("in neighbour lists", percent(record.list_share), "of the time")]
 
 
-def _over_time(record: Record) -> list[Block]:
+def _over_time(record: Record) -> list[Figure | None]:
     config = record.config
     relaxes = config.ensemble == "relax"
     x = "step" if relaxes else "time [ps]"
@@ -87,18 +82,18 @@ def _over_time(record: Record) -> list[Block]:
         share = record.system.num_atoms if per_atom else 1
         return _lines(record.samples, config, lambda s: scale * getattr(s, value) / share)
 
-    drift = curves("Energy drift", lines("drift", 1e3), x=x, y="meV per atom")
-    temperature = curves("Temperature", lines("temperature"), x=x, y="K")
-    energy = curves("Potential energy", lines("energy", per_atom=True), x=x, y="eV per atom")
-    volume = curves("Volume", lines("volume"), x=x, y="Å³") if config.needs_cell else None
+    energy = curves("Potential energy", lines("energy", per_atom=True), x=x, y="energy [eV/atom]")
+    volume = curves("Volume", lines("volume"), x=x, y="volume [Å³]") if config.needs_cell else None
     if relaxes:
-        return present(energy, volume)
+        return [energy, volume]
     note = {
         "nve": "The drift is that of the total energy, which nve keeps.",
         "nvt": "The drift is that of the total energy without what the thermostat has given.",
         "npt": "The drift is that of the total energy with thermostat and barostat.",
     }[config.ensemble]
-    return [*present(temperature, drift, energy, volume), Words(words=[note])]
+    temperature = curves("Temperature", lines("temperature"), x=x, y="temperature [K]")
+    drift = curves("Energy drift", lines("drift", 1e3), x=x, y="drift [meV/atom]", note=note)
+    return [temperature, drift, energy, volume]
 
 
 def _lines(
@@ -115,14 +110,14 @@ def _lines(
     return {name: list(zip(at, column.tolist(), strict=True)) for name, column in named.items()}
 
 
-def _distances(record: Record) -> list[Block]:
+def _distances(record: Record) -> Figure | None:
     if record.periodic:
         title, y = "Radial distribution", "g(r)"
         note = "g(r) is 1 where atoms are as dense as on average; it ends at the model's cutoff."
     else:
-        title, y = "Distances", "neighbours per Å"
+        title, y = "Distances between atoms", "neighbours [1/Å]"
         note = "The neighbours of an atom by their distance, up to the model's cutoff."
-    return present(curves(title, record.distances(), x="r [Å]", y=y), Words(words=[note]))
+    return curves(title, record.distances(), x="r [Å]", y=y, note=note)
 
 
 def _command(record: Record, run: Path, file: Path, index: int | None) -> str:

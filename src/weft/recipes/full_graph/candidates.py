@@ -90,7 +90,7 @@ class FullGraphTask(PlanTask):
         """Prepare the graph for one rank.
 
         Args:
-            config: as asked for.
+            config: as requested.
             files: of the data set, see `full_graph_table`.
             data_dir: the data folder, which keeps prepared graphs.
             memory_limit: bytes that a rank may hold by the cost model.
@@ -116,7 +116,7 @@ class FullGraphTask(PlanTask):
 
     @property
     def steps(self) -> int:
-        """Epochs of the run that is asked for."""
+        """Epochs of the run that is requested."""
         return self.config.epochs
 
     @property
@@ -269,7 +269,7 @@ class FullGraphWork:
 
 
 def _train_rank(path: Path, config: FullGraphConfig, grid: Grid, address: PaceAddress) -> None:
-    """One of the ranks; the first is told when to step, and the others wait for it."""
+    """One of the ranks; the first learns when to step, and the others wait for it."""
     prepare_process()
     with pace_at(address), join(grid, config) as world:
         table = open_table(path, check=False)

@@ -1,4 +1,4 @@
-"""What training on one big graph is asked to do."""
+"""Settings for training on one big graph."""
 
 from __future__ import annotations
 
@@ -87,14 +87,14 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
             Parquet, .npy; see `columns`) with `features` and `labels`.
         columns: what a line of an edge list holds, such as `src dst weight`; times are passed
             over, and so is a header line.
-        features: .npy [n, f]: row i belongs to the node that is called i; or a CSV or Parquet file
+        features: .npy [n, f], with row i for the node of number i; or a CSV or Parquet file
             whose first column has the names of the nodes.
         labels: .npy, whole numbers [n]: classes from 0, -1 for none; or, see `target`, labels or
             numbers [n, t]; or CSV or Parquet: the node, then its label or numbers.
         target: `classes`; `multilabel`, rows of 0 and 1; `regression`, numbers; nan for unknown.
             `auto`: whole numbers [n] are classes, rows of 0 and 1 labels, all else numbers.
-        class_weights: `balanced`, or a number for each class that its nodes count in the loss; of
-            labels, what a node that has the label counts.
+        class_weights: `balanced`, or for each class the weight of its nodes in the loss; for
+            labels, the weight of a node that has the label.
         edge_weight: Edge column of a graph table that weighs its edges, NAME or NAME:COLUMN;
             `none` for no weights; by default the column `weight` where there is one.
         directed: take edges of files as they are; otherwise each edge goes both ways.
@@ -102,14 +102,14 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
             each line; such as a file of a split of OGB.
         validation_mask: Nodes to validate with, the same way; none by default.
         test_mask: Nodes to test with, the same way; none by default.
-        split: shares for training, validation and test, of a graph without a split of its own;
-            by default 20 nodes of each class to train on, 30 to validate with, and all others.
+        split: fractions for training, validation and test, for a graph that comes without a split;
+            by default 20 nodes of each class for training, 30 for validation, and all others.
         feature_scale: `rows` divides a node's features by their sum, as for bags of words; `auto`
-            does where no feature is negative; `none` takes them as they are.
+            does so where no feature is negative; `none` leaves them as they are.
         model: gcn; sage; gin; gat and gatv2, attention; appnp, a perceptron and then products;
             sgc, products and then one linear layer.
         hidden: widths of the hidden layers; of all heads together.
-        layer: what the layers do, beside.
+        layer: further options of the layers.
         dropout: probability of dropping a hidden activation.
         input_dropout: the same for features; above 0 the first product cannot be kept.
         normalisation: Scale of the adjacency; `auto` is symmetric for gcn, appnp and sgc, row (a
@@ -123,22 +123,23 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
         partition: which nodes go together: `volume` (METIS, then fewer rows that travel) and
             `metis` need `pip install 'weft[partition]'`; `balanced` gives every rank equally many
             nonzeros.
-        clusters: cut the graph into so many parts (METIS) and take a step on some of them, with
-            the edges among these: less memory and many steps an epoch, as Cluster-GCN does. None:
-            a step is over the whole graph. Evaluation is over the whole graph either way.
-        clusters_per_step: parts that each rank takes together in a step, drawn anew every epoch.
+        clusters: cut the graph into this many parts (METIS) and take each step on some of them,
+            with the edges among these: less memory and many steps an epoch, as Cluster-GCN does.
+            None: a step is over the whole graph. Evaluation is over the whole graph either way.
+        clusters_per_step: parts that each rank takes together in a step, drawn again in every
+            epoch.
         learning_rate: Learning rate.
         weight_decay: Weight decay on the first layer's weights.
-        schedule: how the learning rate moves; a step is an epoch here, but for clusters.
+        schedule: how the learning rate moves; without clusters, a step is an epoch.
         epochs: full-graph steps.
         monitor: what decides which weights are best; by default the accuracy of classes, the F1 of
             labels, the MAE of numbers.
-        patience: stop after this many epochs without a better value of that.
-        evaluate_every: epochs from one evaluation to the next.
-        checkpoint_every: epochs from one checkpoint to the next: what a killed run does again.
+        patience: stop after this many epochs without a better value of `monitor`.
+        evaluate_every: epochs between evaluations.
+        checkpoint_every: epochs between checkpoints, which a killed run has to repeat.
         seed: Seed of weights, dropout, split and partition.
         dtype: Precision of features and weights.
-        timeout: Seconds that a rank waits for another at most.
+        timeout: Seconds that a rank waits for another one, at most.
     """
 
     data: str = "cora"
@@ -200,7 +201,7 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
         self._check_network()
         if self.mask_files and (self.train_mask is None or self.split is not None):
             without = "train_mask is missing" if self.train_mask is None else "split is given too"
-            raise ValueError(f"masks say who is in which part, but {without}")
+            raise ValueError(f"masks say which node is in which part, but {without}")
         self.layers()
         self.fit_config(quiet=True)
         self.check_optimizer()
@@ -234,7 +235,7 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
 
     @property
     def counted(self) -> bool:
-        """Whether formulas tell bytes and memory; otherwise a GCN's stand for them."""
+        """Whether there are formulas for bytes and memory; otherwise those of a GCN are used."""
         return self.clusters is None and not isinstance(self.layers(), GraphNetworkConfig)
 
     @property
@@ -242,7 +243,7 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
         return self.model in ("gat", "gatv2") or self.layer.aggregate == "max"
 
     def recipe(self) -> dict[str, Any]:
-        """What decides the result; a run is resumed with the same only."""
+        """The settings that decide the result; a run can only be resumed with the same ones."""
         found = {name: value for name, value in asdict(self).items() if name not in _PLACEMENT}
         # Runs from before there was a choice go on.
         only = {"columns": type(self).columns, "schedule": ScheduleConfig()}
@@ -266,7 +267,7 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
         return {part: file for part, file in named if file is not None}
 
     def fit_config(self, *, quiet: bool) -> FitConfig:
-        """The same as other recipes' loops have it."""
+        """The settings of the training loop, as other recipes have them."""
         return FitConfig(
             epochs=self.epochs,
             monitor=self.monitor or "validation_accuracy",
@@ -277,6 +278,7 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
             log_every=None,
             clip_norm=self.clip_norm,
             ema=self.ema,
+            counts="epochs",
             quiet=quiet,
         )
 
@@ -320,7 +322,7 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
 
     @property
     def wait(self) -> timedelta:
-        """What a rank waits for another at most."""
+        """How long a rank waits for another one, at most."""
         return timedelta(seconds=self.timeout)
 
     @property
@@ -328,7 +330,7 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
         """Processes that train.
 
         Raises:
-            ValueError: torchrun has started another number than was asked for.
+            ValueError: torchrun has started a number of processes that is not `ranks`.
         """
         started = int(os.environ.get("WORLD_SIZE", "0"))
         if started and self.ranks is not None and self.ranks != started:
@@ -349,13 +351,13 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
         machine: Machine = _MACHINE,
         counts: Sequence[Sizes] | None = None,
     ) -> list[Estimate]:
-        """What an epoch costs on the grid asked for, or for `auto` on each one that fits.
+        """What an epoch costs on the chosen grid, or for `auto` on each grid that fits.
 
         By the cost model, with 10 Gb/s between ranks unless a machine is given; `edges` are
         nonzeros of the matrix. It counts gcn and sage, and a GCN of the same widths for others.
 
         Raises:
-            ValueError: the network cannot run on the grid asked for; the message has the reason.
+            ValueError: the network cannot run on the chosen grid; the message has the reason.
         """
         ranks, whole_rows = self.num_ranks, self.layer.aggregate == "max"
         if self.grid == "auto":
@@ -382,7 +384,7 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
         machine: Machine = _MACHINE,
         counts: Sequence[Sizes] | None = None,
     ) -> list[Estimate]:
-        """The same for a prepared graph; `counts` are of the ranks of the grid asked for."""
+        """The same for a prepared graph; `counts` are of the ranks of the chosen grid."""
         return self.estimates(
             table.total_nodes,
             table.total_edges,
@@ -395,12 +397,12 @@ class FullGraphConfig(LoopOptions, OptimizerOptions):
         )
 
     def on_grid(self, grid: Grid) -> FullGraphConfig:
-        """The same with this grid asked for."""
+        """The same settings with this grid."""
         name, layers = ("1.5d", grid.layers) if grid.replicated else (grid.shape, None)
         return replace(self, grid=name, replication=layers, ranks=grid.ranks)
 
     def chosen_grid(self, nodes: int, edges: int, features: int, classes: int) -> Grid:
-        """The grid that is asked for, or the fastest by the cost model.
+        """The grid that the settings name, or for `auto` the fastest by the cost model.
 
         Raises:
             ValueError: it does not fit the ranks, or there are fewer nodes than ranks.

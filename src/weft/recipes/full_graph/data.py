@@ -88,7 +88,7 @@ def full_graph_table(
         if about["normalisation"] != config.matrix:
             raise DataError(
                 f"{config.data} was prepared with normalisation {about['normalisation']}, and "
-                f"{config.matrix} is asked for; prepare it again or pass --normalisation "
+                f"{config.matrix} is requested; prepare it again or pass --normalisation "
                 f"{about['normalisation']}"
             )
         check_precision(source, config)
@@ -174,12 +174,12 @@ def _data_named(data: str) -> Iterator[None]:
 
 
 def check_precision(table: GraphTable, config: FullGraphConfig) -> None:
-    """Raise DataError where a prepared matrix is less exact than the training asked for."""
+    """Raise DataError where a prepared matrix is less exact than the training requested."""
     held = table.column("weight").dtype
     if np.dtype(config.dtype).itemsize > held.itemsize:
         raise DataError(
             f"{config.data} was prepared with a matrix of {held}, and dtype {config.dtype} is "
-            f"asked for; prepare it again with dtype {config.dtype}, or pass --dtype {held}"
+            f"requested; prepare it again with dtype {config.dtype}, or pass --dtype {held}"
         )
 
 
@@ -303,7 +303,7 @@ def _source(
     if path is None:
         if config.features is not None or config.labels is not None:
             raise DataError(
-                f"'{data}' has its own features; --features and --labels go with files of your own"
+                f"'{data}' has features already; --features and --labels are for your own files"
             )
         table = load(data, files=files, data_dir=data_dir, progress=progress)
         return table, _table_stamp(table)

@@ -146,7 +146,7 @@ class PlanFullGraph:
         counts = ranks_of(self.ranks)
         if counts[-1] > problem.nodes:
             raise ValueError(
-                f"{counts[-1]} ranks for {problem.nodes} nodes; each rank needs a node of its own"
+                f"{counts[-1]} ranks for {problem.nodes} nodes; each rank needs at least one node"
             )
         machine = self._machine(console)
         estimates = [
@@ -254,7 +254,7 @@ class PlanFullGraph:
         if model != "gcn" and model != "sage":
             raise ValueError(
                 f"model is {model}, but the formulas count gcn and sage; add --measure, which "
-                "times it, or take gcn for an idea"
+                "times it, or take gcn for a rough idea"
             )
         asked = (self.nodes, self.edges, self.widths or None)
         given: dict[str, Any] = dict(zip(("nodes", "edges", "widths"), asked, strict=True))
@@ -281,7 +281,7 @@ class PlanFullGraph:
     def _machine(self, console: Console) -> Machine:
         if self.calibrate and self.machine is not None:
             raise ValueError(
-                f"--calibrate measures what --machine {self.machine} would give; take one of them"
+                f"--calibrate measures what --machine {self.machine} would give; use one of them"
             )
         if self.calibrate:
             machine = _measured(console)

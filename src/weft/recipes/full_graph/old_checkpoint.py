@@ -114,8 +114,8 @@ def _newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
             continue
         if version != _VERSION:
             raise DataError(
-                f"{path} has version {version}; this weft reads version {_VERSION}, go on with "
-                "the weft that wrote it"
+                f"{path} has version {version}; this weft reads version {_VERSION}, use the weft "
+                f"that wrote it"
             )
     return None
 
@@ -139,7 +139,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     except (Exception, CheckpointException) as error:
         reason = str(error).split("\n")[0]
         raise DataError(
-            f"{path} cannot be read ({reason}); remove it to go on from the checkpoint before it"
+            f"{path} cannot be read ({reason}); remove it to resume from the checkpoint before it"
         ) from error
     return tensors
 
@@ -151,7 +151,7 @@ class _Unpickler(pickle.Unpickler):
         if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
             return found
         raise DataError(
-            f"the index of a checkpoint asks for '{module}.{name}', which is not on the list of "
+            f"the index of a checkpoint needs '{module}.{name}', which is not on the list of "
             "what may be loaded; it was not run, remove that checkpoint"
         )
 

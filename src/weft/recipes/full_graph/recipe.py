@@ -33,7 +33,7 @@ class FullGraphOptions(DataOptions):
     """Where the graph is read from, and how its ranks are started.
 
     Attributes:
-        max_restarts: Start the ranks again at most so often.
+        max_restarts: Start the ranks again at most this many times.
         memory: Prepare an edge list within this limit, such as 2GB: its edges are sorted on disk.
             It is for the preparation; what training needs, `weft plan full-graph` tells.
         prepare_only: Prepare the graph and stop; a run with the same settings then only maps it.
@@ -94,7 +94,8 @@ class FullGraphRecipe(Recipe):
 
         if config.clusters is not None:
             raise DataError(
-                f"--clusters {config.clusters} is not planned; leave --plan out, or the clusters"
+                f"--clusters {config.clusters} cannot be combined with --plan; leave out one of "
+                f"them"
             )
         return FullGraphTask(config, files=data.files, data_dir=data.data_dir)
 
@@ -315,6 +316,12 @@ def _show(
     ]
     headings: tuple[str, ...] = ("part", "nodes", *(_SHOWN.get(name, name) for name in metrics))
     print_scores(f"{config.data}: {result.stopped}", headings, rows, console)
+    if "reads_error" in scores:
+        console.print(
+            f"Reading features as bfloat16 changes an output by at most "
+            f"{scores['reads_error']:.2%} of the largest.",
+            highlight=False,
+        )
     cost = trained.communication
     if cost is not None and cost.bytes:
         sizes = {**cost.bytes, "in all": sum(cost.bytes.values())}

@@ -22,7 +22,7 @@ from weft.graphs import Graph, GraphTable
 from weft.parallel.clusters import ClusterSteps
 from weft.parallel.grid import Grid
 from weft.parallel.labels import METRICS
-from weft.parallel.module_network import ModuleNetwork, network_of
+from weft.parallel.module_network import ModuleNetwork, network_of, reads_error
 from weft.parallel.network import GridNetwork
 from weft.parallel.prepare import prepare
 from weft.parallel.recorder import Recorder
@@ -223,6 +223,9 @@ def train_shared(
     )
     model.eval()
     scores = {} if result.stopped.startswith("interrupted") else measure(ranking=True)
+    if scores and config.method.reads != "full":
+        scores["reads_error"] = reads_error(network)
+        world.recorder.clear()
     cost = step.communication(table, config, before)
     if run is not None:
         partition = table.metadata["partition"]

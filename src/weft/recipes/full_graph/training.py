@@ -9,7 +9,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 
 from weft.errors import DataError
@@ -170,24 +169,27 @@ def first_of_host(work: Callable[[], _Prepared], tell: Callable[[str], object] |
     `tell`s whom it waits for. A host whose ranks have the data already writes nothing.
 
     Raises:
-        DataError: on every rank: the data of one of them cannot be prepared.
+        DataError: on every rank: the data of one of them cannot be prepared, and why.
     """
     if not is_a_rank():
         return work()
-    failed, found = torch.zeros(1), None
+    found, said = None, ""
     try:
         if int(os.environ.get("LOCAL_RANK", "0")) == 0:
             found = work()
+    except (ValueError, OSError) as error:
+        said = str(error)
+        raise
     except BaseException:
-        failed += 1
+        said = "it has failed; see its message"
         raise
     finally:
         check_in("prepare the graph", PREPARING, tell)
-        dist.all_reduce(failed)
-    if failed.item():
-        raise DataError(
-            f"rank {dist.get_rank()} stops because another has no data; see its message"
-        )
+        heard = [""] * dist.get_world_size()
+        dist.all_gather_object(heard, said)
+    for rank, words in enumerate(heard):
+        if words:
+            raise DataError(f"rank {rank}: {words}")
     return found or work()
 
 

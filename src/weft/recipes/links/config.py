@@ -1,4 +1,4 @@
-"""What training on the links of a temporal graph is asked to do."""
+"""Settings for training on the links of a temporal graph."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ Negatives = Literal["any", "alive"]
 
 @dataclass(frozen=True, kw_only=True)
 class LinksConfig(NetworkConfig):
-    """An FNN that tells from what is known of two nodes whether an edge will join them.
+    """An FNN that predicts whether an edge will join two nodes, from what is known of them.
 
     Attributes:
         data: a temporal data set of `weft data list`, or an edge list of your own: src dst time.
         features: Degrees, times of the last edges, earlier edges of the pair and common neighbours
-            beside the embeddings. The network then learns from the latest training edges what the
-            ones before them foretell. Without them it has the paper's inputs, embeddings alone.
-        negatives: Draw the nodes of a pair that is no edge from any that are known, or from those
-            alive, which had an edge by the time of the edge that the pair is beside.
+            beside the embeddings. The network is then trained on the latest training edges, with
+            inputs computed from the earlier ones. Without features its inputs are the paper's,
+            embeddings alone.
+        negatives: Draw the nodes of a negative pair from all that are known, or from those alive,
+            which had an edge by the time of the positive edge.
         walks: temporal walks from each node.
         dim: width of an embedding; the network reads two.
         hidden: widths of the hidden layers.
-        model: What lies between the layers.
+        model: Activation and dropout of the FNN.
         test: fraction of the edges, the latest, to test on.
-        validation: fraction of the edges, those before them, to choose the best weights by.
+        validation: fraction of the edges, those just before the test's, to choose the best weights
+            by.
         compat: the paper's split: validation edges are learned from, and embeddings see the test's
             edges. Scores are then too good. There are no features, walks have a node more than
             `length` as in the authors' code, and slr's alpha is as printed.
@@ -63,12 +65,12 @@ class LinksConfig(NetworkConfig):
             raise ValueError(f"momentum is {self.momentum}; it must be in [0, 1)")
         if not (self.test > 0 and self.validation > 0 and self.test + self.validation < 1):
             raise ValueError(
-                f"test is {self.test} and validation {self.validation}; fractions above 0 that "
-                "leave some edges for training are wanted"
+                f"test is {self.test} and validation {self.validation}; give fractions above 0 "
+                f"that leave some edges for training"
             )
 
     def settled(self, earlier: Mapping[str, Any] | None = None) -> LinksConfig:
-        """As the paper or its code has it with `compat`; as the run to go on with has it.
+        """These settings after `compat` and those of an earlier run are applied.
 
         Args:
             earlier: the config of that run, as JSON values; the first versions' lack the setting.

@@ -250,7 +250,7 @@ def _with_others(
             )
     raise DataError(
         f"{len(taken):,} of the {len(nodes) * (len(nodes) - 1):,} pairs of nodes are "
-        "edges; link prediction needs pairs that are none"
+        "edges; link prediction needs pairs that are not edges"
     )
 
 

@@ -42,7 +42,7 @@ class LinksRecipe(SparseRecipe):
       weft train links --data my_edges.txt --keep 0.262   (sparse embeddings)
     """
     plan_help = """
-    Measure how to train on a temporal graph's links fastest: dense or sparse layers, threads.
+    Measure the fastest way to train on a temporal graph's links: dense or sparse layers, threads.
 
     Takes the options of `weft train links`. Example:
       weft plan links --data my_edges.txt --hidden 1024 1024 --sparsify rigl

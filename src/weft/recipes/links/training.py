@@ -155,8 +155,8 @@ class PreparedLinks(PreparedNetwork):
     def refit(self, folder: Path) -> None:
         """Keep the same of all edges, for predictions of what comes after them.
 
-        The network stays: it has learned what the edges up to a moment foretell, was tested on a
-        later moment than it learned of, and predicts from a yet later one. The new embeddings are
+        The network stays: it was trained on what follows the edges up to a moment, tested on a
+        later moment, and predicts from a still later one. The new embeddings are
         turned to those of the test, as these were turned to those that it learned from.
         """
         if self.split.known.num_edges < self.edges.num_edges:

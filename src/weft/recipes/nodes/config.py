@@ -1,4 +1,4 @@
-"""What training on the nodes of one graph is asked to do."""
+"""Settings for training on the nodes of one graph."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ SplitName = Literal["random", "public"]
 
 @dataclass(frozen=True, kw_only=True)
 class NodesConfig(NetworkConfig):
-    """A network that tells the class of a node.
+    """A network that predicts the class of a node.
 
     Attributes:
         data: a data set of `weft data list` whose nodes have classes, or an edge list of your own
             with a file of labels; every edge has a time: src dst time.
         model: fnn: a network on embeddings of walks, in order of time where edges have times;
             gcn: a graph convolutional network on features `x`.
-        split: random: 60% of the nodes with a class to learn from, 20% to choose the best weights
-            by, 20% to test on; public: that of the data set.
-        walks: fnn: walks from each node.
-        length: fnn: nodes of a walk.
-        dim: fnn: width of an embedding.
-        keep: fnn: fraction of the embeddings' values that stay, the largest; 1 for dense ones.
+        split: random: 60% of the nodes with a class for training, 20% for validation, 20% for the
+            test; public: that of the data set.
+        walks: for fnn: walks from each node.
+        length: for fnn: nodes of a walk.
+        dim: for fnn: width of an embedding.
+        keep: for fnn: fraction of the embeddings' values to keep, the largest ones; 1 keeps all.
         hidden: widths of the hidden layers; by default 256 and 128 (fnn), 16 (gcn).
         dropout: Dropout of hidden activations; by default 0 (fnn), 0.5 (gcn).
-        input_dropout: gcn: Dropout of features; by default that of hidden activations.
-        batch_size: fnn: nodes in a step; a gcn takes all of them.
+        input_dropout: for gcn: dropout of features; by default that of hidden activations.
+        batch_size: for fnn: nodes in a step; a gcn takes all of them.
         learning_rate: Learning rate of SGD (fnn) or Adam (gcn).
-        weight_decay: gcn: decay of the first layer's weights; by default 5e-5 for the random split,
-            5e-4 for the public one.
+        weight_decay: for gcn: decay of the first layer's weights; by default 5e-5 for the random
+            split, 5e-4 for the public one.
         epochs: passes over the training nodes; by default 40 (fnn), 200 (gcn).
         patience: stop after this many epochs without a better validation accuracy.
         seed: Seed of the split, walks, embeddings, weights, batches and dropout.

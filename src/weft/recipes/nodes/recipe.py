@@ -35,7 +35,7 @@ class NodesRecipe(SparseRecipe):
     """The class of a node."""
 
     help = """
-    Train a network to tell the class of a node.
+    Train a network to predict the class of a node.
 
     A GCN on features, or a feed-forward network on embeddings of walks. An edge list of your own
     has the lines src dst time: its walks follow the times. Examples:
@@ -46,7 +46,7 @@ class NodesRecipe(SparseRecipe):
       weft train nodes --data cora --model fnn --hidden 1024 1024 --sparsify rigl --form sparse
     """
     plan_help = """
-    Measure how to train on the classes of nodes fastest: dense or sparse layers, threads.
+    Measure the fastest way to train on classes of nodes: dense or sparse layers, threads.
 
     Takes the options of `weft train nodes`. Example:
       weft plan nodes --data cora --model fnn --hidden 1024 1024 --sparsify rigl
@@ -80,14 +80,16 @@ class NodesRecipe(SparseRecipe):
         data, labels = config.data, source.labels
         if data in CATALOGUE:
             if labels is not None:
-                raise DataError(f"'{data}' has classes of its own: leave out --labels")
+                raise DataError(f"'{data}' has classes already: leave out --labels")
             table = load(data, files=source.files, data_dir=source.data_dir, progress=progress)
             if len(table) != 1:
-                raise DataError(f"'{data}' holds {len(table):,} graphs; one is wanted")
+                raise DataError(f"'{data}' holds {len(table):,} graphs; exactly one is needed")
             return prepare_nodes(table[0], config)
         check_file(data)
         if labels is None:
-            raise DataError(f"{data} says nothing of classes: name a file of node label: --labels")
+            raise DataError(
+                f"{data} has no classes: give a file with the lines `node label` with --labels"
+            )
         return prepare_nodes(labelled_graph(data, labels), config)
 
     def checksums(self, data: PreparedNodes, config: NodesConfig) -> dict[str, str]:
@@ -147,7 +149,7 @@ class CitationsRecipe(NodesRecipe):
       weft train nodes --data cora --split public --learning-rate 0.01 --schedule.shape constant
     """
     plan_help = """
-    Measure with how many threads a citation graph is trained on fastest.
+    Measure the number of threads that trains on a citation graph fastest.
 
     Takes the options of `weft train citations`. Example:
       weft plan citations --data pubmed

@@ -293,7 +293,7 @@ def _labels(graph: Graph) -> Array:
         raise DataError(f"y is {y.dtype}{list(y.shape)}; a class is one whole number a node")
     y = y.astype(np.int64)
     if len(np.unique(y[y >= 0])) < 2:
-        raise DataError("all nodes with a class have the same; there is nothing to tell apart")
+        raise DataError("all nodes with a class have the same one; there is nothing to learn")
     return y
 
 

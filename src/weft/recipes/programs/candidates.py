@@ -69,19 +69,19 @@ class ProgramsTask(PlanTask):
         config, form = self.config, {_FORM: "csr", _BLOCK: None, "compile": "eager"}
         form["precision"] = "float32"
         if config.nodes == 0:
-            # Which size is fastest depends on the form: measured with the one that is asked for.
+            # Which size is fastest depends on the form: measured with the one that is requested.
             config = prepare_programs(self._table, config).config
         return prepare_programs(self._table, applied(config, form))
 
     @property
     def steps(self) -> int:
-        """Of the run that is asked for."""
+        """Of the run that is requested."""
         supergraphs = self._prepared.sampler.statistics().batches
         return planned_steps(self.config, -(-supergraphs // self.config.supergraphs_per_step))
 
     @property
     def step_units(self) -> float:
-        """Samples in a step, as asked for."""
+        """Samples in a step, as requested."""
         found = self._prepared.sampler.statistics()
         return found.graphs_per_batch * min(self.config.supergraphs_per_step, found.batches)
 
@@ -156,14 +156,14 @@ class ProgramsTask(PlanTask):
 
     def _compiled(self, candidate: Candidate) -> list[Candidate]:
         if has_misuses(self._table):
-            self.note(candidate, "not tried: the number of misuses has no one shape")
+            self.note(candidate, "not tried: the number of misuses varies between supergraphs")
             return []
         missing = why_not_inductor()
         if missing is not None:
             self.note(candidate, f"not tried: {missing}")
             return []
         if self.config.layout.outside == "spill":
-            self.note(candidate, "not tried: supergraphs with spilled edges have no one shape")
+            self.note(candidate, "not tried: supergraphs with spilled edges have no single shape")
             return []
         return [candidate]
 

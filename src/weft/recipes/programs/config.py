@@ -1,4 +1,4 @@
-"""What the recipe for programs is asked to do."""
+"""Settings of the recipe for programs."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ class ProgramsConfig(BatchOptions, OptimizerOptions):
         data: python (the standard library of this Python), folders of .py files, several of these,
             or a file of samples, .jsonl.gz.
         target: What is learned from .py files: misuse, which use of a function is wrong and what
-            belongs there, or slot, which variable belongs into one place. Files of samples have
+            belongs there, or slot, which variable belongs in one place. Files of samples have
             slots.
         hidden: features of a node.
         steps: rounds of messages.
         start: a node begins as its subtokens and role, or as bits: its role alone.
         dropout: Dropout of the messages.
-        recompute: Take less memory for more time.
-        smoothing: Label smoothing: certainty taken from the right candidate, shared among all.
+        recompute: Use less memory and take more time.
+        smoothing: Label smoothing: probability taken from the right candidate and shared among all.
         layout: how the edges of a supergraph are multiplied: csr, or banded blocks.
-        nodes: Supergraph nodes, one is padding; larger graphs are left out of training, never
-            of evaluation. A multiple of the layout's block, if that is given. With 0 what takes
-            least time a sample is measured, from 1,024 to 16,384.
+        nodes: Nodes of a supergraph, one of them padding; larger graphs are left out of training,
+            never of evaluation. It must be a multiple of the layout's block, if that is given. 0
+            measures which size from 1,024 to 16,384 takes the least time per sample.
         policy: supergraphs are packed as full as possible, or filled in order (dynamic).
         supergraphs_per_step: supergraphs, over all ranks, in a step; the learning rate is
-            multiplied by it, so let a warm-up go before.
+            multiplied by it, so use a warm-up.
         precision: float32, or bf16: bfloat16 products in training, while weights and evaluation
             stay float32; needs layout banded or dense.
         compile: eager, or static: torch.compile for the one shape of all supergraphs, which needs
@@ -51,7 +51,7 @@ class ProgramsConfig(BatchOptions, OptimizerOptions):
         split: fractions for training, validation and test, in whole files.
         split_seed: Seed of the split, and of what --limit draws.
         limit: use only this many samples, drawn at random.
-        learning_rate: Learning rate, for one supergraph a step.
+        learning_rate: Learning rate, for one supergraph per step.
         schedule: how the learning rate moves; the warm-up is cut to a fifth of a short run.
         epochs: passes over the training samples, at most.
         max_steps: Stop after this many optimizer steps.
@@ -128,7 +128,7 @@ class ProgramsConfig(BatchOptions, OptimizerOptions):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """What `data` names, one or several."""
+        """The sources that `data` names, one or several."""
         return (self.data,) if isinstance(self.data, str) else self.data
 
     def model_config(self, *, num_types: int, vocabulary: int) -> GGNNConfig:
@@ -144,7 +144,7 @@ class ProgramsConfig(BatchOptions, OptimizerOptions):
         )
 
     def fit_config(self, *, quiet: bool) -> FitConfig:
-        """What the training loop is asked to do."""
+        """The settings of the training loop."""
         return FitConfig(
             epochs=self.epochs,
             max_steps=self.max_steps,
@@ -154,5 +154,6 @@ class ProgramsConfig(BatchOptions, OptimizerOptions):
             checkpoint_every=self.checkpoint_every,
             clip_norm=self.clip_norm,
             ema=self.ema,
+            counts="samples",
             quiet=quiet,
         )

@@ -76,7 +76,7 @@ def read_calibration(run: Path) -> Calibration:
     """
     if not (run / CALIBRATION).is_file():
         raise DataError(
-            f"{run} has no {CALIBRATION}: its training has not ended; go on with --resume"
+            f"{run} has no {CALIBRATION}: its training has not finished; resume it with --resume"
         )
     kinds = {"temperature": float, "thresholds": dict, "lines": int}
     found = read_object(run / CALIBRATION, kinds)
@@ -245,7 +245,9 @@ def _judged(model: nn.Module, loader: StepLoader) -> Iterator[tuple[GraphBatch, 
     with torch.no_grad():
         for step in loader:
             for supergraph in step.supergraphs:
-                yield supergraph.batch, model(supergraph.batch, supergraph.adjacency)
+                # What follows is counting, whose results have shapes that depend on numbers.
+                judged = Judgement(*(t.cpu() for t in model(*supergraph.inputs)))
+                yield supergraph.batch.to("cpu"), judged
 
 
 def examined(batches: Iterable[tuple[GraphBatch, Judgement]]) -> Examined:

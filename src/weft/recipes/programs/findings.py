@@ -87,7 +87,7 @@ class Baseline:
             )
         for known in read_object(self.path, {"findings": list})["findings"]:
             if not isinstance(known, dict) or not isinstance(known.get("key"), str):
-                raise DataError(f"{self.path} is no baseline of weft: {str(known)[:60]}")
+                raise DataError(f"{self.path} is not a baseline of weft: {str(known)[:60]}")
             self._known[known["key"]] += 1
 
     def is_new(self, finding: Finding, line: str) -> bool:

@@ -89,7 +89,7 @@ def inject(
                     blanks.append([each.graph for each in blank_each(program, nodes)])
             move(len(functions))
     if not functions:
-        raise DataError(f"no function in {path} has a variable that another could stand for")
+        raise DataError(f"no function in {path} has a variable that another could replace")
     return Injected(functions=functions, clean=clean, blanks=blanks, files=read)
 
 
@@ -142,8 +142,8 @@ def show_injected(run: Path, path: Path, options: PredictOptions, console: Conso
     )
     here = seen.figures(seen.calibrated())
     console.print(
-        f"With a threshold of {here['threshold']:.3f}, by which these very files have 1 false "
-        f"alarm per 1,000 lines at most: {here['found']:.1%} found, {here['repaired']:.1%} "
+        f"With a threshold of {here['threshold']:.3f}, at which these files have at most 1 false "
+        f"alarm per 1,000 lines: {here['found']:.1%} found, {here['repaired']:.1%} "
         "repaired.\n",
         soft_wrap=True,
     )
@@ -165,7 +165,7 @@ def show_injected(run: Path, path: Path, options: PredictOptions, console: Conso
         console,
     )
     console.print(
-        "False alarms, asked for and measured, are flagged uses per 1,000 lines of the same files "
+        "False alarms, allowed and measured, are flagged uses per 1,000 lines of the same files "
         "as they are; thresholds of the first table are those of the run's validation files.",
         soft_wrap=True,
     )

@@ -152,7 +152,7 @@ def inspect_code(
         DataError: there is no such file, or no Python file in the folder.
     """
     if path.is_file() and path.suffix not in _PYTHON:
-        raise DataError(f"{path} is not Python (.py), and other languages cannot be looked at")
+        raise DataError(f"{path} is not Python (.py), and other languages cannot be checked")
     files = [
         (file, file.stat().st_size)
         for name, file in python_files(path)
@@ -348,10 +348,10 @@ def show_findings(run: Path, path: Path, options: PredictOptions, console: Conso
     )
     # Beside what a program reads from standard output.
     for file, reason in found.skipped.items():
-        notes().print(f"weft: {file}: not looked at: {reason}")
+        notes().print(f"weft: {file}: skipped: {reason}")
     if known is not None and options.write_baseline:
         known.write(list(lines.items()))
-        console.print(f"{len(lines):,} findings are known from now on, by {known.path}.")
+        console.print(f"{len(lines):,} findings are now recorded as known in {known.path}.")
         return 0
     form, out, every = options.format or "table", options.out, options.all
     shown = found.findings
@@ -392,7 +392,7 @@ def _check(options: PredictOptions) -> None:
     if not out.parent.is_dir():
         raise DataError(f"{out} cannot be written: there is no folder {out.parent}")
     if out.suffix == ".py" or out.is_dir():
-        raise DataError(f"{out} is no file for what was found; name one that ends with .{form}")
+        raise DataError(f"{out} is not a file for the findings; name one that ends with .{form}")
 
 
 def _threshold(trained: Trained, options: PredictOptions) -> float:
@@ -406,7 +406,9 @@ def _threshold(trained: Trained, options: PredictOptions) -> float:
             )
         return _THRESHOLD if options.threshold is None else options.threshold
     if rate is not None and options.threshold is not None:
-        raise DataError("--threshold and --false-alarms both say what is shown; give one")
+        raise DataError(
+            "--threshold and --false-alarms both set which findings are shown; give one"
+        )
     if options.threshold is not None:
         return options.threshold
     return trained.calibration.threshold(_RATE if rate is None else rate)

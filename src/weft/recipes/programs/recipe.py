@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from weft.recipes.programs.config import ProgramsConfig
-from weft.recipes.recipe import DataOptions, PredictOptions, StandardRecipe
+from weft.recipes.recipe import DataOptions, ExportOptions, PredictOptions, StandardRecipe
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from weft.graphs import GraphTable
+    from weft.models.exported_program import Exported
     from weft.parallel.world import World
     from weft.recipes.programs.candidates import ProgramsTask
     from weft.recipes.programs.training import PreparedPrograms
@@ -64,10 +65,11 @@ class ProgramsRecipe(StandardRecipe):
       torchrun --nproc-per-node 2 -m weft train programs --supergraphs-per-step 4
     """
     plan_help = """
-    Measure how to train on programs fastest: form of the edges, batching, threads, compiling.
+    Measure the fastest way to train on programs: form of the edges, batching, threads, compiling.
 
-    Takes the options of `weft train programs`. Example:
+    Takes the options of `weft train programs`. Examples:
       weft plan programs --limit 20000 --run-steps 5000
+      weft plan programs --machine a100   (by a model of that machine, never timed)
     """
     config_type = ProgramsConfig
     kind = "programs"
@@ -78,6 +80,7 @@ class ProgramsRecipe(StandardRecipe):
         *("write_baseline", "changed_since", "inject", "quiet"),
     )
     shares_batches = True
+    models_machines = True
     before: ClassVar[Mapping[str, Any]] = {"target": "slot"}
     renamed: ClassVar[Mapping[str, str]] = {
         "--bf16": "--precision=bf16",
@@ -85,7 +88,7 @@ class ProgramsRecipe(StandardRecipe):
     }
 
     def read(self, config: ProgramsConfig, source: DataOptions, *, progress: bool) -> GraphTable:
-        """Samples of programs or versions of functions, or as many as asked for."""
+        """Samples of programs or versions of functions, or as many as requested."""
         from weft.recipes.programs.data import read_programs
         from weft.recipes.structures.data import some_of
 
@@ -124,6 +127,22 @@ class ProgramsRecipe(StandardRecipe):
         from weft.recipes.programs.candidates import ProgramsTask
 
         return ProgramsTask(data, config)
+
+    def estimate(
+        self,
+        machine: str,
+        config: ProgramsConfig,
+        source: DataOptions,
+        console: Console,
+        *,
+        quiet: bool,
+    ) -> None:
+        """Form, block and size of supergraphs by a roofline model, from the data's own counts."""
+        from weft.layout.roofline import accelerator
+        from weft.recipes.programs.modelled import show_modelled
+
+        found = accelerator(machine)
+        show_modelled(self.read(config, source, progress=not quiet), config, found, console)
 
     def prepare(
         self, data: GraphTable, config: ProgramsConfig, *, world: World, earlier: Path | None
@@ -219,6 +238,20 @@ class ProgramsRecipe(StandardRecipe):
             show_injected(run, file, options, console)
             return 0
         return show_findings(run, file, options, console)
+
+    def export(self, run: Path, path: Path, options: ExportOptions) -> Exported:
+        """Write the network in dense operators for supergraphs of one shape."""
+        from weft.errors import DataError
+        from weft.recipes.programs.dense_export import export_programs
+
+        if options.layout is None:
+            raise DataError(
+                f"{run} is a run of `weft train programs`, whose sparse products no other runtime "
+                "has; export it in dense blocks, with --layout banded"
+            )
+        if options.int8:
+            raise DataError("8-bit weights are not for runs of programs; leave out --int8")
+        return export_programs(run, path, block=options.block)
 
 
 PROGRAMS = ProgramsRecipe("programs")

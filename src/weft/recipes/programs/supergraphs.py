@@ -17,15 +17,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from weft.batching import BatchingConfig, GraphLoader, GraphSampler
+from weft.batching.loader import StaticMemory
 from weft.errors import DataError
 from weft.files import read_object
 from weft.graphs import Array, GraphBatch, GraphTable, assemble
 from weft.layout import band_statistics
 from weft.layout.config import LayoutConfig
+from weft.layout.dense import Blocks
 from weft.layout.layout_choice import adjacency_of, measured_choice, timed_by_turns
 from weft.models.ggnn import Adjacency, GatedGraph
+from weft.models.misuse import judged_pairs
 from weft.parallel.world import World, single
 from weft.recipes.programs.config import PolicyName, ProgramsConfig
 from weft.recipes.programs.data import step_budget
@@ -45,17 +49,20 @@ class Supergraph:
         adjacency: their edges, as a model multiplies with them.
         epoch: from 0.
         number: in the epoch, from 0, over all ranks.
+        pairs: int [P], what a MisuseDetector scores; None for other networks.
     """
 
     batch: GraphBatch
     adjacency: Adjacency
     epoch: int
     number: int
+    pairs: Tensor | None = None
 
-    def to(self, device: torch.device) -> Supergraph:
-        """The same on another device."""
-        there = {name: getattr(self, name).to(device) for name in ("batch", "adjacency")}
-        return dataclasses.replace(self, **there)
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """What a network is called with."""
+        both = (self.batch, self.adjacency)
+        return both if self.pairs is None else (*both, self.pairs)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,6 +93,7 @@ class StepLoader(GraphLoader):
         *,
         per_step: int = 1,
         world: World | None = None,
+        detects: bool = False,
     ) -> None:
         """Connect the parts.
 
@@ -95,11 +103,14 @@ class StepLoader(GraphLoader):
             adjacency: makes a batch's adjacency, in a thread.
             per_step: supergraphs in a step.
             world: the ranks that share each step.
+            detects: the network is a MisuseDetector.
         """
         if per_step < 1:
             raise ValueError(f"per_step is {per_step}; it must be at least 1")
         self._adjacency, self._per_step, self._world = adjacency, per_step, world or single()
-        super().__init__(table, sampler, device=gpu_of(world))
+        self._detects = detects
+        super().__init__(table, sampler, device=gpu_of(world), static=True)
+        self._static_blocks = None if self._device is None else StaticMemory(self._device)
 
     def __len__(self) -> int:
         return -(-len(self.sampler) // self._per_step)
@@ -132,16 +143,33 @@ class StepLoader(GraphLoader):
             self.waiting_seconds += time.perf_counter() - began
             if made is None:
                 return
-            yield made if self._device is None else made.to(self._device)
+            yield made if self._device is None else self._there(made, self._device)
+
+    def _there(self, made: Supergraph, device: torch.device) -> Supergraph:
+        """The same on the device."""
+        adjacency: Any = made.adjacency
+        pairs = made.pairs
+        # Edges in no block, and those of the sparse form, are of another number each time.
+        fixed = isinstance(adjacency, Blocks) and getattr(adjacency, "spill", None) is None
+        if fixed and self._static_blocks is not None and self._has_budget(made.batch):
+            adjacency = self._static_blocks.copy(adjacency)
+        else:
+            adjacency = adjacency.to(device, non_blocking=self._pin)
+        if pairs is not None:
+            pairs = pairs.to(device, non_blocking=self._pin)
+        batch = self._moved(made.batch)
+        return dataclasses.replace(made, batch=batch, adjacency=adjacency, pairs=pairs)
 
     def _make(self, planned: Any, used: Any = None) -> Any:
         number, graphs = planned
         batch = super()._make(graphs)
+        adjacency: Any = self._adjacency(batch)
+        pairs = judged_pairs(batch) if self._detects else None
+        if self._pin:
+            adjacency = adjacency.map(torch.Tensor.pin_memory)
+            pairs = None if pairs is None else pairs.pin_memory()
         return Supergraph(
-            batch=batch,
-            adjacency=self._adjacency(batch),
-            epoch=self.sampler.epoch,
-            number=number,
+            batch=batch, adjacency=adjacency, epoch=self.sampler.epoch, number=number, pairs=pairs
         )
 
 
@@ -203,7 +231,7 @@ def measured_supergraphs(
     """The cost of supergraphs by their nodes, timed by turns; arguments as of `settled`.
 
     Raises:
-        DataError: the form that is asked for can hold none of them; sizes that it cannot hold,
+        DataError: the form that is requested can hold none of them; sizes that it cannot hold,
             while it can hold others, are left out.
     """
     largest = int(table.num_nodes[train].max())

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ from weft.training.config import ScheduleConfig
 from weft.training.randomness import seed_everything
 from weft.training.ranks import gpu_of
 from weft.training.run import Run
-from weft.training.step import Outcome, Step, autocast
+from weft.training.step import Number, Outcome, Step, autocast, number_of, read_together
 
 KIND = "programs"
 
@@ -174,9 +174,10 @@ def train_prepared_programs(
         form,
         per_step=config.supergraphs_per_step,
         world=world,
+        detects=detects,
     )
     # Thresholds are found on all files at once: each rank looks at all of them.
-    parts = _evaluation(prepared, single() if detects else world)
+    parts = _evaluation(prepared, single(world.device) if detects else world)
     counts = {part: len(ids) for part, ids in prepared.split.items()}
     # Those of the training part that are larger than a supergraph.
     counts["skipped"] = counts["train"] - prepared.sampler.statistics().graphs
@@ -270,6 +271,7 @@ def _evaluation(prepared: PreparedPrograms, world: World) -> dict[str, StepLoade
             partial(TypedEdges.of_batch, num_types=prepared.num_types),
             per_step=world.ranks,
             world=world,
+            detects=has_misuses(table),
         )
         for part, ids in {**split, "train": some}.items()
         if len(ids)
@@ -289,7 +291,7 @@ class ProgramsStep(Step):
 
     def take(self, model: nn.Module, batch: StepBatch) -> Outcome:
         """See `Step`."""
-        config, total, right = self.config, 0.0, 0.0
+        config, total, right = self.config, cast(Number, 0.0), cast(Number, 0.0)
         for supergraph in batch.supergraphs:
             graphs = supergraph.batch
             if config.dropout:
@@ -297,7 +299,7 @@ class ProgramsStep(Step):
                 place = (config.seed * 2**20 + supergraph.epoch) * 2**24 + supergraph.number
                 torch.manual_seed(place % 2**63)
             with self._autocast():
-                scores = self.network(graphs, supergraph.adjacency)
+                scores = self.network(*supergraph.inputs)
             if isinstance(scores, Judgement):
                 kinds = (t.float() if t.dtype == torch.bfloat16 else t for t in scores)
                 verdicts = misuse_loss(graphs, Judgement(*kinds), smoothing=config.smoothing)
@@ -307,8 +309,8 @@ class ProgramsStep(Step):
                 loss, _ = candidate_loss(graphs, scores, smoothing=config.smoothing)
                 answered = right_choices(graphs, scores)
             torch.autograd.backward(loss / batch.num_graphs)
-            total += float(loss.detach())
-            right += float(answered.sum())
+            total += number_of(loss.double())
+            right += number_of(answered.sum())
         assert self.world is not None
         self.world.add_gradients(model.parameters())
         total, right = self.reduced([total, right])
@@ -320,14 +322,16 @@ def measure_programs(
     model: nn.Module, loader: StepLoader, *, world: World | None = None
 ) -> dict[str, float]:
     """`accuracy` and `loss`, a mean over all graphs of `loader` and all ranks."""
-    sums = torch.zeros(3, dtype=torch.float64)
+    found: dict[str, Number] = {"right": 0.0, "total": 0.0, "graphs": 0.0}
     with torch.no_grad():
         for step in loader:
             for supergraph in step.supergraphs:
-                scores = model(supergraph.batch, supergraph.adjacency)
+                scores = model(*supergraph.inputs)
                 total, graphs = candidate_loss(supergraph.batch, scores)
-                right = right_choices(supergraph.batch, scores).sum()
-                sums += torch.tensor([float(right), float(total), float(graphs)]).double()
+                found["right"] += number_of(right_choices(supergraph.batch, scores).sum().double())
+                found["total"] += number_of(total.double())
+                found["graphs"] += graphs
+    sums = torch.tensor(list(read_together([found])[0].values()), dtype=torch.float64)
     (world or single()).reduce(sums)
     right, total, graphs = sums.tolist()
     return {"accuracy": right / graphs, "loss": total / graphs}

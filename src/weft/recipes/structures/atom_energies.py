@@ -42,7 +42,7 @@ def atom_energies(table: GraphTable, config: StructuresConfig) -> AtomEnergies:
 
     Raises:
         DataError: an isolated atom has company, two of an element differ, an energy that is given
-            cannot be read, or there are no isolated atoms where they are asked for.
+            cannot be read, or there are no isolated atoms where they are requested.
     """
     isolated = np.zeros(len(table), dtype=bool)
     if not config.references or config.readout != "sum" or config.vector:
@@ -87,7 +87,9 @@ def parsed_energies(words: Iterable[str]) -> dict[int, float]:
         if sign:
             pairs.append((word, name, value))
         elif word == _WORD:
-            raise DataError(f"--atom-energies {word} stands alone; leave out the other energies")
+            raise DataError(
+                f"--atom-energies {word} cannot be combined with other energies; leave them out"
+            )
         elif not Path(word).is_file():
             raise DataError(
                 f"--atom-energies {word}: neither ELEMENT=ENERGY, such as H=-13.6, nor a JSON file"
@@ -100,13 +102,13 @@ def parsed_energies(words: Iterable[str]) -> dict[int, float]:
     for where, symbol, number in pairs:
         z = int(symbol) if symbol.isdecimal() and len(symbol) < 4 else ATOMIC_NUMBERS.get(symbol, 0)
         if z not in SYMBOLS:
-            raise DataError(f"--atom-energies {where}: '{symbol}' is no element")
+            raise DataError(f"--atom-energies {where}: '{symbol}' is not an element")
         try:
             energies[z] = float(number)
         except (TypeError, ValueError):
             energies[z] = math.nan
         if not math.isfinite(energies[z]):
-            raise DataError(f"--atom-energies {where}: {number!r} is no energy")
+            raise DataError(f"--atom-energies {where}: {number!r} is not an energy")
     return energies
 
 

@@ -58,12 +58,12 @@ class StructuresTask(PlanTask):
 
     @property
     def steps(self) -> int:
-        """Of the run that is asked for."""
+        """Of the run that is requested."""
         return planned_steps(self.config, self.batches(self.config.batching.policy).batches)
 
     @property
     def step_units(self) -> float:
-        """Structures in a step, as asked for."""
+        """Structures in a step, as requested."""
         return self.batches(self.config.batching.policy).graphs_per_batch
 
     def waves(self) -> Generator[Sequence[Candidate], Sequence[Measured], None]:

@@ -1,4 +1,4 @@
-"""What training on molecules or crystals is asked to do."""
+"""Settings for training on molecules or crystals."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class NeighbourConfig:
             the nearest ones over periodic images (`nearest`); by default `cutoff` where the
             readout is a sum, else `complete` for molecules and `nearest` for crystals. Forces
             refuse `nearest`.
-        cutoff: In Å, for `cutoff`, and where messages end, whatever the kind, in PaiNN and with an
-            envelope.
+        cutoff: Distance in Å, for `cutoff`; with PaiNN or an envelope messages end there, whatever
+            the kind.
         nearest: Number of neighbours of an atom, for `nearest`.
     """
 
@@ -98,7 +98,7 @@ class Swap:
 
 @dataclass(frozen=True, kw_only=True)
 class StructuresConfig(BatchOptions, OptimizerOptions):
-    """A network that predicts one value a structure.
+    """A network that predicts one value per structure.
 
     Attributes:
         data: a data set of `weft data list`, or files or folders of your own: extxyz, an ASE
@@ -114,27 +114,28 @@ class StructuresConfig(BatchOptions, OptimizerOptions):
             and forces are in eV/Å.
         stress: the column with stresses in eV/Å³, to learn from them too: 6 numbers in Voigt order
             or 9; or with virials in eV, which have `virial` in their name.
-        energy_weight: what an error of the target counts in the loss.
-        force_weight: what an error of the forces counts beside one of the energy.
-        stress_weight: what an error of the stress counts beside one of the energy.
-        per_atom: errors of the energy are divided by the number of atoms before they count.
-        swap: Count the energy with another weight from this epoch on, late in training.
+        energy_weight: weight of the target's errors in the loss.
+        force_weight: weight of the forces' errors in the loss.
+        stress_weight: weight of the stress's errors in the loss.
+        per_atom: divide errors of the energy by the number of atoms.
+        swap: Give the energy a different weight from this epoch on, late in training.
         loss: mse: squared errors; mae: absolute ones; huber: squared up to huber_delta, absolute
             beyond.
-        huber_delta: In eV, eV/Å and eV/Å³ (in the target's unit).
-        model: The network: schnet, mpeu (edges learn too) or painn (atoms have vectors too).
-        vector: the target is a vector, three numbers a structure that turn with it, such as the
-            dipole moment of a neutral molecule; found by the data, and learned by PaiNN.
+        huber_delta: Where huber becomes absolute: in eV (or the target's unit), eV/Å and eV/Å³.
+        model: The network: schnet, mpeu (edges have learned features too) or painn (atoms have
+            vectors too).
+        vector: the target is a vector, three numbers per structure that rotate with it, such as the
+            dipole moment of a neutral molecule; by default the data decide. PaiNN learns it.
         hidden: features of an atom.
         layers: rounds of messages.
-        readout: a structure's value is the sum over its atoms, for what grows with them, or the
-            mean; by default the sum with forces or references. Forces need the sum.
+        readout: a structure's value is the sum over its atoms, for quantities that grow with their
+            number, or the mean; by default the sum with forces or references. Forces need the sum.
         neighbours: which atoms exchange messages.
         envelope: messages of SchNet and MPEU fade to 0 at neighbours.cutoff and are summed, not
             averaged, so that what is far away has no effect and the energy does not jump there; by
             default where the readout is a sum. PaiNN's always do.
-        references: learn a value for each element first, by least squares; for what grows with the
-            number of atoms, such as an energy.
+        references: learn a value for each element first, by least squares; for quantities that grow
+            with the number of atoms, such as an energy.
         atom_energies: energies of isolated atoms to take as references instead: H=-13.6 C=-1029.8,
             or a JSON file, or `isolated` for those of all single atoms without neighbours. By
             default they are those of structures with config_type=IsolatedAtom, if there are any.
@@ -233,7 +234,7 @@ class StructuresConfig(BatchOptions, OptimizerOptions):
     def settled(
         self, recipe: str = "molecules", earlier: Mapping[str, Any] | None = None
     ) -> StructuresConfig:
-        """The same with all that was left open (None) decided.
+        """The same settings with a value for everything that was left open (None).
 
         Args:
             recipe: `molecules` or `crystals`.
@@ -265,7 +266,7 @@ class StructuresConfig(BatchOptions, OptimizerOptions):
         return self if self.target else dataclasses.replace(self, target=usual)
 
     def check_monitor(self) -> None:
-        """Raise ValueError where the metric to watch is of something that is not learned."""
+        """Raise ValueError where the monitored metric belongs to a quantity that is not learned."""
         known = get_args(Monitor) if self.forces is not None else _MONITORS_WITHOUT_FORCES
         known = tuple(dict.fromkeys((*known, *(("validation_loss",) if self.stress else ()))))
         if self.watched not in known:
@@ -330,7 +331,7 @@ class StructuresConfig(BatchOptions, OptimizerOptions):
         return (self.data,) if isinstance(self.data, str) else self.data
 
     def fit_config(self, *, quiet: bool) -> FitConfig:
-        """What the training loop is asked to do."""
+        """The settings of the training loop."""
         return FitConfig(
             epochs=self.epochs,
             max_steps=self.max_steps,
@@ -342,6 +343,7 @@ class StructuresConfig(BatchOptions, OptimizerOptions):
             ema=self.ema,
             # A compiled graph is made for a number of threads.
             yield_cores=self.compile == "eager",
+            counts="structures",
             quiet=quiet,
         )
 

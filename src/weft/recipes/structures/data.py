@@ -119,7 +119,7 @@ def _joined(
                     + (f"{c.level} column of shape {list(c.shape)}" if c else "no such column")
                     for t, c in ((tables[0], first), (table, other))
                 ]
-                raise DataError(f"'{name}' is not alike in all files ({'; '.join(told)})")
+                raise DataError(f"'{name}' differs between the files ({'; '.join(told)})")
     paths = [str(table.path) for table in tables]
     digest = hashlib.sha256(json.dumps([paths, list(counts)]).encode()).hexdigest()[:12]
     about = {
@@ -383,12 +383,13 @@ def neighbour_table(
 
 
 def check_periodicity(table: GraphTable, config: NeighbourConfig) -> None:
-    """Raise DataError where every pair of a periodic structure's atoms is asked for."""
+    """Raise DataError where every pair of a periodic structure's atoms is requested."""
     periodic = np.asarray(table.column("pbc")).any(axis=1) if "pbc" in table.schema else np.zeros(0)
     if config.kind == "complete" and periodic.any():
         raise DataError(
             f"structure {int(np.argmax(periodic))} is periodic ({int(periodic.sum())} of "
-            f"{len(table)} are), so its atoms have endless neighbours; neighbours of kind complete "
+            f"{len(table)} are), so its atoms have infinitely many neighbours; neighbours of kind "
+            f"complete "
             "are for molecules: train with `weft train crystals`, or with --neighbours.kind cutoff "
             "or nearest"
         )

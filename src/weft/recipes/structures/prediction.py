@@ -61,8 +61,8 @@ class Predictions:
         unit: its unit.
         values: float64 [g], of a vector [g, 3].
         num_atoms: int64 [g].
-        forces: float64 [n, 3] of each structure, eV/Å; None if not asked for.
-        stress: float64 [g, 3, 3], eV/Å³; None if not asked for.
+        forces: float64 [n, 3] of each structure, eV/Å; None if not requested.
+        stress: float64 [g, 3, 3], eV/Å³; None if not requested.
         spread: the standard deviation of each of these over the networks of an ensemble, by the
             names of the attributes; empty for one network.
     """

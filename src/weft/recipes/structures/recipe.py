@@ -39,10 +39,10 @@ class MoleculesRecipe(StandardRecipe):
       weft train molecules --data water.extxyz --target energy --forces forces --model painn
     """
     plan_help = """
-    Measure how to train on molecules fastest: batching, threads, compile modes.
+    Measure the fastest way to train on molecules: batching, threads, compile modes.
 
-    Each way is trained for a few seconds; nothing is kept of it but its time and memory. Takes the
-    options of `weft train molecules`. Examples:
+    Each way trains for a few seconds; only its time and memory are kept. Takes the options of
+     `weft train molecules`. Examples:
       weft plan molecules --data qm9 --batching.batch-size 128 --run-steps 20000
       weft plan molecules --data water.extxyz --target energy --forces forces --model painn
     """
@@ -89,7 +89,7 @@ class MoleculesRecipe(StandardRecipe):
         return config.settled(self.name, earlier)
 
     def check(self, config: StructuresConfig) -> None:
-        """Raise ValueError where forces are asked for of a model that has no sound ones."""
+        """Raise ValueError where forces are requested of a model that has no sound ones."""
         config.check_forces()
 
     def read(self, config: StructuresConfig, source: DataOptions, *, progress: bool) -> GraphTable:
@@ -247,8 +247,8 @@ class MoleculesRecipe(StandardRecipe):
         for folder in folders if len(folders) > 1 else []:
             if not (folder / "summary.json").is_file():
                 raise DataError(
-                    f"{folder} has not come to its end, so the mean and the spread would be those "
-                    "of unlike networks: go on with `weft train` and --resume, or name a member"
+                    f"{folder} has not finished, so the mean and the spread would be those of "
+                    f"unlike networks: resume it with `weft train` and --resume, or name a member"
                 )
         members = [load_structures(folder) for folder in folders]
         if (forces or stress) and (reason := members[0].config.why_no_forces()):
@@ -280,7 +280,7 @@ class CrystalsRecipe(MoleculesRecipe):
       weft train crystals --data my_cifs/ --target energy   (my_cifs/id_prop.csv: id,energy)
     """
     plan_help = """
-    Measure how to train on crystals fastest: batching, threads, compile modes.
+    Measure the fastest way to train on crystals: batching, threads, compile modes.
 
     Takes the options of `weft train crystals`. Example:
       weft plan crystals --files crystals.jsonl.gz --run-steps 20000

@@ -99,7 +99,7 @@ def prepare_structures(
     Raises:
         DataError: the table has no such target or forces, too few structures with them, or one
             that is larger than a batch.
-        ValueError: forces are asked for of a model that has no sound ones.
+        ValueError: forces are requested of a model that has no sound ones.
     """
     config = config.settled()
     if not resumed:
@@ -218,7 +218,7 @@ def train_prepared(
     if world is None:
         train = GraphLoader(data, sampler)
     else:
-        train = SharedLoader(data, sampler, world, device=device)
+        train = SharedLoader(data, sampler, world, device=device, static=True)
     parts = {
         name: GraphLoader(
             data,
