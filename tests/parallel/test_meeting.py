@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import meeting_cases
+import pytest
 import torch
 
 import weft
@@ -38,3 +42,18 @@ def test_only_a_timed_recorder_waits_for_the_stream(tmp_path):
         assert (waits, none) == (6, 0)
         assert timed == untimed
         assert [kind for kind, _ in timed[0]] == ["all_reduce", "reduce_scatter", "broadcast"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted by Linux")
+def test_no_thread_of_gloo_outlives_its_group(tmp_path):
+    # One that lets go of its last tensors while Python ends aborts the process.
+    for inside, after in launch(meeting_cases.threads_left, ranks=4, logs=tmp_path):
+        assert inside > 0
+        assert after == 0
+
+
+def test_no_function_of_torch_has_the_group_as_a_default():
+    code = "import sys, weft.parallel.world; print('torch.distributed.nn' in sys.modules)"
+    look = [sys.executable, "-c", code]
+    done = subprocess.run(look, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

@@ -16,6 +16,10 @@ from itertools import count
 
 import torch
 import torch.distributed as dist
+
+# Its functions have the default group of the moment of their import as a default argument, and
+# would keep it, with its threads, until the process ends: imported now, there is none.
+import torch.distributed.nn.functional
 from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 

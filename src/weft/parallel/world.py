@@ -103,6 +103,7 @@ class World:
         self.recorder = Recorder(timed=device.type != "cuda")
         self.dry = groups is None
         self._groups = groups or {}
+        self._flats: list[World] = []
 
     def flat(self) -> World:
         """The same ranks as a grid of one column and one layer; what it records is recorded here.
@@ -114,7 +115,17 @@ class World:
         groups = {"row": whole, "column": None, "layer": None, "weights": whole, "world": whole}
         found = World(Grid(rows=self.ranks), self.rank, None if self.dry else groups, self.device)
         found.recorder = self.recorder
+        self._flats.append(found)
         return found
+
+    def leave(self) -> None:
+        """Let go of the groups: nothing more is said to the other ranks.
+
+        gloo's threads hold the tensors of the last collectives until their group is gone. One that
+        lets go of them while Python ends aborts the process, so no group may live on in a cycle.
+        """
+        for world in (self, *self._flats):
+            world._groups.clear()
 
     def size(self, along: Along) -> int:
         """Number of ranks in the group."""
@@ -394,7 +405,9 @@ def joined(
     if starts:
         meet(timeout, tell)
     try:
-        yield World(grid, dist.get_rank(), _groups(grid, device, timeout), device)
+        world = World(grid, dist.get_rank(), _groups(grid, device, timeout), device)
+        yield world
+        world.leave()
     finally:
         if starts:
             dist.destroy_process_group()
